@@ -69,7 +69,11 @@ class Installation:
             file = user.post("files", files={"file": ("rows.jsonl", ROWS)}, data=_FINE_TUNE)
             file_id = str(file.raise_for_status().json()["id"])
             validation = {"ok": True, "format": "messages", "rows": 64}
-            worker.post(f"files/{file_id}/validation", json=validation).raise_for_status()
+            reading = f"files/{file_id}/reading"
+            lease: dict[str, object] = {"worker_id": "light"}
+            claimed = worker.post(f"{reading}/claim", json=lease).raise_for_status().json()
+            lease |= {"reading": claimed["reading"], "result": validation}
+            worker.post(f"{reading}/result", json=lease).raise_for_status()
         return file_id
 
     def new_job(self, file_id: str) -> str:

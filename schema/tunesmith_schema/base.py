@@ -15,6 +15,8 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 FROM_SERVER = "from_server"
 """Key in pydantic's validation context; a client sets it to drop unknown keys from a newer
 server."""
+IGNORED = "ignored"
+"""Key in pydantic's validation context; with FROM_SERVER, a list that receives the dropped keys."""
 
 _ALIASES = {
     "rank": "r",
@@ -52,7 +54,11 @@ class Request(BaseModel):
         value: Any,  # whatever JSON the caller sent
         info: ValidationInfo,
     ) -> Any:
-        if not isinstance(value, dict) or (info.context or {}).get(FROM_SERVER):
+        if not isinstance(value, dict):
+            return value
+        if info.context and info.context.get(FROM_SERVER):
+            if (ignored := info.context.get(IGNORED)) is not None:
+                ignored += [str(key)[:80] for key in value if key not in cls.model_fields]
             return value
         for key in value:
             if key in cls.model_fields:

@@ -180,6 +180,14 @@ class JobError(Response):
     """Next thing to try."""
 
 
+class JobDeleted(Response):
+    """Confirmation that a job was deleted."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    deleted: bool = True
+
+
 class Job(Response):
     """A fine-tuning job in OpenAI's format; Tunesmith adds the fields from `state` on."""
 

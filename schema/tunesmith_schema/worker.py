@@ -8,8 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .base import Request, Response, Text
-from .bounds import MAX_COUNT, MAX_FILES, MAX_STEP, Count, Step
+from .bounds import MAX_COUNT, MAX_FILES, MAX_STEP, Count, JsonBound, Step
 from .early_stopping import MethodName
+from .files import FileObject, FileValidation
 from .graders import Grader
 from .methods import Hyperparameters, ReinforcementHyperparameters
 from .models import StoredFile
@@ -118,6 +119,45 @@ class Claim(Response):
     files."""
     forked: bool = False
     """True if another job with other settings saved the resume point (a fork, not a retry)."""
+
+
+class ReadingClaim(Request):
+    """A light worker's request to read an uploaded file."""
+
+    worker_id: Text = Field(min_length=1, max_length=128)
+
+
+class FileReading(Response):
+    """Answer to a light worker: the file, and the lease of its reading."""
+
+    file: FileObject
+    """The file to read."""
+    reading: int
+    """Number of the reading; 0 if the file needs no reading or another worker reads it."""
+    lease_seconds: float
+    """Duration of the lease, counted from now."""
+
+
+class ReadingLease(Request):
+    """A held reading; only the worker with the newest `reading` of a file may report."""
+
+    worker_id: Text = Field(min_length=1, max_length=128)
+    reading: int = Field(ge=1, le=2**31 - 1)
+    """Number of the reading, from the claim."""
+
+
+class ReadingEnd(ReadingLease):
+    """End of a reading without a result."""
+
+    crashed: bool = False
+    """True if the reader's process was killed; the file may be the cause."""
+
+
+class ReadingResult(ReadingLease):
+    """End of a reading with a result."""
+
+    result: Annotated[FileValidation, JsonBound(512 * 1024)]
+    """Result of the validation."""
 
 
 class Outcome(Request):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import delete, exists, or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
@@ -21,7 +22,15 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.models import FileRow, IdempotencyRow, JobRow, WorkerRow
-from tunesmith_server.services import leases, resume_points, upload_completion, waiting, workers
+from tunesmith_server.services import (
+    file_readings,
+    files,
+    leases,
+    resume_points,
+    upload_completion,
+    waiting,
+    workers,
+)
 
 from . import garbage
 
@@ -31,6 +40,8 @@ WAKE_AGAIN_SECONDS = 30.0
 MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
+
+Step = Callable[[Session], object]
 
 
 class Janitor(threading.Thread):
@@ -58,18 +69,38 @@ class Janitor(threading.Thread):
         self.join(timeout=5)
 
     def round(self) -> None:
-        with self._database.write.begin() as session:
-            if self._may_expire_leases(session):
-                leases.take_back_expired(session, self._settings)
-                waiting.update_warnings(session)
-            self._resend_wake_ups(session)
-            _delete_old_rows(session)
-            resume_points.drop_unneeded(session)
-            upload_completion.expire(session)
+        """Run all steps. Each step has its own transaction, so a step that fails, or that a damaged
+        row stops, does not stop the others."""
+        settings, wake_ups = self._settings, self._wake_ups
+        steps: dict[str, Step] = {
+            "resend wake-ups": self._resend_wake_ups,
+            "delete old rows": _delete_old_rows,
+            "delete expired files": files.delete_expired,
+            "drop resume points": lambda session: resume_points.drop_unneeded(session, settings),
+            "expire uploads": lambda session: upload_completion.expire(session),
+        }
+        if self._lease_expiry_allowed():
+            steps = {
+                "take back jobs": lambda session: leases.take_back_expired(session, settings),
+                "take back files": lambda session: file_readings.take_back_expired(
+                    session, wake_ups
+                ),
+                "update warnings": lambda session: waiting.update_warnings(session),
+            } | steps
+        for name, step in steps.items():
+            try:
+                with self._database.write.begin() as session:
+                    step(session)
+            except Exception:
+                log.exception("the janitor could not %s", name)
         self._delete_parts()
         if time.monotonic() >= self._next_sweep:
             self._next_sweep = time.monotonic() + SWEEP_SECONDS
             self.sweep()
+
+    def _lease_expiry_allowed(self) -> bool:
+        with self._database.read() as session:
+            return self._may_expire_leases(session)
 
     def _may_expire_leases(self, session: Session) -> bool:
         """Return False for one lease duration after the process starts and after the database clock
@@ -121,6 +152,7 @@ class Janitor(threading.Thread):
             select(FileRow)
             .where(
                 FileRow.status == "uploaded",
+                FileRow.reading_until.is_(None),
                 or_(FileRow.woken_at < before, FileRow.woken_at > ahead),
             )
             .order_by(FileRow.created_at)
@@ -137,11 +169,3 @@ def _delete_old_rows(session: Session) -> None:
         delete(IdempotencyRow).where(IdempotencyRow.created_at < now - IDEMPOTENCY_SECONDS)
     )
     session.execute(delete(WorkerRow).where(WorkerRow.last_seen < epoch_now() - 24 * 3600.0))
-    needed = exists().where(
-        or_(JobRow.training_file == FileRow.id, JobRow.validation_file == FileRow.id),
-        JobRow.finished_at.is_(None),
-    )
-    session.execute(
-        delete(FileRow).where(FileRow.expires_at < now, ~needed),
-        execution_options={"synchronize_session": False},
-    )

@@ -28,6 +28,14 @@ def test_each_command_is_one_post_without_a_body(verb: str) -> None:
     assert script.bodies == [b""]
 
 
+def test_a_job_is_deleted() -> None:
+    answer = {"id": "ftjob-1", "object": "fine_tuning.job", "deleted": True}
+    script = Script(httpx.Response(200, json=answer))
+    assert client_of(script).fine_tuning.jobs.delete("ftjob-1").deleted
+    [request] = script.requests
+    assert (request.method, request.url.path) == ("DELETE", f"{JOBS}/ftjob-1")
+
+
 def test_a_command_updates_the_job_in_place() -> None:
     answers = [
         job("running"),
@@ -109,6 +117,33 @@ def test_each_command_prints_its_outcome_in_one_line(
     done = tunesmith("jobs", verb, "ftjob-1")
     assert (done.exit_code, done.stdout) == (0, f"{said}\n")
     assert json.loads(tunesmith("jobs", verb, "ftjob-1", "--json").stdout) == answer
+
+
+@pytest.mark.parametrize(
+    ("terminal", "options", "answer", "cancelled"),
+    [
+        (True, (), "n\n", False),
+        (True, (), "y\n", True),
+        (True, ("--yes",), "", True),
+        (False, (), "", True),
+    ],
+)
+def test_delete_asks_once_on_a_terminal(
+    server: LocalServer,
+    tunesmith: Tunesmith,
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    options: tuple[str, ...],
+    answer: str,
+    cancelled: bool,
+) -> None:
+    server.answers[f"DELETE {JOBS}/ftjob-1"] = {"id": "ftjob-1", "deleted": True}
+    monkeypatch.setattr(control, "_stdin_is_terminal", lambda: terminal)
+    done = tunesmith("jobs", "delete", "ftjob-1", *options, input=answer)
+    assert done.stderr.count("Delete ftjob-1") == bool(answer)
+    assert done.exit_code == (0 if cancelled else 1)
+    assert ("deleted ftjob-1\n" in done.stdout) == cancelled
+    assert [seen.method for seen in server.seen] == ["DELETE"] * cancelled
 
 
 @pytest.mark.parametrize(

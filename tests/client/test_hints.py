@@ -47,7 +47,7 @@ def test_every_call_and_command_in_a_hint_exists(route: str, call: str, command:
         assert callable(target)
     if command.startswith("tunesmith "):
         assert_command_exists(command)
-    assert route == "" or re.match(r"(GET|POST) /v1/", route)
+    assert route == "" or re.match(r"(GET|POST|DELETE) /v1/", route)
 
 
 def test_every_command_that_the_client_names_exists() -> None:

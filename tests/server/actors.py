@@ -67,9 +67,10 @@ class Server:
         return str(reply.json()["id"])
 
     def validate(self, file_id: str, **found: Any) -> dict[str, Any]:
-        """Send the result of a validation as the light worker."""
-        body = {"ok": True, "format": "messages", "rows": 1, **found}
-        reply = self.worker.post(f"/internal/files/{file_id}/validation", json=body)
+        """Claim the reading of a file and send its result, as the light worker."""
+        lease = self.worker.claim_reading(file_id)
+        result = {"ok": True, "format": "messages", "rows": 1, **found}
+        reply = self.worker.read("result", file_id, lease, result=result)
         assert reply.status_code == 200, reply.text
         file: dict[str, Any] = reply.json()
         return file

@@ -73,7 +73,7 @@ class TrainWorker(Caller):
         elif parts[2] == "jobs" and parts[3] != "claim":
             named = self._holders.get(parts[3], named)
         elif parts[2] == "files":
-            queue, named = "light", "light-1"
+            queue, named = "light", named or "light-1"
         return self.credential(named or self.name, queue)
 
     def credential(self, name: str, queue: str = "train") -> dict[str, str]:
@@ -123,6 +123,16 @@ class TrainWorker(Caller):
         assert reply.status_code == 200, reply.text
         answer: dict[str, Any] = reply.json()
         return answer
+
+    def claim_reading(self, file_id: str, name: str = "light-1") -> dict[str, Any]:
+        """Ask for the reading of a file; `reading` in the lease is 0 if there is none."""
+        body = {"worker_id": name}
+        reply = self.post(f"/internal/files/{file_id}/reading/claim", json=body)
+        assert reply.status_code == 200, reply.text
+        return {"worker_id": name, "reading": reply.json()["reading"]}
+
+    def read(self, verb: str, file_id: str, lease: dict[str, Any], **fields: Any) -> Response:
+        return self.post(f"/internal/files/{file_id}/reading/{verb}", json=lease | fields)
 
     def put_blob(self, claim: dict[str, Any], content: bytes, sha256: str = "") -> Response:
         sha256 = sha256 or hashlib.sha256(content).hexdigest()

@@ -45,13 +45,6 @@ def test_a_bad_data_set_says_which_row_is_bad(server: Server) -> None:
     assert (file["status"], file["status_details"]) == ("error", "row 1: not JSON")
 
 
-def test_a_second_look_may_clear_a_file(server: Server) -> None:
-    file_id = server.bad_file()
-    server.validate(file_id)
-    file = server.user.json(f"/v1/files/{file_id}")
-    assert (file["status"], file["status_details"]) == ("processed", None)
-
-
 def test_files_are_found_by_their_content(server: Server) -> None:
     wanted = hashlib.sha256(ROWS).hexdigest()
     first, _, evals = (

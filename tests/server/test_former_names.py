@@ -14,7 +14,7 @@ STORED = RECIPE | {"precision": FORMER}
 
 def stored_job(server: Server) -> str:
     job_id = server.create_job(server.good_file(), recipe={"tuning": "full", "precision": CURRENT})
-    server.change_job(job_id, recipe=STORED)
+    server.change_job(job_id, recipe=STORED, document_version=1)
     return job_id
 
 

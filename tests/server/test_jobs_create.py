@@ -74,9 +74,11 @@ def test_one_file_may_serve_many_jobs(server: Server) -> None:
 def test_a_second_validation_does_not_queue_a_job_twice(server: Server) -> None:
     file_id = server.upload()
     job_id = server.create_job(file_id)
-    server.validate(file_id)
+    lease = server.worker.claim_reading(file_id)
+    result = {"ok": True, "format": "messages", "rows": 1}
+    assert server.worker.read("result", file_id, lease, result=result).status_code == 200
     server.worker.claim()
-    server.validate(file_id)
+    assert server.worker.read("result", file_id, lease, result=result).status_code == 200
     assert server.job(job_id)["status"] == "running"
 
 

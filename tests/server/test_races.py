@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import text
 
-from tunesmith_schema import JobCreate
+from tunesmith_schema import JobCreate, JobFork, JobState
 from tunesmith_server.core.database import Database
-from tunesmith_server.services import job_create
+from tunesmith_server.services import files, job_create, job_fork, resume_points
 
 from ..stacks import PostgreSQL
 from .actors import Server
@@ -86,3 +86,77 @@ def test_a_postgresql_that_hung_up_on_everybody_is_connected_again(
     assert postgresql.hang_up(server.settings.database_url) >= 1
     assert server.job(job_id)["state"] == "queued"
     assert server.worker.claim()["job_id"] == job_id
+
+
+def test_a_file_that_expires_while_a_job_on_it_is_made_stays(server: Server) -> None:
+    file_id = server.good_file()
+    with server.database.write.begin() as session:
+        session.execute(text("UPDATE files SET expires_at = 1"))
+    job_id, _ = while_a_job_is_made(server, file_id, server.janitor().round)
+    assert server.user.get(f"/v1/files/{file_id}").status_code == 200
+    server.worker.hello()
+    assert server.worker.claim()["job_id"] == job_id
+
+
+def test_a_job_on_a_file_that_is_being_deleted_is_refused(server: Server) -> None:
+    """The janitor has deleted the row but not committed; the create request waits."""
+    file_id = server.good_file()
+    with server.database.write.begin() as session:
+        session.execute(text("UPDATE files SET expires_at = 1"))
+    with ThreadPoolExecutor(1) as pool:
+        with server.database.write.begin() as session:
+            files.delete_expired(session)
+            reply = pool.submit(server.create_reply, file_id)
+            time.sleep(0.2)
+        assert reply.result(timeout=20).json()["error"]["code"] == "not_found"
+    assert server.user.json("/v1/fine_tuning/jobs")["data"] == []
+
+
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.CANCELLED])
+def test_a_resume_point_that_a_new_fork_starts_from_is_not_pruned(
+    server: Server, job_in: Callable[[JobState], str], end: JobState
+) -> None:
+    parent = job_in(end)
+    server.add_resume_points(parent, 10)
+    server.change_job(parent, finished_at=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        with server.database.write.begin() as session:
+            by = job_create.Requester(owner="key-1")
+            job_fork.fork(session, server.settings, server.wake_ups, parent, JobFork(), by)
+            pruning = pool.submit(server.janitor().round)
+            time.sleep(0.2)
+        pruning.result(timeout=20)
+    server.worker.hello()
+    claim = server.worker.claim()
+    assert [point["step"] for point in claim["resume_points"]] == [10]
+
+
+def test_a_fork_of_a_resume_point_that_is_being_pruned_is_refused(
+    server: Server, job_in: Callable[[JobState], str]
+) -> None:
+    parent = job_in(JobState.SUCCEEDED)
+    server.add_resume_points(parent, 10)
+    with ThreadPoolExecutor(1) as pool:
+        with server.database.write.begin() as session:
+            resume_points.drop_unneeded(session, server.settings)
+            reply = pool.submit(server.user.post, f"/v1/fine_tuning/jobs/{parent}/fork")
+            time.sleep(0.2)
+        assert reply.result(timeout=20).json()["error"]["code"] == "not_forkable"
+
+
+def test_weights_that_a_new_job_starts_from_are_not_deleted(server: Server) -> None:
+    """A deletion of the tuned model, and a job with the model as its base."""
+    server.create_job(server.good_file(), recipe={"tuning": "full"})
+    claim = server.worker.claim()
+    server.worker.succeed(claim, "full")
+    name = server.job(claim["job_id"])["fine_tuned_model"]
+    body = JobCreate(model=name, training_file=server.good_file())
+    with ThreadPoolExecutor(1) as pool:
+        with server.database.write.begin() as session:
+            by = job_create.Requester(owner="key-1")
+            job_create.create(session, server.settings, server.wake_ups, body, by)
+            deleting = pool.submit(server.user.delete, f"/v1/models/{name}")
+            time.sleep(0.2)
+        assert deleting.result(timeout=20).status_code == 400
+    server.worker.hello()
+    assert server.worker.claim()["base_files"]

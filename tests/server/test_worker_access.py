@@ -38,7 +38,6 @@ def job_requests(claim: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]
         ("GET", f"{job}/blobs/{sha256}", {"params": fence}),
         ("GET", f"{job}/resume/{sha256}", {"params": fence}),
         ("GET", f"{job}/base/config.json", {"params": fence}),
-        ("GET", file, {}),
         ("GET", f"{file}/content", {}),
     ]
 
@@ -79,22 +78,27 @@ def test_the_holder_has_access_until_it_gives_the_job_back(
         assert send_as(server, mine, request).status_code == 409, request
 
 
-def test_a_light_worker_reads_only_files_that_wait_to_be_read(
+def test_a_light_worker_reads_only_files_whose_reading_it_has_claimed(
     server: Server, claim: dict[str, Any]
 ) -> None:
     light = server.worker.credential("light-7", "light")
     waits, done = server.upload(), claim["training_file"]["file_id"]
-    assert (
-        send_as(server, light, ("GET", f"/internal/files/{waits}/content", {})).status_code == 200
-    )
+    content = ("GET", f"/internal/files/{waits}/content", {})
+    assert send_as(server, light, content).status_code == 409
+    lease = server.worker.claim_reading(waits, "light-7")
+    assert send_as(server, light, content).status_code == 200
+    other = server.worker.credential("light-8", "light")
+    assert send_as(server, other, content).status_code == 409
     assert send_as(server, light, ("GET", f"/internal/files/{done}/content", {})).status_code == 409
     body = {"json": {"worker_id": "light-7"}}
     assert send_as(server, light, ("POST", "/internal/jobs/claim", body)).status_code == 401
-    train = server.worker.credential("worker-2")
-    result = {"json": {"ok": True, "format": "messages", "rows": 1}}
-    for path, options in (("validation/begin", {}), ("validation", result)):
-        request = ("POST", f"/internal/files/{waits}/{path}", options)
-        assert send_as(server, train, request).status_code == 401, path
+    result = {"result": {"ok": True, "format": "messages", "rows": 1}}
+    for name in ("worker-2", "light-8"):
+        credential = server.worker.credential(name)
+        for verb, fields in (("claim", {}), ("renew", {}), ("give-back", {}), ("result", result)):
+            named = {"worker_id": "light-7"} if verb == "claim" else lease
+            request = ("POST", f"/internal/files/{waits}/reading/{verb}", {"json": named | fields})
+            assert send_as(server, credential, request).status_code == 401, (name, verb)
 
 
 def test_a_worker_speaks_only_for_itself(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The commands `tunesmith jobs cancel|pause|resume|stop|fork|retry`; each prints one line."""
+"""The commands `tunesmith jobs cancel|delete|pause|resume|stop|fork|retry`: one line each."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ def cancel(
         else f"cancellation of {job.id} requested; the job is still {job.state}",
         as_json,
     )
+
+
+def delete(
+    ctx: typer.Context,
+    job_id: JobId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete an ended job with its tuned models, checkpoints and events. Its data files stay."""
+    if not yes and _stdin_is_terminal():
+        question = f"Delete {job_id}, with its tuned models and checkpoints?"
+        if not typer.confirm(question, err=True):
+            typer.echo(f"{job_id} was not deleted", err=True)
+            raise typer.Exit(1)
+    with connected(ctx) as client:
+        deleted = client.fine_tuning.jobs.delete(job_id)
+    if as_json:
+        show_json(deleted)
+    else:
+        typer.echo(f"deleted {deleted.id}")
 
 
 def pause(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
@@ -126,7 +146,7 @@ def retry(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (cancel, pause, resume, stop, fork, retry):
+    for command in (cancel, pause, resume, stop, fork, retry, delete):
         app.command(command.__name__)(command)
 
 

@@ -19,6 +19,7 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
         (f"POST {_JOB}/{verb}", f"{_JOBS}.{verb}('ID')", f"tunesmith jobs {verb} ID")
         for verb in ("cancel", "pause", "resume", "stop", "fork", "retry")
     ),
+    (f"DELETE {_JOB}", f"{_JOBS}.delete('ID')", "tunesmith jobs delete ID"),
     (f"GET {_JOB}", f"{_JOBS}.retrieve('ID')", "tunesmith jobs show ID"),
     ("GET /v1/fine_tuning/jobs", f"{_JOBS}.list()", "tunesmith jobs list"),
     ("POST /v1/fine_tuning/jobs", f"{_JOBS}.create(...)", "tunesmith jobs create"),

@@ -15,7 +15,7 @@ import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import InvalidArgumentError, invalid_argument
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobFork, Method
+from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobDeleted, JobFork, Method
 
 from .files import Files, Order
 from .follow import follow
@@ -113,6 +113,15 @@ class Jobs(JobOutput):
         Raises BadRequestError (`code` is `not_cancellable`) for a job that succeeded or failed.
         """
         return self._send(job_id, "cancel")
+
+    def delete(self, job_id: str) -> JobDeleted:
+        """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics
+        and events. Its data files stay.
+
+        Raises BadRequestError (`not_deletable`) for a job that has not ended, and ConflictError
+        (`job_in_use`) if an unfinished job starts from this job.
+        """
+        return self._http.delete(JobDeleted, path_of("fine_tuning", "jobs", job_id))
 
     def pause(self, job_id: str) -> Job:
         """Pause a job. A running job saves a resume point and frees its GPU: its `state` is

@@ -15,22 +15,25 @@ from tunesmith_schema import (
     ClaimRequest,
     ErrorCode,
     FileObject,
-    FileValidation,
+    FileReading,
+    ReadingClaim,
+    ReadingEnd,
+    ReadingLease,
+    ReadingResult,
     ReportReply,
     StoredFile,
     WorkerEnrollment,
     WorkerHello,
     WorkerWelcome,
 )
-from tunesmith_schema.bounds import JsonBound
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import BLOB_GRACE, hash_of
 from tunesmith_server.services import (
     adapters,
     blobs,
+    file_readings,
     files,
-    jobs,
     leases,
     received,
     resume_points,
@@ -56,7 +59,6 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["internal"], include_in_schema=False, route_class=WorkerRoute)
 enrollment = APIRouter(tags=["internal"], include_in_schema=False, route_class=EnrollRoute)
 
-BoundedValidation = Annotated[FileValidation, JsonBound(512 * 1024)]
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -190,14 +192,6 @@ def base_file(
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
 
 
-@router.get("/files/{file_id}")
-def retrieve_file(session: ReaderDep, worker: WorkerDep, file_id: IdPath) -> FileObject:
-    row = files.retrieve(session, file_id)
-    if worker.queue != "light":  # a light worker may be woken twice for the same file
-        worker_access.check_file(session, worker, row)
-    return files.to_wire(row)
-
-
 @router.get("/files/{file_id}/content")
 def file_content(
     state: StateDep,
@@ -211,30 +205,41 @@ def file_content(
     return send_blob(state.storage, row.sha256, row.bytes, row.filename, range)
 
 
-@router.post("/files/{file_id}/validation/begin")
-def start_reading(
-    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath
-) -> FileObject:
-    """Record that a light worker starts to read the file. The worker skips the file unless
-    `status` is `uploaded`."""
-    worker_access.check_queue(worker, "light")
-    row = files.start_reading(session, file_id)
-    session.flush()
-    jobs.file_validated(session, state.wake_ups, row)
-    return files.to_wire(row)
+@router.post("/files/{file_id}/reading/claim")
+def claim_reading(
+    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingClaim
+) -> FileReading:
+    """Lease the reading of a file to a light worker; the worker skips the file if `reading` is
+    0."""
+    worker_access.check_self(worker, body.worker_id, "light")
+    return file_readings.claim(session, state.settings, file_id, body)
 
 
-@router.post("/files/{file_id}/validation")
-def validation(
-    state: StateDep,
-    session: SessionDep,
-    worker: WorkerDep,
-    file_id: IdPath,
-    body: BoundedValidation,
+@router.post("/files/{file_id}/reading/renew")
+def renew_reading(
+    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingLease
+) -> FileReading:
+    """Extend a reading's lease."""
+    worker_access.check_self(worker, body.worker_id, "light")
+    return file_readings.renew(session, state.settings, file_id, body)
+
+
+@router.post("/files/{file_id}/reading/give-back")
+def give_back_reading(
+    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingEnd
+) -> dict[str, bool]:
+    """End a reading that has no result."""
+    worker_access.check_self(worker, body.worker_id, "light")
+    wake_ups = state.wake_ups
+    file_readings.give_back(session, wake_ups, file_id, body, crashed=body.crashed)
+    return {"given_back": True}
+
+
+@router.post("/files/{file_id}/reading/result")
+def reading_result(
+    state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingResult
 ) -> FileObject:
     """Store a light worker's validation result; queue or fail the jobs that waited for it."""
-    worker_access.check_queue(worker, "light")
-    row = files.record_validation(session, file_id, body)
-    session.flush()
-    jobs.file_validated(session, state.wake_ups, row)
+    worker_access.check_self(worker, body.worker_id, "light")
+    row = file_readings.store_result(session, state.wake_ups, file_id, body, body.result)
     return files.to_wire(row)

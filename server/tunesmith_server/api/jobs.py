@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from tunesmith_schema import Job, JobCreate, JobFork, JobReport, Page
+from tunesmith_schema import Job, JobCreate, JobDeleted, JobFork, JobReport, Page
 from tunesmith_schema.bounds import MAX_STEP
-from tunesmith_server.services import job_control, job_create, job_fork, jobs, reports
+from tunesmith_server.services import job_control, job_create, job_delete, job_fork, jobs, reports
 
 from .bounds import IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
@@ -20,14 +20,9 @@ router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class
 async def get_requester(
     caller: CallerDep,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
-    x_stainless_retry_count: Annotated[int, Header(ge=0, le=1_000_000)] = 0,
 ) -> job_create.Requester:
-    """Return the caller of a create request, with the headers that identify a repeated request."""
-    return job_create.Requester(
-        owner=caller,
-        idempotency_key=idempotency_key,
-        is_retry=x_stainless_retry_count > 0,
-    )
+    """Return the caller of a create request, with the header that identifies a repeated request."""
+    return job_create.Requester(owner=caller, idempotency_key=idempotency_key)
 
 
 RequesterDep = Annotated[job_create.Requester, Depends(get_requester)]
@@ -77,6 +72,13 @@ def list_jobs(
 @router.get("/{job_id}")
 def retrieve(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Job:
     return jobs.to_wire(jobs.retrieve(session, job_id))
+
+
+@router.delete("/{job_id}")
+def delete(caller: CallerDep, session: SessionDep, job_id: IdPath) -> JobDeleted:
+    """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
+    events. Its data files stay. A job that another unfinished job starts from is not deleted."""
+    return job_delete.delete_job(session, job_id)
 
 
 @router.get("/{job_id}/report")

@@ -33,6 +33,7 @@ KEY_SECONDS = 2.0
 _BATCH = 500
 _WRITE_BYTES = 64 * 1024
 """Bytes that a watcher gets at a time; a slow watcher keeps no more in memory."""
+_OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
 """Bytes of recent events that a feed keeps for slow watchers."""
 
@@ -212,7 +213,7 @@ class EventHub:
             ).all()
             for job_id, last_seq, state in rows:
                 # The state was read first: if the job has ended, its last event is readable now.
-                ended = JobState(state) in TERMINAL
+                ended = state in _OVER or state not in _KNOWN
                 if last_seq == heads[job_id] and not ended:
                     continue
                 batch = events.since(session, job_id, heads[job_id], _BATCH)

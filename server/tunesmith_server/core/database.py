@@ -7,13 +7,14 @@ one process wait for a Python lock, because SQLite would poll with pauses of up 
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 import threading
 from typing import Any, cast
 
 from pydantic_core import to_json
-from sqlalchemy import Connection, Double, create_engine, event
+from sqlalchemy import JSON, Connection, Double, create_engine, event
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -50,6 +51,32 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
     return "extract(epoch from clock_timestamp())::double precision"
 
 
+class readable_object(FunctionElement[Any]):  # Any: JSON
+    """Value of a JSON column, or {} if the value is no object. SQL's JSON functions would raise an
+    error, and one damaged row would fail the whole query."""
+
+    type = JSON()
+    inherit_cache = True
+
+
+@compiles(readable_object, "sqlite")
+def _object_sqlite(element: readable_object, compiler: SQLCompiler, **kw: Any) -> str:
+    column = compiler.process(element.clauses, **kw)
+    valid = f"json_valid({column}) AND json_type({column}) = 'object'"
+    return f"CASE WHEN {valid} THEN {column} ELSE '{{}}' END"
+
+
+@compiles(readable_object, "postgresql")
+def _object_postgresql(element: readable_object, compiler: SQLCompiler, **kw: Any) -> str:
+    column = compiler.process(element.clauses, **kw)
+    return f"CASE WHEN json_typeof({column}) = 'object' THEN {column} ELSE '{{}}'::json END"
+
+
+class UnreadableJson:
+    """Value of a JSON column whose text is not JSON; SQLite does not check it. Readers of the
+    column refuse this value, so that only this row is unreadable."""
+
+
 class Database:
     """Engine of one database; `write()` and `read()` open sessions."""
 
@@ -61,6 +88,7 @@ class Database:
             pool_size=_KEPT_CONNECTIONS,
             max_overflow=DATABASE_CONNECTIONS - _KEPT_CONNECTIONS,
             json_serializer=_to_json,
+            json_deserializer=_from_json,
             connect_args={"factory": _SQLiteConnection} if on_sqlite else {},
         )
         if on_sqlite:
@@ -79,6 +107,13 @@ class Database:
 def _to_json(value: Any) -> str:  # Any: JSON column values
     """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN."""
     return to_json(value, inf_nan_mode="null").decode()
+
+
+def _from_json(text: str | bytes) -> Any:  # Any: JSON column values
+    try:
+        return json.loads(text)
+    except ValueError:
+        return UnreadableJson()
 
 
 class _SQLiteConnection(sqlite3.Connection):

@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Time in which the train worker must store a resume point when it stops; `serve` waits 15 s
     longer. Server and worker read the same variable."""
+    resume_point_days: float = Field(default=30.0, ge=0.0)
+    """Days for which a failed or cancelled job keeps the resume points that a retry or a fork can
+    start from. Resume points of `recipe.keep_every` stay until the job is deleted."""
     retry_seconds: float = Field(default=10.0, ge=0.0)
     """Delay before the retry of the first failed attempt; each further delay is three times as
     long, up to ten minutes."""

@@ -26,4 +26,10 @@ class FileRow(Base):
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """Time of the last validation message; the janitor sends another message after 30 s."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of times that a light worker started to read the file."""
+    """Number of readings whose worker was lost."""
+    reader: Mapped[str | None] = mapped_column(String(128))
+    """Id of the light worker that reads the file."""
+    reading: Mapped[int] = mapped_column(Integer, default=0)
+    """Number of the newest reading: only its worker may report a result."""
+    reading_until: Mapped[float | None] = mapped_column(Double)
+    """End of the reading's lease, by the database clock; null if nobody reads the file."""

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import Base
 
 
@@ -22,8 +23,6 @@ class JobRow(Base):
     finished_at: Mapped[float | None] = mapped_column(Double)
     owner: Mapped[str] = mapped_column(String(40))
     """Id of the API key that created the job."""
-    body_sha256: Mapped[str] = mapped_column(String(64))
-    """sha256 of the create request; identifies a client's retry without an idempotency key."""
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
@@ -34,6 +33,8 @@ class JobRow(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
     """`metadata` in the API; SQLAlchemy reserves the name `metadata`."""
+    document_version: Mapped[int] = mapped_column(Integer, default=DOCUMENT_VERSION)
+    """Version of `recipe`, `hyperparameters` and `method`; see tunesmith_schema/documents.py."""
     recipe: Mapped[dict[str, Any]] = mapped_column(JSON)
     hyperparameters: Mapped[dict[str, Any]] = mapped_column(JSON)
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))

@@ -80,7 +80,7 @@ def find_file(row: AdapterRow, name: str) -> StoredFile:
 
 def delete_model(session: Session, name: str) -> None:
     """Delete a tuned model; the janitor's next sweep deletes the stored files."""
-    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
+    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name).with_for_update())
     if row is None:
         raise NotFound(
             ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r}",
@@ -109,6 +109,17 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def to_wire(row: AdapterRow) -> Adapter:
+    try:
+        return _to_wire(row)
+    except (ValueError, TypeError) as error:
+        raise NotFound(
+            ErrorCode.UNREADABLE,
+            f"this release cannot read the row of adapter {row.id!r}: {error}"[:2000],
+            hint="another release wrote it: install that release",
+        ) from error
+
+
+def _to_wire(row: AdapterRow) -> Adapter:
     return Adapter(
         id=row.id,
         created_at=int(row.created_at),

@@ -52,7 +52,7 @@ def fail_attempt(
     precedence unless the job fails. The change is conditional on the job's fence. Returns None if
     nothing was changed."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
-    failures = [*job.failures, record]
+    failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}
     reason = f"attempt {job.attempt} failed"
     may_retry = _may_retry(failure, failures)
@@ -107,6 +107,13 @@ def _may_retry(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
     if failure.code in RETRIED_ONCE:
         return [record["code"] for record in failures].count(failure.code) == 1
     return RETRIED_CATEGORIES[failure.category]
+
+
+def _readable(failures: object) -> list[dict[str, Any]]:  # Any: JSON
+    """Return the earlier failures; a damaged list must not hide the new failure."""
+    fields = {"attempt", "at", "code", "message"}
+    listed = failures if isinstance(failures, list) else []
+    return [record for record in listed if isinstance(record, dict) and fields <= record.keys()]
 
 
 def _with_history(failure: JobFailure, failures: list[dict[str, Any]]) -> str:

@@ -67,7 +67,7 @@ def on_workers(session: Session) -> dict[str, list[str]]:
     )
     workers: dict[str, list[str]] = {}
     for worker_id, models in session.execute(live.order_by(WorkerRow.worker_id)):
-        for name in models:
+        for name in models if isinstance(models, list) else ():
             workers.setdefault(name, []).append(worker_id)
     return workers
 
@@ -101,7 +101,9 @@ def _unknown(name: str, known: list[str], searched: list[Path]) -> BadRequest:
 
 
 def _tuned(session: Session, name: str) -> BaseChoice:
-    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
+    # The lock protects the weights from being deleted until the job is inserted.
+    query = select(AdapterRow).where(AdapterRow.model == name)
+    row = session.scalar(query.with_for_update(read=True))
     if row is None:
         raise BadRequest(
             ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r} on this server", param="model",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import TERMINAL, Recipe
-from tunesmith_schema.renames import current_names
+from tunesmith_schema import TERMINAL
 from tunesmith_schema.retention import checkpoints_to_drop, selection_loss
 from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
+
+from . import stored_job
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
@@ -19,12 +20,14 @@ def drop_beyond_limit(session: Session, job: JobRow) -> None:
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))
     }
     values = {step: selection_loss(row.metrics) for step, row in rows.items()}
-    for step in checkpoints_to_drop(values, Recipe.model_validate(current_names(job.recipe))):
+    for step in checkpoints_to_drop(values, stored_job.recipe(job)):
         adapter_id = rows[step].adapter_id
+        # The lock comes first: a new job locks the weights that it starts from.
+        adapter = session.get_one(AdapterRow, adapter_id, with_for_update=True)
         user = select(JobRow.id).where(
             JobRow.base_adapter_id == adapter_id, JobRow.state.not_in(TERMINAL)
         )
         if session.scalar(user) is None:
             session.delete(rows[step])
             session.flush()
-            session.delete(session.get_one(AdapterRow, adapter_id))
+            session.delete(adapter)

@@ -104,6 +104,24 @@ def seq_of(job_id: str, after: str) -> int:
 
 
 def to_wire(row: EventRow) -> Event:
+    """Return the event; what this release cannot read of it, it shows as a plain message."""
+    try:
+        return _to_wire(row)
+    except (ValueError, TypeError):
+        data = row.data if isinstance(row.data, dict) else {}
+        return Event(
+            id=event_id(row.job_id, row.seq),
+            created_at=int(row.created_at) if isinstance(row.created_at, float) else 0,
+            level=row.level if row.level in ("info", "warn", "error") else "info",
+            message=str(row.message),
+            type="message",
+            data={**data, "reason": "unreadable", "kind": str(row.kind)},
+            kind=EventKind.MESSAGE,
+            seq=row.seq,
+        )
+
+
+def _to_wire(row: EventRow) -> Event:
     return Event(
         id=event_id(row.job_id, row.seq),
         created_at=int(row.created_at),
@@ -210,9 +228,16 @@ def _checkpoint(job: JobRow, row: CheckpointRow) -> Checkpoint:
         fine_tuning_job_id=job.id,
         fine_tuned_model_checkpoint=row.model,
         step_number=row.step,
-        metrics=CheckpointMetrics.model_validate(row.metrics),
+        metrics=_metrics(row),
         adapter_id=row.adapter_id,
     )
+
+
+def _metrics(row: CheckpointRow) -> CheckpointMetrics:
+    try:
+        return CheckpointMetrics.model_validate(row.metrics)
+    except ValueError:
+        return CheckpointMetrics()
 
 
 def delete_metrics_after(session: Session, job_id: str, step: int) -> None:

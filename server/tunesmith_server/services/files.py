@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, exists, or_, select
+from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -15,8 +16,8 @@ from tunesmith_schema import (
     FilePurpose,
     FileValidation,
     MethodName,
-    RowProblem,
 )
+from tunesmith_schema.documents import Unreadable, read_document
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, NotFound
@@ -32,9 +33,6 @@ USE: dict[MethodName, str] = {
     "reinforcement": "used for reinforcement",
 }
 """Words that follow "cannot be" in messages about an unusable file, by method."""
-MAX_READINGS = 3
-"""Number of crashed reads after which a file is skipped. A message that no worker received does not
-count."""
 
 
 def check_size(filename: str, size: int) -> None:
@@ -168,6 +166,32 @@ def delete(session: Session, file_id: str) -> None:
     session.delete(row)
 
 
+def delete_expired(session: Session) -> None:
+    """Delete the rows of expired files that no unfinished job needs.
+
+    The rows are locked first, and the jobs are read by a later statement: PostgreSQL does not
+    repeat a subquery after it has waited for a lock, so a single DELETE would miss a job that
+    another transaction just inserted. Creating a job locks its files too."""
+    expired = (
+        select(FileRow)
+        .where(FileRow.expires_at < time.time(), ~_is_needed())
+        .with_for_update(skip_locked=True)
+    )
+    locked = [row.id for row in session.scalars(expired)]
+    if locked:
+        session.execute(
+            delete_rows(FileRow).where(FileRow.id.in_(locked), ~_is_needed()),
+            execution_options={"synchronize_session": False},
+        )
+
+
+def _is_needed() -> ColumnElement[bool]:
+    return exists().where(
+        or_(JobRow.training_file == FileRow.id, JobRow.validation_file == FileRow.id),
+        JobRow.finished_at.is_(None),
+    )
+
+
 def job_using(session: Session, file_id: str) -> JobRow | None:
     """Return an unfinished job that needs this file, or None."""
     return session.scalar(
@@ -180,33 +204,13 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
     )
 
 
-def start_reading(session: Session, file_id: str) -> FileRow:
-    """Record that a light worker starts to read the file. After MAX_READINGS crashes, set `status`
-    to `error` instead; the worker then skips the file."""
-    row = retrieve(session, file_id, lock=True)
-    if row.status != "uploaded":
-        return row
-    if row.readings < MAX_READINGS:
-        row.readings += 1
-        return row
-    problem = RowProblem(
-        row=0,
-        message=f"the worker crashed {row.readings} times while reading the file, probably because "
-        "its host ran out of memory: split the file and upload the parts",
-    )
-    result = FileValidation(ok=False, problems=[problem], num_problems=1)
-    return record_validation(session, file_id, result)
-
-
-def record_validation(session: Session, file_id: str, result: FileValidation) -> FileRow:
-    row = retrieve(session, file_id, lock=True)
+def record_validation(row: FileRow, result: FileValidation) -> None:
     row.validation = result.model_dump(mode="json")
     row.status = "processed" if result.ok else "error"
     row.status_details = None
     if not result.ok:
         bad_rows = BadRows(problems=result.problems, num_problems=result.num_problems)
         row.status_details = bad_rows.summary().replace("\0", "\ufffd")
-    return row
 
 
 def refusal(row: FileRow, method: MethodName) -> str | None:
@@ -216,11 +220,35 @@ def refusal(row: FileRow, method: MethodName) -> str | None:
         return row.status_details or "no usable rows"
     if row.validation is None:
         return None
-    reason = FileValidation.model_validate(row.validation).unusable_reason(method)
+    try:
+        reason = _validation(row.validation).unusable_reason(method)
+    except Unreadable as error:
+        return f"its validation result cannot be read: {error}; upload the file again"
     return reason and reason.replace("\0", "\ufffd")
 
 
+def _validation(document: object) -> FileValidation:
+    return read_document(FileValidation, document, "validation")
+
+
 def to_wire(row: FileRow) -> FileObject:
+    """Return the file; a row that this release cannot read has the status `error`."""
+    try:
+        return _to_wire(row)
+    except (ValueError, TypeError) as error:
+        return FileObject(
+            id=row.id,
+            bytes=row.bytes if isinstance(row.bytes, int) else 0,
+            created_at=int(row.created_at) if isinstance(row.created_at, float) else 0,
+            filename=str(row.filename),
+            purpose=str(row.purpose),
+            status="error",
+            status_details=f"this release cannot read the file's row: {error}"[:2000],
+            sha256=str(row.sha256),
+        )
+
+
+def _to_wire(row: FileRow) -> FileObject:
     return FileObject(
         id=row.id,
         bytes=row.bytes,
@@ -231,5 +259,5 @@ def to_wire(row: FileRow) -> FileObject:
         status=row.status,
         status_details=row.status_details,
         sha256=row.sha256,
-        validation=FileValidation.model_validate(row.validation) if row.validation else None,
+        validation=_validation(row.validation) if row.validation is not None else None,
     )

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Job, JobCreate, JobState, MethodName
+from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, Unavailable
 from tunesmith_server.core.queue import WakeUps
@@ -21,18 +21,13 @@ from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
 
 from . import base_models, events, files, jobs, waiting
 
-REPLAY_SECONDS = 300.0
-"""Period in which a client's automatic retry (no key, same body) returns the same job."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Requester:
-    """Caller of a create request, and the fields that identify a repeated request."""
+    """Caller of a create request, and the key that identifies a repeated request."""
 
     owner: str
     idempotency_key: str | None = None
-    is_retry: bool = False
-    """True if the client marks the request as a retry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +79,6 @@ def insert(
         state=JobState.VALIDATING_FILES,
         created_at=now,
         owner=requester.owner,
-        body_sha256=digest,
         model=base.name,
         base_adapter_id=base.adapter_id,
         training_file=body.training_file,
@@ -92,6 +86,7 @@ def insert(
         suffix=body.suffix,
         seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
         labels=body.metadata,
+        document_version=DOCUMENT_VERSION,
         recipe=body.recipe.model_dump(mode="json"),
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
         method=_effective_method(body),
@@ -140,30 +135,18 @@ def _effective_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
 
 
 def find_earlier(session: Session, requester: Requester, digest: str) -> JobRow | None:
-    """Return the job that the same request has already created."""
-    if key := requester.idempotency_key:
-        row = session.get(IdempotencyRow, (requester.owner, key))
-        if row is None:
-            return None
-        if row.body_sha256 != digest:
-            raise Conflict(
-                ErrorCode.IDEMPOTENCY_CONFLICT,
-                f"Idempotency-Key {key!r} was used for a different request (job {row.job_id})",
-                hint="use a new key for a new job",
-            )
-        return session.get(JobRow, row.job_id)
-    if not requester.is_retry:
+    """Return the job that a request with the same Idempotency-Key has already created."""
+    key = requester.idempotency_key
+    row = session.get(IdempotencyRow, (requester.owner, key)) if key else None
+    if row is None:
         return None
-    return session.scalar(
-        select(JobRow)
-        .where(
-            JobRow.owner == requester.owner,
-            JobRow.body_sha256 == digest,
-            JobRow.created_at > time.time() - REPLAY_SECONDS,
+    if row.body_sha256 != digest:
+        raise Conflict(
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            f"Idempotency-Key {key!r} was used for a different request (job {row.job_id})",
+            hint="use a new key for a new job",
         )
-        .order_by(JobRow.created_at.desc())
-        .limit(1)
-    )
+    return session.get(JobRow, row.job_id)
 
 
 def _usable_file(session: Session, file_id: str, param: str, method: MethodName) -> FileRow:

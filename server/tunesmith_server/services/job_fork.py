@@ -14,14 +14,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Job, JobCreate, JobFork, JobState, Recipe
+from tunesmith_schema.documents import Unreadable
 from tunesmith_schema.forks import first_fixed_change, merged
-from tunesmith_schema.renames import current_names
 from tunesmith_server.core.errors import BadRequest, validation_body
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import CheckpointRow, JobRow, ResumePointRow
 
-from . import events, job_create, jobs
+from . import events, job_create, jobs, stored_job
 from .job_create import Origin, Requester
 
 
@@ -80,14 +80,14 @@ def has_changed(session: Session, job: JobRow) -> bool:
     origin = session.get(JobRow, job.forked_from) if job.forked_from else None
     names = ("model", "training_file", "validation_file", "seed", "recipe", "hyperparameters")
     return origin is not None and (
-        any(current_names(getattr(origin, n)) != current_names(getattr(job, n)) for n in names)
+        not stored_job.same_documents(origin, job, names)
         or _reinforcement(origin) != _reinforcement(job)
     )
 
 
 def _reinforcement(job: JobRow) -> dict[str, Any] | None:  # Any: JSON
     """Return the grader and hyperparameters of a reinforcement job; None for other jobs."""
-    return (job.method or {}).get("reinforcement")
+    return job.method.get("reinforcement") if isinstance(job.method, dict) else None
 
 
 def _digest(*parts: str) -> str:
@@ -139,7 +139,7 @@ def _resume_step(session: Session, parent: JobRow, requested: int | None) -> int
 
 def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
     """Return the create request of a fork."""
-    old = Recipe.model_validate(current_names(parent.recipe))
+    old = _recipe_of(parent)
     changes: dict[str, Any] = {
         name: value
         for name in ("suffix", "seed", "metadata")
@@ -203,8 +203,19 @@ def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
         "metadata": job.labels,
         "hyperparameters": None if _reinforcement(job) else job.hyperparameters,
         "method": job.method,
-        "recipe": current_names(job.recipe),
+        "recipe": _recipe_of(job).model_dump(mode="json"),
     }
+
+
+def _recipe_of(job: JobRow) -> Recipe:
+    try:
+        return stored_job.recipe(job)
+    except Unreadable as error:
+        raise BadRequest(
+            ErrorCode.UNREADABLE,
+            f"job {job.id!r} cannot be repeated: {error}",
+            hint="POST /v1/fine_tuning/jobs creates a new job",
+        ) from error
 
 
 def _validated(body: dict[str, Any]) -> JobCreate:  # Any: JSON

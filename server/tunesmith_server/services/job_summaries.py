@@ -8,15 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from types import SimpleNamespace
 from typing import Any
+from typing import cast as cast_type
 
-from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 from sqlalchemy import Select, Text, case, cast, func, select
 
-from tunesmith_schema import Hyperparameters, JobError, JobState, Recipe, wire_status
-from tunesmith_schema.renames import current_names
+from tunesmith_schema import (
+    Hyperparameters,
+    Job,
+    JobError,
+    JobState,
+    Method,
+    Recipe,
+    ReinforcementHyperparameters,
+    wire_status,
+)
+from tunesmith_schema.documents import read_document
 from tunesmith_server.models import JobRow
+
+from . import stored_job
+from .pages import json_of
 
 MAX_DOCUMENT = 8 * 1024
 """Maximum length of a recipe or method in a list."""
@@ -25,7 +38,7 @@ _COLUMNS = (
     *("id", "created_at", "finished_at", "model", "fine_tuned_model", "state", "training_file"),
     *("validation_file", "trained_tokens", "seed", "suffix", "phase", "adapter_id", "attempt"),
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
-    *("retry_of", "labels", "error", "hyperparameters"),
+    *("retry_of", "labels", "error", "hyperparameters", "document_version"),
 )
 
 
@@ -47,7 +60,25 @@ def key_of(row: Any) -> tuple[Any, ...]:  # Any: a row of `query`
 
 def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:  # Any: rows of `query`
     for row in rows:
-        yield row.id, _item(row)
+        try:
+            item = _item(row)
+        except stored_job.READ_ERRORS:
+            item = json_of(_unreadable(row))
+        yield row.id, item
+
+
+def _unreadable(row: Any) -> Job:  # Any: a row of `query`
+    """Return what can be read of a row; its error is `unreadable`."""
+    documents = {name: _json_in(getattr(row, f"{name}_text")) for name in ("recipe", "method")}
+    columns = SimpleNamespace(**{**row._mapping, **documents})
+    return stored_job.to_wire(cast_type(JobRow, columns))
+
+
+def _json_in(text: str | None) -> Any:  # Any: JSON
+    try:
+        return from_json(text) if text else None
+    except ValueError:
+        return text
 
 
 def _item(row: Any) -> bytes:  # Any: a row of `query`
@@ -55,6 +86,10 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
     omitted = [name for name in ("recipe", "method") if getattr(row, f"{name}_is_large")]
     names = Hyperparameters.model_fields
     hyperparameters = {name: row.hyperparameters[name] for name in names}
+    method = _method(row, hyperparameters, "method" in omitted)
+    if not all(isinstance(value, str) for value in (row.labels or {}).values()):
+        raise TypeError("metadata: a value is no text")
+    recipe = b"{}" if "recipe" in omitted else _recipe(row.recipe_text, row.document_version)
     item = {
         "id": row.id,
         "object": "fine_tuning.job",
@@ -88,26 +123,29 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "retry_of": row.retry_of,
         "omitted": omitted,
     }
-    method = _method(row.method_text, hyperparameters, "method" in omitted)
-    recipe = _recipe(row.recipe_text or "{}")
     return to_json(item)[:-1] + b',"method":' + method + b',"recipe":' + recipe + b"}"
 
 
-def _method(text: str | None, hyperparameters: dict[str, Any], is_large: bool) -> bytes:
+def _method(row: Any, hyperparameters: dict[str, Any], is_large: bool) -> bytes:  # Any: as above
     if is_large:  # only a grader is large
         return b'{"type":"reinforcement"}'
-    stored = from_json(text) if text else None
-    if stored and stored.get("type") == "reinforcement":
-        return to_json(stored)
+    text = row.method_text
+    reinforcement = bool(text) and _stored_method(text, row.document_version) == "reinforcement"
+    model = ReinforcementHyperparameters if reinforcement else Hyperparameters
+    read_document(model, row.hyperparameters, "hyperparameters", version=row.document_version)
+    if reinforcement:
+        return to_json(from_json(text))
     return to_json({"type": "supervised", "supervised": {"hyperparameters": hyperparameters}})
 
 
 @lru_cache(maxsize=1024)
-def _recipe(text: str) -> bytes:
-    """Return a stored recipe with today's names and defaults. A recipe that this version cannot
-    read is returned as it is stored."""
-    stored = current_names(from_json(text))
-    try:
-        return Recipe.model_validate(stored).model_dump_json().encode()
-    except ValidationError:
-        return to_json(stored)
+def _stored_method(text: str, version: int) -> str:
+    """Return the type of a stored method. Raises Unreadable."""
+    return read_document(Method, from_json(text), "method", version=version).type
+
+
+@lru_cache(maxsize=1024)
+def _recipe(text: str, version: int) -> bytes:
+    """Return a stored recipe with today's names and defaults. Raises Unreadable."""
+    document = from_json(text)
+    return read_document(Recipe, document, "recipe", version=version).model_dump_json().encode()

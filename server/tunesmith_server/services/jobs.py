@@ -18,27 +18,23 @@ from tunesmith_schema import (
     ErrorCategory,
     ErrorCode,
     EventKind,
-    Hyperparameters,
-    Job,
-    JobError,
     JobFailure,
     JobState,
-    MethodName,
-    Recipe,
-    wire_status,
 )
 from tunesmith_schema.queue import TRAIN_TASK
-from tunesmith_schema.renames import current_names
+from tunesmith_server.core.database import readable_object
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import FileRow, JobRow
 
-from . import events, files, job_summaries
+from . import events, files, job_summaries, stored_job
 from .pages import PageBuilder, read_page
 from .paging import Order, unknown_cursor
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
 """States in which a worker holds the lease."""
+
+to_wire = stored_job.to_wire
 
 
 def move(
@@ -113,7 +109,7 @@ def queue_if_validated(
 ) -> None:
     """Queue a job if all its files are valid, fail the job if a file is invalid, or else leave it
     unchanged."""
-    method = method_of(job)
+    method = stored_job.method_of(job)
     for param, file in zip(("training_file", "validation_file"), file_rows, strict=False):
         if reason := files.refusal(file, method):
             failure = JobFailure(
@@ -129,11 +125,6 @@ def queue_if_validated(
         rows = (file_rows[0].validation or {}).get("rows")
         noun = "prompts" if method == "reinforcement" else "training rows"
         enqueue(session, wake_ups, job.id, f"queued: {rows} {noun}")
-
-
-def method_of(job: JobRow) -> MethodName:
-    """Return the name of a job's training method."""
-    return "reinforcement" if (job.method or {}).get("type") == "reinforcement" else "supervised"
 
 
 def enqueue(
@@ -158,20 +149,6 @@ def enqueue(
     if job is not None:
         wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
     return job
-
-
-def file_validated(session: Session, wake_ups: WakeUps, file: FileRow) -> None:
-    """Queue or fail all jobs that wait for this file."""
-    waiting = session.scalars(
-        select(JobRow).where(
-            JobRow.state == JobState.VALIDATING_FILES,
-            (JobRow.training_file == file.id) | (JobRow.validation_file == file.id),
-        )
-    )
-    for job in list(waiting):
-        ids = [job.training_file] + ([job.validation_file] if job.validation_file else [])
-        file_rows = [row for row in (session.get(FileRow, file_id) for file_id in ids) if row]
-        queue_if_validated(session, wake_ups, job, file_rows)
 
 
 def retrieve(session: Session, job_id: str) -> JobRow:
@@ -231,48 +208,5 @@ def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
     because a path on SQLite cannot express every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
-    pair = pairs_of(JobRow.labels).table_valued("key", "value")
+    pair = pairs_of(readable_object(JobRow.labels)).table_valued("key", "value")
     return exists().where(pair.c.key == key, pair.c.value == value)
-
-
-def to_wire(row: JobRow) -> Job:
-    hyperparameters = Hyperparameters(
-        **{name: row.hyperparameters[name] for name in Hyperparameters.model_fields}
-    )
-    state = JobState(row.state)
-    return Job(
-        id=row.id,
-        created_at=int(row.created_at),
-        finished_at=int(row.finished_at) if row.finished_at else None,
-        model=row.model,
-        fine_tuned_model=row.fine_tuned_model,
-        status=wire_status(state),
-        training_file=row.training_file,
-        validation_file=row.validation_file,
-        hyperparameters=hyperparameters,
-        method=row.method
-        if method_of(row) == "reinforcement"
-        else {
-            "type": "supervised",
-            "supervised": {"hyperparameters": hyperparameters.model_dump(mode="json")},
-        },
-        result_files=[],
-        trained_tokens=row.trained_tokens,
-        error=JobError.model_validate(row.error) if row.error else None,
-        integrations=None,
-        metadata=row.labels,
-        seed=row.seed,
-        suffix=row.suffix,
-        state=state,
-        phase=row.phase,
-        recipe=Recipe.model_validate(current_names(row.recipe)),
-        adapter_id=row.adapter_id,
-        attempt=row.attempt or 0,
-        step=row.step or 0,
-        total_steps=row.total_steps,
-        cancel_requested=bool(row.cancel_requested),
-        stop_requested=bool(row.stop_requested),
-        forked_from=row.forked_from,
-        forked_step=row.forked_step,
-        retry_of=row.retry_of,
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select, update
@@ -20,18 +21,14 @@ from tunesmith_schema import (
     ErrorCategory,
     ErrorCode,
     EventKind,
-    Hyperparameters,
     JobFailure,
     JobState,
     Outcome,
-    Recipe,
-    ReinforcementHyperparameters,
     ReportReply,
     RunEvent,
     RunReport,
     StoredFile,
 )
-from tunesmith_schema.renames import current_names
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
@@ -47,9 +44,11 @@ from . import (
     events,
     job_control,
     jobs,
+    quarantine,
     reports,
     resume_points,
     samples,
+    stored_job,
     waiting,
     workers,
 )
@@ -58,20 +57,36 @@ from .received import ReceivedReport, Unreadable, is_outage, store_events
 
 log = logging.getLogger(__name__)
 
+MAX_CANDIDATES = 50
+"""Maximum number of jobs that one claim tries; the worker asks again soon."""
+
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the oldest queued job that the worker can serve; return None if there is none."""
-    best = (
+    """Lease the oldest queued job that the worker can serve; return None if there is none. A job
+    whose row cannot be read fails, and the next one is tried."""
+    tried: list[str] = []
+    oldest = (
         select(JobRow.id)
         .where(workers.may_start(), workers.can_serve(session, worker_id))
         .order_by(JobRow.created_at, JobRow.id)
         .limit(1)
         .with_for_update(skip_locked=True)
-        .scalar_subquery()
     )
+    while len(tried) < MAX_CANDIDATES:
+        job_id = session.scalar(oldest.where(JobRow.id.not_in(tried)))
+        if job_id is None:
+            break
+        lease = partial(_lease, session, settings, worker_id, job_id)
+        if claimed := quarantine.guarded(session, job_id, "claimed", lease):
+            return claimed
+        tried.append(job_id)
+    return None
+
+
+def _lease(session: Session, settings: Settings, worker_id: str, job_id: str) -> Claim | None:
     job = jobs.move(
         session,
-        best,
+        job_id,
         JobState.RUNNING,
         f"claimed by {worker_id}",
         only_from={JobState.QUEUED},
@@ -88,15 +103,15 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     if job is None:
         return None
     waiting.withdraw_at_claim(session, job)
-    base = session.get(AdapterRow, job.base_adapter_id) if job.base_adapter_id else None
-    training = session.get(FileRow, job.training_file)
-    validation = session.get(FileRow, job.validation_file) if job.validation_file else None
-    assert training is not None, "a file in use cannot be deleted"
+    ignored: list[str] = []
+    method = stored_job.method(job, ignored)
+    base = _base_of(session, job)
+    training = _data_file(session, job.training_file, "training_file")
+    validation = (
+        _data_file(session, job.validation_file, "validation_file") if job.validation_file else None
+    )
     points, forked = resume_points.for_claim(session, job)
-    method = jobs.method_of(job)
-    reinforcement = method == "reinforcement"
-    hyperparameters = ReinforcementHyperparameters if reinforcement else Hyperparameters
-    return Claim(
+    claimed = Claim(
         job_id=job.id,
         attempt=job.attempt,
         fence=job.fence,
@@ -104,20 +119,51 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         queued_seconds=max(0.0, time.time() - (job.queued_at or job.created_at)),
         model=job.model,
         base_files=[StoredFile.model_validate(file) for file in base.files] if base else None,
-        training_file=_claimed(training),
-        validation_file=_claimed(validation) if validation else None,
-        recipe=Recipe.model_validate(current_names(job.recipe)),
-        method=method,
-        grader=(job.method or {})["reinforcement"]["grader"] if reinforcement else None,
-        hyperparameters=hyperparameters.model_validate(job.hyperparameters),
+        training_file=training,
+        validation_file=validation,
+        recipe=stored_job.recipe(job, ignored),
+        method=stored_job.method_of(job),
+        grader=method.reinforcement.grader if method and method.reinforcement else None,
+        hyperparameters=stored_job.hyperparameters(job, ignored),
         seed=job.seed,
         step=job.step,
         resume_points=points,
         forked=forked,
     )
+    if ignored:
+        names = ", ".join(dict.fromkeys(ignored))
+        message = f"settings of another release are ignored: {names}"
+        events.add(session, job, message[:4000], level="warn")
+    return claimed
 
 
-def _claimed(row: FileRow) -> ClaimedFile:
+def _base_of(session: Session, job: JobRow) -> AdapterRow | None:
+    if not job.base_adapter_id:
+        return None
+    row = session.get(AdapterRow, job.base_adapter_id)
+    if row is None:
+        failure = JobFailure(
+            category=ErrorCategory.USER,
+            code=ErrorCode.BASE_MODEL_GONE,
+            message=f"the weights of the base model {job.model!r} have been deleted",
+            hint="create a job with another base model",
+            param="model",
+        )
+        raise quarantine.Unusable(failure)
+    return row
+
+
+def _data_file(session: Session, file_id: str, param: str) -> ClaimedFile:
+    row = session.get(FileRow, file_id)
+    if row is None:
+        failure = JobFailure(
+            category=ErrorCategory.USER,
+            code=jobs.invalid_file_code(param),
+            message=f"{param}: the file {file_id} no longer exists",
+            hint="upload the file again and create a new job",
+            param=param,
+        )
+        raise quarantine.Unusable(failure)
     return ClaimedFile(file_id=row.id, filename=row.filename, bytes=row.bytes, sha256=row.sha256)
 
 
@@ -149,14 +195,22 @@ def report(
     """Renew the lease, store new events, and return a command for the worker."""
     job = session.scalar(
         update(JobRow)
-        .where(JobRow.id == job_id, JobRow.fence == report.fence, JobRow.state.in_(HELD))
+        .where(
+            JobRow.id == job_id,
+            JobRow.fence == report.fence,
+            JobRow.attempt == report.attempt,
+            JobRow.lease_owner == report.worker_id,
+            JobRow.state.in_(HELD),
+        )
         .values(lease_until=epoch_now() + settings.lease_seconds, phase=report.phase)
         .returning(JobRow),
         execution_options={"populate_existing": True, "synchronize_session": False},
     )
     if job is None:
         job = jobs.retrieve(session, job_id)
-        if job.fence != report.fence or report.outcome is None:
+        holder = (job.fence, job.attempt, job.lease_owner)
+        is_holder = holder == (report.fence, report.attempt, report.worker_id)
+        if not is_holder or report.outcome is None:
             raise _fenced_out(job, report.fence)
         # The worker repeats its final report, because the reply was lost.
         return _reply(settings, job)
@@ -206,7 +260,7 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
             session,
             job,
             model=f"{_tuned_name(settings, job)}:ckpt-step-{step}",
-            kind=job.recipe["tuning"],
+            kind=stored_job.recipe(job).tuning,
             step=step,
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
             files=event.files,
@@ -256,7 +310,7 @@ def _finish(
             session,
             job,
             model=name,
-            kind=outcome.kind or job.recipe["tuning"],
+            kind=outcome.kind or stored_job.recipe(job).tuning,
             step=outcome.step,
             files=outcome.files,
         )
@@ -287,13 +341,18 @@ def take_back_expired(session: Session, settings: Settings) -> int:
     )
     taken = 0
     for job in list(expired):
-        failure = JobFailure(
-            category=ErrorCategory.INFRASTRUCTURE,
-            code=ErrorCode.WORKER_LOST,
-            message=f"worker {job.lease_owner} stopped reporting in attempt {job.attempt}",
-            hint="check the worker's log; its host may have run out of memory",
-        )
-        # The new fence makes a late final report fail instead of counting as a repeat.
-        fenced: dict[str, Any] = {"fence": job.fence + 1}
-        taken += attempts.fail_attempt(session, settings, job, failure, fenced) is not None
+        take = partial(_take_back, session, settings, job)
+        taken += quarantine.guarded(session, job.id, "taken back", take) is not None
     return taken
+
+
+def _take_back(session: Session, settings: Settings, job: JobRow) -> JobRow | None:
+    failure = JobFailure(
+        category=ErrorCategory.INFRASTRUCTURE,
+        code=ErrorCode.WORKER_LOST,
+        message=f"worker {job.lease_owner} stopped reporting in attempt {job.attempt}",
+        hint="check the worker's log; its host may have run out of memory",
+    )
+    # The new fence makes a late final report fail instead of counting as a repeat.
+    fenced: dict[str, Any] = {"fence": job.fence + 1}
+    return attempts.fail_attempt(session, settings, job, failure, fenced)

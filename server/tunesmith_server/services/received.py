@@ -111,11 +111,15 @@ def store_events(
     received: Sequence[RunEvent | Unreadable],
     store: Callable[[RunEvent], None],
 ) -> None:
-    """Store the events that the job does not have yet, each with `store`."""
+    """Store the events that the job does not have yet, each with `store`. Events after a missing
+    number are not stored: the worker keeps them, and sends them again after the missing event."""
     numbered: list[tuple[int, RunEvent | Unreadable]] = []
     last = job.source_seq
     for event in received:
         number = last + 1 if event.source_seq is None else event.source_seq
+        if number > last + 1:
+            log.warning("%s: event %d arrived before event %d", job.id, number, last + 1)
+            break
         if number > last:
             numbered.append((number, event))
             last = number

@@ -37,23 +37,33 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
     if not matching:
         raise _no_report(job, [row.attempt for row in rows], attempt)
     row = matching[-1]
-    return JobReport.model_validate(
-        {
-            **current_names(row.content),
-            "job_id": job.id,
-            "live": job.state in HELD and row.attempt == job.attempt,
-            "updated_at": int(row.updated_at),
-            "earlier_attempts": [
-                _summary(earlier) for earlier in rows if earlier.attempt < row.attempt
-            ],
-        }
-    )
+    earlier = [_summary(other) for other in rows if other.attempt < row.attempt]
+    try:
+        return JobReport.model_validate(
+            {
+                **current_names(row.content),
+                "job_id": job.id,
+                "live": job.state in HELD and row.attempt == job.attempt,
+                "updated_at": int(row.updated_at),
+                "earlier_attempts": [summary for summary in earlier if summary is not None],
+            }
+        )
+    except (ValueError, TypeError) as error:
+        raise NotFound(
+            ErrorCode.UNREADABLE,
+            f"this release cannot read the report of attempt {row.attempt}: {error}"[:2000],
+            hint="another release wrote it: install that release",
+        ) from error
 
 
-def _summary(row: ReportRow) -> AttemptSummary:
-    return AttemptSummary.model_validate(
-        {name: row.content.get(name) for name in AttemptSummary.model_fields}
-    )
+def _summary(row: ReportRow) -> AttemptSummary | None:
+    """Return the summary, or None if the report cannot be read."""
+    try:
+        return AttemptSummary.model_validate(
+            {name: row.content.get(name) for name in AttemptSummary.model_fields}
+        )
+    except (ValueError, AttributeError):
+        return None
 
 
 def _no_report(job: JobRow, attempts: list[int], attempt: int | None) -> NotFound:

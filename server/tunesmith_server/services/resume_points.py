@@ -6,17 +6,22 @@ resume point that an unfinished fork starts from is kept until the fork ends.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select
+from sqlalchemy import ColumnElement, and_, delete, exists, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, JobState, ResumePoint, RunEvent, StoredFile
 from tunesmith_schema.retention import keeps_step, resume_points_to_keep
 from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow, ResumePointRow
 
-from . import events, job_fork, samples
+from . import events, job_fork, samples, stored_job
+
+log = logging.getLogger(__name__)
 
 
 def record(session: Session, job: JobRow, event: RunEvent) -> None:
@@ -32,7 +37,7 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
     row.created_at = time.time()
     row.files = [file.model_dump() for file in sorted(files, key=lambda file: file.name)]
     row.bytes = sum(file.bytes for file in files)
-    keep_every = job.recipe.get("keep_every")
+    keep_every = stored_job.recipe(job).keep_every
     row.stays = keeps_step(step, keep_every)
     session.flush()
     steps = select(ResumePointRow.step).where(ResumePointRow.job_id == job.id)
@@ -63,9 +68,9 @@ def for_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
         .order_by(ResumePointRow.step.desc())
     ).all()
     if own or job.forked_from is None:
-        return [_to_wire(row) for row in own], False
+        return _readable(own), False
     parent_point = session.get(ResumePointRow, (job.forked_from, job.forked_step))
-    return [_to_wire(parent_point)] if parent_point else [], job_fork.has_changed(session, job)
+    return _readable([parent_point] if parent_point else []), job_fork.has_changed(session, job)
 
 
 def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
@@ -81,28 +86,57 @@ def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
     )
 
 
-def drop_unneeded(session: Session) -> None:
-    """Delete the resume points of succeeded jobs, unless the recipe keeps them. The janitor's next
-    sweep deletes the stored files."""
-    succeeded = select(JobRow.id).where(JobRow.state == JobState.SUCCEEDED)
-    _delete(session, ResumePointRow.job_id.in_(succeeded), ResumePointRow.stays.is_(False))
+def drop_unneeded(session: Session, settings: Settings) -> None:
+    """Delete the resume points of succeeded jobs, and of jobs that failed or were cancelled long
+    ago, unless the recipe keeps them. The next sweep deletes the stored files.
+
+    The jobs are locked first, as a fork locks the job that it starts from: PostgreSQL does not
+    repeat a subquery after it has waited for a lock, so a single DELETE would miss a fork that
+    another transaction just inserted."""
+    long_ago = time.time() - settings.resume_point_days * 86_400
+    over = or_(
+        JobRow.state == JobState.SUCCEEDED,
+        and_(
+            JobRow.state.in_((JobState.FAILED, JobState.CANCELLED)), JobRow.finished_at < long_ago
+        ),
+    )
+    has_some = exists().where(
+        ResumePointRow.job_id == JobRow.id, ResumePointRow.stays.is_(False), ~_is_needed()
+    )
+    locked = session.scalars(
+        select(JobRow.id).where(over, has_some).with_for_update(skip_locked=True)
+    ).all()
+    if locked:
+        _delete(session, ResumePointRow.job_id.in_(locked), ResumePointRow.stays.is_(False))
 
 
 def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:
-    """Delete the matching resume points, unless an unfinished fork starts from them."""
+    """Delete the matching resume points, unless an unfinished fork starts from them. The caller has
+    locked their jobs."""
+    session.execute(
+        delete(ResumePointRow).where(*conditions, ~_is_needed()),
+        execution_options={"synchronize_session": "fetch"},
+    )
+
+
+def _is_needed() -> ColumnElement[bool]:
     fork = aliased(JobRow)
-    needed = exists().where(
+    return exists().where(
         and_(
             fork.forked_from == ResumePointRow.job_id,
             fork.forked_step == ResumePointRow.step,
             fork.finished_at.is_(None),
         )
     )
-    session.execute(
-        delete(ResumePointRow).where(*conditions, ~needed),
-        execution_options={"synchronize_session": "fetch"},
-    )
 
 
-def _to_wire(row: ResumePointRow) -> ResumePoint:
-    return ResumePoint(step=row.step, files=[StoredFile.model_validate(file) for file in row.files])
+def _readable(rows: Sequence[ResumePointRow]) -> list[ResumePoint]:
+    """Return the resume points that this release can read, in the same order."""
+    points = []
+    for row in rows:
+        try:
+            files = [StoredFile.model_validate(file) for file in row.files]
+            points.append(ResumePoint(step=row.step, files=files))
+        except (ValueError, TypeError) as error:
+            log.warning("resume point %d of %s cannot be read: %s", row.step, row.job_id, error)
+    return points

@@ -9,14 +9,16 @@ and, in `data.withdrawn_by`, the id of that event.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from pydantic import JsonValue
 from sqlalchemy import ColumnElement, exists, select
 from sqlalchemy.orm import Session
 
+from tunesmith_server.core.database import readable_object
 from tunesmith_server.models import EventRow, JobRow
 
-from . import base_models, events, workers
+from . import base_models, events, quarantine, workers
 
 PATIENCE_SECONDS = 60.0
 """Time in which a restarted worker should report its base models again."""
@@ -46,12 +48,17 @@ def update_warnings(session: Session) -> None:
         JobRow.model.not_in(holders),
     )
     for job in _queued(session, *is_stuck, ~is_warned):
-        warn(session, job)
+        quarantine.guarded(session, job.id, "warned", partial(warn, session, job))
     for job in _queued(session, JobRow.model.in_(holders), is_warned):
-        names = ", ".join(holders[job.model])
-        message = f"the base model {job.model!r} is now on {names}: the job waits for a free worker"
-        data: dict[str, JsonValue] = {"base_model": job.model, "workers": [*holders[job.model]]}
-        _withdraw(session, job, events.add(session, job, message, data=data))
+        served = partial(_base_is_served, session, job, holders[job.model])
+        quarantine.guarded(session, job.id, "warned", served)
+
+
+def _base_is_served(session: Session, job: JobRow, workers: list[str]) -> None:
+    names = ", ".join(workers)
+    message = f"the base model {job.model!r} is now on {names}: the job waits for a free worker"
+    data: dict[str, JsonValue] = {"base_model": job.model, "workers": [*workers]}
+    _withdraw(session, job, events.add(session, job, message, data=data))
 
 
 def withdraw_at_claim(session: Session, job: JobRow) -> None:
@@ -61,7 +68,7 @@ def withdraw_at_claim(session: Session, job: JobRow) -> None:
 
 
 def _in_force() -> tuple[ColumnElement[bool], ...]:
-    return EventRow.level == "warn", EventRow.data["reason"].as_string() == REASON
+    return EventRow.level == "warn", readable_object(EventRow.data)["reason"].as_string() == REASON
 
 
 def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:

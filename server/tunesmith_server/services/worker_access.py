@@ -2,7 +2,7 @@
 
 Each worker draws a secret of its own and enrolls with the shared token. All other requests carry
 the worker's id and secret. A train worker has access only to the jobs whose lease it holds and to
-their files; a light worker, only to files that wait to be read.
+their files; a light worker, only to files whose reading it has claimed.
 """
 
 from __future__ import annotations
@@ -98,15 +98,6 @@ def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None
         )
 
 
-def check_queue(worker: Worker, queue: Literal["train", "light"]) -> None:
-    if worker.queue != queue:
-        raise Unauthorized(
-            ErrorCode.INVALID_API_KEY,
-            f"{worker.worker_id} serves the queue {worker.queue!r}; only {queue!r} workers may "
-            "send this request",
-        )
-
-
 def held_job(session: Session, worker: Worker, job_id: str, fence: int) -> JobRow:
     """Return the job if the worker holds it with this fence, else raise Conflict."""
     job = leases.check_fence(session, job_id, fence)
@@ -125,7 +116,7 @@ def check_reporter(session: Session, worker: Worker, job_id: str) -> None:
 def check_file(session: Session, worker: Worker, file: FileRow) -> None:
     """Refuse a file that the worker has no work with."""
     if worker.queue == "light":
-        allowed = file.status == "uploaded"
+        allowed = file.reading_until is not None and file.reader == worker.worker_id
     else:
         uses = or_(JobRow.training_file == file.id, JobRow.validation_file == file.id)
         held = select(JobRow.id).where(
@@ -137,7 +128,7 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
             ErrorCode.FENCED_OUT,
             f"{worker.worker_id} ({worker.queue}) has no work with the file {file.id}",
             hint="a train worker reads the files of the jobs that it holds, a light worker the "
-            "files that wait to be read",
+            "files whose reading it has claimed",
         )
 
 

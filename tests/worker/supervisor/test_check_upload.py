@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tunesmith_schema import FileObject, FileValidation
-from tunesmith_worker.supervisor import tasks
-from tunesmith_worker.supervisor.child.check_upload import ReaderKilled, check_upload
-from tunesmith_worker.supervisor.server_api import ServerApi, ServerUnreachable
+from tunesmith_schema import (
+    FileObject,
+    FileReading,
+    FileValidation,
+    ReadingEnd,
+    ReadingLease,
+    ReadingResult,
+)
+from tunesmith_worker.supervisor.child.check_upload import (
+    ReaderKilled,
+    ReadingStopped,
+    check_upload,
+)
+from tunesmith_worker.supervisor.server_api import FencedOut, ServerApi, ServerUnreachable
+from tunesmith_worker.supervisor.tasks import read_upload
 
 ROWS = '{"text": "Hi"}\n'
 
@@ -74,56 +85,132 @@ def test_a_reader_has_a_limit_on_its_memory(upload: Path) -> None:
     assert done.stderr.endswith("bytes of memory; split the file\n")
 
 
+def test_a_reader_ends_when_another_worker_has_its_file(
+    upload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_reader_that("time.sleep(60)", tmp_path, monkeypatch)
+    started = time.monotonic()
+    with pytest.raises(ReadingStopped):
+        check_upload(upload, "rows.jsonl", stopped=lambda: True)
+    assert time.monotonic() - started < 10
+
+
 class FakeApi(ServerApi):
     """A server with one unread file."""
 
-    def __init__(self, status_at_begin: str = "uploaded", away: int = 0) -> None:
+    def __init__(self, reading: int = 1, away: int = 0, lease_seconds: float = 60.0) -> None:
         self.said: list[str] = []
         self.found: FileValidation | None = None
-        self._status, self._away = status_at_begin, away
+        self.crashed: bool | None = None
+        self._lease_seconds, self._away = lease_seconds, away
+        self._newest = reading
 
-    def file(self, file_id: str) -> FileObject:
-        return self._object("uploaded")
+    def claim_reading(self, file_id: str, worker_id: str) -> FileReading:
+        self.said.append("claim")
+        return self._reading(self._newest)
+
+    def renew_reading(self, file_id: str, lease: ReadingLease) -> FileReading:
+        self.said.append("renew")
+        if lease.reading != self._newest:
+            raise FencedOut("another worker reads the file")
+        return self._reading(lease.reading)
 
     def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
         self.said.append("fetch")
         target.write_text(ROWS)
 
-    def begin_reading(self, file_id: str) -> FileObject:
-        self.said.append("begin")
-        return self._object(self._status)
+    def give_back_reading(self, file_id: str, end: ReadingEnd) -> None:
+        self.said.append("give back")
+        self.crashed = end.crashed
 
-    def send_validation(self, file_id: str, found: FileValidation) -> None:
+    def send_reading(self, file_id: str, result: ReadingResult) -> None:
         self.said.append("verdict")
         if self._away:
             self._away -= 1
             raise ServerUnreachable("away")
-        self.found = found
+        self.found = result.result
 
-    def _object(self, status: Any) -> FileObject:  # Any: a Literal's value
-        return FileObject(
+    def lose_lease(self) -> None:
+        self._newest += 1
+
+    def _reading(self, reading: int) -> FileReading:
+        file = FileObject(
             id="file-1", bytes=1, created_at=1, filename="rows.jsonl", purpose="fine-tune",
-            status=status, sha256="0" * 64,
+            status="uploaded", sha256="0" * 64,
         )  # fmt: skip
+        return FileReading(file=file, reading=reading, lease_seconds=self._lease_seconds)
 
 
-def test_a_reading_is_announced_after_the_download() -> None:
+def test_a_file_is_leased_read_and_reported() -> None:
     api = FakeApi()
-    tasks.read_upload(api, "file-1")
-    assert api.said == ["fetch", "begin", "verdict"]
+    read_upload(api, "light-1", "file-1")
+    assert api.said == ["claim", "fetch", "verdict"]
     assert api.found is not None
     assert api.found.ok
 
 
-def test_a_file_that_got_its_verdict_meanwhile_is_left() -> None:
-    api = FakeApi(status_at_begin="error")
-    tasks.read_upload(api, "file-1")
-    assert api.said == ["fetch", "begin"]
+def test_a_file_that_another_worker_reads_is_left() -> None:
+    api = FakeApi(reading=0)
+    read_upload(api, "light-1", "file-1")
+    assert api.said == ["claim"]
+
+
+def test_a_long_reading_renews_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading takes five times the lease."""
+    found = '{"ok": true, "rows": 1}'
+    a_reader_that(f"time.sleep(2.5)\nprint({found!r})", tmp_path, monkeypatch)
+    api = FakeApi(lease_seconds=0.5)
+    read_upload(api, "light-1", "file-1")
+    assert api.said.count("renew") >= 10
+    assert api.said[-1] == "verdict"
+
+
+def test_a_reading_whose_lease_is_lost_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_reader_that("time.sleep(60)", tmp_path, monkeypatch)
+    api = FakeApi(lease_seconds=0.2)
+    monkeypatch.setattr(api, "fetch_file", lambda *_: api.lose_lease())
+    started = time.monotonic()
+    read_upload(api, "light-1", "file-1")
+    assert time.monotonic() - started < 20
+    assert api.found is None
+    assert "give back" not in api.said, "it belongs to the other worker"
+
+
+@pytest.mark.parametrize(
+    ("code", "crashed"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", True),
+        ("os.kill(os.getpid(), signal.SIGTERM)", False),
+    ],
+)
+def test_a_killed_reader_gives_its_file_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, crashed: bool
+) -> None:
+    a_reader_that(code, tmp_path, monkeypatch)
+    api = FakeApi()
+    with pytest.raises(ReaderKilled):
+        read_upload(api, "light-1", "file-1")
+    assert api.said[-1] == "give back"
+    assert api.crashed == crashed
+
+
+def test_a_failed_download_is_not_the_files_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = FakeApi()
+
+    def fail(*_: object) -> None:
+        raise ServerUnreachable("away")
+
+    monkeypatch.setattr(api, "fetch_file", fail)
+    with pytest.raises(ServerUnreachable):
+        read_upload(api, "light-1", "file-1")
+    assert (api.said, api.crashed) == (["claim", "give back"], False)
 
 
 def test_a_verdict_waits_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "SEND_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tunesmith_worker.supervisor.tasks.SEND_AGAIN_SECONDS", 0.0)
     api = FakeApi(away=3)
-    tasks.read_upload(api, "file-1")
+    read_upload(api, "light-1", "file-1")
     assert api.said[2:] == ["verdict"] * 4
     assert api.found is not None

@@ -14,8 +14,11 @@ import httpx
 from tunesmith_schema import (
     Claim,
     ClaimRequest,
-    FileObject,
-    FileValidation,
+    FileReading,
+    ReadingClaim,
+    ReadingEnd,
+    ReadingLease,
+    ReadingResult,
     Report,
     ReportReply,
     StoredFile,
@@ -167,9 +170,6 @@ class ServerApi:
         reply = self._send("GET", f"/jobs/{job_id}/blobs/{sha256}", params={"fence": fence})
         return bool(reply.json()["stored"])
 
-    def file(self, file_id: str) -> FileObject:
-        return FileObject.model_validate_json(self._send("GET", f"/files/{file_id}").content)
-
     def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
         """Download an uploaded file and verify its hash."""
         self._fetch(f"/files/{file_id}/content", {}, sha256, target)
@@ -182,16 +182,24 @@ class ServerApi:
         """Download one file of a resume point and verify its hash."""
         self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
 
-    def begin_reading(self, file_id: str) -> FileObject:
-        """Announce that this worker reads a file.
+    def claim_reading(self, file_id: str, worker_id: str) -> FileReading:
+        """Lease the reading of an uploaded file."""
+        return self._reading(file_id, "claim", ReadingClaim(worker_id=worker_id))
 
-        A file may crash every worker, so the server limits the attempts."""
-        reply = self._send("POST", f"/files/{file_id}/validation/begin")
-        return FileObject.model_validate_json(reply.content)
+    def renew_reading(self, file_id: str, lease: ReadingLease) -> FileReading:
+        return self._reading(file_id, "renew", lease)
 
-    def send_validation(self, file_id: str, validation: FileValidation) -> None:
-        body = validation.model_dump(mode="json")
-        self._send("POST", f"/files/{file_id}/validation", json=body)
+    def give_back_reading(self, file_id: str, end: ReadingEnd) -> None:
+        self._send("POST", f"/files/{file_id}/reading/give-back", json=end.model_dump(mode="json"))
+
+    def send_reading(self, file_id: str, result: ReadingResult) -> None:
+        body = result.model_dump(mode="json")
+        self._send("POST", f"/files/{file_id}/reading/result", json=body)
+
+    def _reading(self, file_id: str, verb: str, body: ReadingClaim | ReadingLease) -> FileReading:
+        url = f"/files/{file_id}/reading/{verb}"
+        reply = self._send("POST", url, json=body.model_dump(mode="json"))
+        return FileReading.model_validate_json(reply.content)
 
     def _fetch(self, url: str, params: dict[str, int], sha256: str, target: Path) -> None:
         try:
@@ -252,7 +260,9 @@ def _check(reply: httpx.Response) -> None:
     message = f"{reply.request.method} {reply.request.url.path}: {error['message']}"
     if error["code"] == "worker_not_enrolled":
         raise NotEnrolled(message)
-    if error["code"] == "fenced_out" or (reply.status_code == 404 and "/jobs/" in message):
+    if error["code"] == "fenced_out" or (
+        reply.status_code == 404 and ("/jobs/" in message or "/reading/" in message)
+    ):
         raise FencedOut(message)
     if reply.status_code in (408, 429, 503, 507):  # the server is busy or its disk is full
         raise ServerUnreachable(message)

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tunesmith_schema import FileValidation, RowProblem
@@ -18,6 +20,7 @@ from tunesmith_worker.rundir.process import SpawnSettings, without_secrets
 
 PROGRAM = "tunesmith_worker.trainer.data.check"
 MAX_SECONDS = 1800.0
+POLL_SECONDS = 0.5
 _EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
@@ -25,9 +28,24 @@ class ReaderKilled(Exception):
     """Raised if the operator or the kernel killed the reader. Reading the file again may
     succeed."""
 
+    by_kill = False
+    """True after SIGKILL, which the kernel sends if the host runs out of memory."""
 
-def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> FileValidation:
-    """Validate a file and return its contents and problems; an unreadable file has one problem."""
+
+class ReadingStopped(Exception):
+    """Raised if `stopped` ended the reading."""
+
+
+def check_upload(
+    path: Path,
+    filename: str,
+    *,
+    seconds: float = MAX_SECONDS,
+    stopped: Callable[[], bool] = lambda: False,
+) -> FileValidation:
+    """Validate a file and return its contents and problems; an unreadable file has one problem.
+
+    Once `stopped` returns True, the reader is killed."""
     env = {
         **without_secrets(os.environ),
         # Arrow's own allocator reserves more memory than it uses, which counts against the limit.
@@ -35,27 +53,46 @@ def check_upload(path: Path, filename: str, *, seconds: float = MAX_SECONDS) -> 
         **SpawnSettings(supervisor_pid=os.getpid()).as_environment(),
     }
     with tempfile.TemporaryFile() as errors:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", PROGRAM, str(path), filename],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=seconds,
-                start_new_session=True,  # Ctrl-C must reach only the worker
-            )
-        except subprocess.TimeoutExpired:
-            return _unreadable(f"reading took longer than {seconds:.0f} s; split the file")
-        if done.returncode == 0:
-            return FileValidation.model_validate_json(done.stdout)
+        with subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, str(path), filename],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C must reach only the worker
+        ) as reader:
+            try:
+                stdout = _output_of(reader, time.monotonic() + seconds, stopped)
+            except subprocess.TimeoutExpired:
+                return _unreadable(f"reading took longer than {seconds:.0f} s; split the file")
+            finally:
+                if reader.poll() is None:
+                    reader.kill()
+        if reader.returncode == 0:
+            return FileValidation.model_validate_json(stdout)
         errors.seek(0)
         output = errors.read()[-2000:].decode(errors="replace").strip()
-    if -done.returncode in _EXTERNAL_SIGNALS:
-        raise ReaderKilled(f"the reader of {filename} was killed by signal {-done.returncode}")
-    if done.returncode < 0:
-        return _unreadable(f"the reader crashed with signal {-done.returncode}")
+    status = reader.returncode
+    if -status in _EXTERNAL_SIGNALS:
+        killed = ReaderKilled(f"the reader of {filename} was killed by signal {-status}")
+        killed.by_kill = -status == signal.SIGKILL
+        raise killed
+    if status < 0:
+        return _unreadable(f"the reader crashed with signal {-status}")
     last_line = output.rpartition("\n")[2]
-    return _unreadable(last_line or f"the reader ended with status {done.returncode}")
+    return _unreadable(last_line or f"the reader ended with status {status}")
+
+
+def _output_of(
+    reader: subprocess.Popen[bytes], deadline: float, stopped: Callable[[], bool]
+) -> bytes:
+    while True:
+        try:
+            return reader.communicate(timeout=POLL_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            if stopped():
+                raise ReadingStopped from None
+            if time.monotonic() > deadline:
+                raise
 
 
 def _unreadable(reason: str) -> FileValidation:

@@ -1,0 +1,76 @@
+"""Stored documents of every release: recipes, hyperparameters, methods, file validations, plans.
+
+A document is written strictly, with the version of its form, and read leniently: `read_document`
+upgrades older forms step by step and ignores unknown fields, which another release wrote. A wrong
+value of a known field makes the document unreadable. Requests are never read this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from .base import FROM_SERVER, IGNORED
+from .renames import current_names
+
+M = TypeVar("M", bound=BaseModel)
+Json = Any  # Any: JSON
+
+DOCUMENT_VERSION = 2
+"""Version of the documents that this release writes. Rows without a version have version 1."""
+
+UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
+"""Function that turns a document of the given version into the next version. Version 2 has no
+former names (decision 0021)."""
+
+_MAX_NAMED = 3
+
+
+class Unreadable(ValueError):
+    """Raised if this release cannot read a stored document. The text names the field."""
+
+
+def upgraded(document: Json, version: int = 1) -> Json:
+    """Return a document in the current form. A newer version is returned unchanged."""
+    for step in range(max(1, version), DOCUMENT_VERSION):
+        document = UPGRADES[step](document)
+    return document
+
+
+def read_document(
+    model: type[M],
+    document: Json,
+    name: str,
+    *,
+    version: int = 1,
+    ignored: list[str] | None = None,
+) -> M:
+    """Validate a stored document. Raises Unreadable.
+
+    `name` starts the field names in errors. The names of unknown fields are added to `ignored`.
+    """
+    unknown: list[str] = []
+    context = {FROM_SERVER: True, IGNORED: unknown}
+    try:
+        read = model.model_validate(upgraded(document, version), context=context)
+    except ValidationError as error:
+        raise Unreadable(_fields_in(error, name)) from error
+    if ignored is not None:
+        ignored += dict.fromkeys(unknown)
+    return read
+
+
+def bad_fields(error: ValidationError) -> set[str]:
+    """Return the top-level fields that a validation error names."""
+    return {str(item["loc"][0]) for item in error.errors(include_url=False) if item["loc"]}
+
+
+def _fields_in(error: ValidationError, name: str) -> str:
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    texts = [
+        f"{'.'.join([name, *map(str, item['loc'])])}: {item['msg']}" for item in errors[:_MAX_NAMED]
+    ]
+    return "; ".join(texts)

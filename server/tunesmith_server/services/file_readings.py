@@ -1,0 +1,149 @@
+"""Reading of uploaded files by light workers, under leases as training is.
+
+A worker claims the reading of a file, renews its lease, and reports a result or gives the file
+back. While the lease lives, nobody else reads the file, however long it takes. Only the janitor
+ends a lease, and only such an ended lease counts as a lost reading.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    ErrorCode,
+    FileReading,
+    FileValidation,
+    JobState,
+    ReadingClaim,
+    ReadingLease,
+    RowProblem,
+)
+from tunesmith_schema.queue import VALIDATE_FILE_TASK
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import Conflict
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import FileRow, JobRow
+
+from . import files, jobs, quarantine
+
+MAX_LOST = 3
+"""Number of lost readings after which a file is refused."""
+
+
+def claim(session: Session, settings: Settings, file_id: str, body: ReadingClaim) -> FileReading:
+    """Lease the reading of a file. `reading` is 0 if the file needs no reading or another worker
+    reads it."""
+    row = files.retrieve(session, file_id, lock=True)
+    file = files.to_wire(row)
+    if row.status != "uploaded" or row.reading_until is not None:
+        return FileReading(file=file, reading=0, lease_seconds=settings.lease_seconds)
+    row.reader, row.reading = body.worker_id, row.reading + 1
+    _renew(session, settings, row)
+    return FileReading(file=file, reading=row.reading, lease_seconds=settings.lease_seconds)
+
+
+def renew(session: Session, settings: Settings, file_id: str, lease: ReadingLease) -> FileReading:
+    """Extend the lease. Raises Conflict if the worker no longer holds it."""
+    row = _held(session, file_id, lease)
+    _renew(session, settings, row)
+    return FileReading(
+        file=files.to_wire(row), reading=row.reading, lease_seconds=settings.lease_seconds
+    )
+
+
+def give_back(
+    session: Session, wake_ups: WakeUps, file_id: str, lease: ReadingLease, *, crashed: bool
+) -> None:
+    """End a reading without a result. `crashed`: the reader's process was killed, which counts as a
+    lost reading; an orderly end, for example a shutdown, does not."""
+    row = _held(session, file_id, lease)
+    _end(session, wake_ups, row, lost=crashed)
+
+
+def store_result(
+    session: Session,
+    wake_ups: WakeUps,
+    file_id: str,
+    lease: ReadingLease,
+    result: FileValidation,
+) -> FileRow:
+    """Store a result; queue or fail the jobs that waited for the file. Repeating the report of a
+    reading is safe."""
+    row = files.retrieve(session, file_id, lock=True)
+    if row.status != "uploaded" and row.reading == lease.reading and row.reader == lease.worker_id:
+        return row  # the worker repeats its report, because the reply was lost
+    row = _held(session, file_id, lease)
+    _record(session, wake_ups, row, result)
+    return row
+
+
+def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
+    """End the leases of silent workers; return the number of files. Only the janitor calls this
+    function, because leases must survive a restart of the API."""
+    expired = session.scalars(
+        select(FileRow)
+        .where(FileRow.status == "uploaded", FileRow.reading_until < epoch_now())
+        .with_for_update(skip_locked=True)
+    ).all()
+    for row in expired:
+        _end(session, wake_ups, row, lost=True)
+    return len(expired)
+
+
+def _renew(session: Session, settings: Settings, row: FileRow) -> None:
+    now = session.execute(select(epoch_now())).scalar_one()
+    row.reading_until = now + settings.lease_seconds
+    row.woken_at = time.time()
+
+
+def _held(session: Session, file_id: str, lease: ReadingLease) -> FileRow:
+    row = files.retrieve(session, file_id, lock=True)
+    if (row.reading, row.reader) != (lease.reading, lease.worker_id) or row.reading_until is None:
+        raise Conflict(
+            ErrorCode.FENCED_OUT,
+            f"worker {lease.worker_id} no longer reads file {file_id} (reading {lease.reading})",
+            hint="stop the reader: another worker reads the file, or it has a result",
+        )
+    return row
+
+
+def _end(session: Session, wake_ups: WakeUps, row: FileRow, *, lost: bool) -> None:
+    row.reading_until = None
+    row.readings += lost
+    if row.readings < MAX_LOST:
+        row.woken_at = time.time()
+        wake_ups.send_after_commit(session, VALIDATE_FILE_TASK, row.id)
+        return
+    message = (
+        f"the worker crashed {row.readings} times while reading the file, probably because its "
+        "host ran out of memory: split the file and upload the parts"
+    )
+    problem = RowProblem(row=0, message=message)
+    result = FileValidation(ok=False, problems=[problem], num_problems=1)
+    _record(session, wake_ups, row, result)
+
+
+def _record(session: Session, wake_ups: WakeUps, row: FileRow, result: FileValidation) -> None:
+    row.reading_until = None
+    files.record_validation(row, result)
+    session.flush()
+    waiting = session.scalars(
+        select(JobRow).where(
+            JobRow.state == JobState.VALIDATING_FILES,
+            (JobRow.training_file == row.id) | (JobRow.validation_file == row.id),
+        )
+    ).all()
+    for job in waiting:
+        queue = partial(_queue_or_fail, session, wake_ups, job)
+        quarantine.guarded(session, job.id, "queued", queue)
+
+
+def _queue_or_fail(session: Session, wake_ups: WakeUps, job: JobRow) -> None:
+    ids = [job.training_file] + ([job.validation_file] if job.validation_file else [])
+    file_rows = [row for row in (session.get(FileRow, file_id) for file_id in ids) if row]
+    jobs.queue_if_validated(session, wake_ups, job, file_rows)

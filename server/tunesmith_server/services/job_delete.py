@@ -1,0 +1,64 @@
+"""Deletion of a job and of everything that belongs to it. Its data files stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, or_, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import TERMINAL, ErrorCode, JobDeleted, JobState
+from tunesmith_server.core.errors import BadRequest, Conflict
+from tunesmith_server.models import (
+    AdapterRow,
+    CheckpointRow,
+    EventRow,
+    IdempotencyRow,
+    JobRow,
+    MetricRow,
+    ReportRow,
+    ResumePointRow,
+    SamplesRow,
+)
+
+from . import jobs
+
+_TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
+    EventRow, MetricRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
+    IdempotencyRow,
+)  # fmt: skip
+"""Tables with rows of a job. A table stands before the tables that its rows refer to."""
+
+
+def delete_job(session: Session, job_id: str) -> JobDeleted:
+    """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
+    events. The janitor's next sweep deletes the stored files."""
+    job = jobs.lock(session, job_id)  # a fork of this job locks it too
+    if job.state in set(JobState) - TERMINAL:
+        raise BadRequest(
+            ErrorCode.NOT_DELETABLE,
+            f"job {job_id!r} is {job.state}: only an ended job can be deleted",
+            hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it",
+        )
+    # A new job locks the weights that it starts from.
+    adapters = select(AdapterRow.id).where(AdapterRow.job_id == job_id).with_for_update()
+    adapter_ids = session.scalars(adapters).all()
+    user = session.scalar(
+        select(JobRow).where(
+            or_(JobRow.base_adapter_id.in_(adapter_ids), JobRow.forked_from == job_id),
+            JobRow.state.not_in(TERMINAL),
+        )
+    )
+    if user is not None:
+        raise Conflict(
+            ErrorCode.JOB_IN_USE,
+            f"job {user.id} ({user.state}) starts from job {job_id!r}",
+            hint="cancel that job first, or wait until it has ended",
+        )
+    for table in _TABLES:
+        session.execute(
+            delete(table).where(table.job_id == job_id),
+            execution_options={"synchronize_session": False},
+        )
+    session.execute(delete(JobRow).where(JobRow.id == job_id))
+    return JobDeleted(id=job_id)

@@ -1,0 +1,208 @@
+"""Documents of a job's row: recipe, hyperparameters and method, read in every form that a release
+wrote; and the job on the wire. A row that this release cannot read is shown with the error
+`unreadable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tunesmith_schema import (
+    ErrorCategory,
+    ErrorCode,
+    Hyperparameters,
+    Job,
+    JobError,
+    JobState,
+    Method,
+    MethodName,
+    Recipe,
+    ReinforcementHyperparameters,
+    wire_status,
+)
+from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
+from tunesmith_server.models import JobRow
+
+READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError)
+"""Errors of code that reads a damaged row. pydantic's ValidationError is a ValueError."""
+HINT = "another release wrote this job: install that release, or create the job again"
+
+T = TypeVar("T")
+
+
+def recipe(row: JobRow, ignored: list[str] | None = None) -> Recipe:
+    """Return the job's recipe. Raises Unreadable."""
+    return read_document(
+        Recipe, row.recipe, "recipe", version=row.document_version, ignored=ignored
+    )
+
+
+def method(row: JobRow, ignored: list[str] | None = None) -> Method | None:
+    """Return the job's method. Raises Unreadable."""
+    if row.method is None:
+        return None
+    return read_document(
+        Method, row.method, "method", version=row.document_version, ignored=ignored
+    )
+
+
+def hyperparameters(
+    row: JobRow, ignored: list[str] | None = None
+) -> Hyperparameters | ReinforcementHyperparameters:
+    """Return the job's hyperparameters, all fields included. Raises Unreadable."""
+    reinforcement = method_of(row) == "reinforcement"
+    model = ReinforcementHyperparameters if reinforcement else Hyperparameters
+    document = row.hyperparameters
+    if isinstance(document, dict) and not Hyperparameters.model_fields.keys() <= document.keys():
+        missing = sorted(Hyperparameters.model_fields.keys() - document.keys())
+        raise Unreadable(f"hyperparameters: missing {', '.join(missing)}")
+    return read_document(
+        model, document, "hyperparameters", version=row.document_version, ignored=ignored
+    )
+
+
+def method_of(row: JobRow) -> MethodName:
+    """Return the name of the training method. Raises Unreadable."""
+    if row.method is None:
+        return "supervised"
+    name = row.method.get("type") if isinstance(row.method, dict) else None
+    if name == "reinforcement":
+        return "reinforcement"
+    if name == "supervised":
+        return "supervised"
+    raise Unreadable(f"method.type: unknown method {name!r}")
+
+
+def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
+    """Return True if the rows have the same values in these columns, whatever their forms."""
+    return all(
+        upgraded(getattr(one, name), one.document_version)
+        == upgraded(getattr(other, name), other.document_version)
+        for name in names
+    )
+
+
+def to_wire(row: JobRow) -> Job:
+    """Return the job, or, if this release cannot read the row, all that can be read of it."""
+    try:
+        return _to_wire(row)
+    except READ_ERRORS as error:
+        return _unreadable(row, error)
+
+
+def _to_wire(row: JobRow) -> Job:
+    state = JobState(row.state)
+    full = hyperparameters(row)
+    openai = Hyperparameters(**full.model_dump(include=set(Hyperparameters.model_fields)))
+    stored_method = method(row)
+    shown_method: dict[str, Any] | None = row.method  # Any: JSON
+    if stored_method is None or stored_method.type == "supervised":
+        shown_method = {
+            "type": "supervised",
+            "supervised": {"hyperparameters": openai.model_dump(mode="json")},
+        }
+    return Job(
+        id=row.id,
+        created_at=int(row.created_at),
+        finished_at=int(row.finished_at) if row.finished_at else None,
+        status=wire_status(state),
+        hyperparameters=openai,
+        method=shown_method,
+        error=JobError.model_validate(row.error) if row.error else None,
+        metadata=row.labels,
+        state=state,
+        recipe=recipe(row),
+        **_plain_columns(row),
+    )
+
+
+def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
+    return {
+        "model": row.model,
+        "fine_tuned_model": row.fine_tuned_model,
+        "training_file": row.training_file,
+        "validation_file": row.validation_file,
+        "trained_tokens": row.trained_tokens,
+        "seed": row.seed,
+        "suffix": row.suffix,
+        "phase": row.phase,
+        "adapter_id": row.adapter_id,
+        "attempt": row.attempt or 0,
+        "step": row.step or 0,
+        "total_steps": row.total_steps,
+        "cancel_requested": bool(row.cancel_requested),
+        "stop_requested": bool(row.stop_requested),
+        "forked_from": row.forked_from,
+        "forked_step": row.forked_step,
+        "retry_of": row.retry_of,
+    }
+
+
+def _unreadable(row: JobRow, cause: Exception) -> Job:
+    """Return a job with the row's readable values, its own state if there is such a state, and the
+    error `unreadable`. Settings that cannot be read are shown as defaults."""
+    state = _read(lambda: JobState(row.state)) or JobState.FAILED
+    message = f"this release cannot read the job's row: {cause}"[:2000]
+    if own := _read(lambda: JobError.model_validate(row.error) if row.error else None):
+        if own.code == ErrorCode.UNREADABLE and own.message:
+            message = own.message
+        elif own.message:
+            message = f"{message}. The job itself failed: {own.message}"
+    values: dict[str, Any] = {  # Any: column values
+        "id": row.id,
+        "created_at": _read(lambda: int(row.created_at)) or 0,
+        "finished_at": _read(lambda: int(row.finished_at) if row.finished_at else None),
+        "status": wire_status(state),
+        "state": state,
+        "hyperparameters": _read(
+            lambda: Hyperparameters(
+                **hyperparameters(row).model_dump(include=set(Hyperparameters.model_fields))
+            )
+        )
+        or Hyperparameters(),
+        "method": row.method if isinstance(row.method, dict) else None,
+        "metadata": row.labels,
+        "recipe": _readable_recipe(row),
+        "error": JobError(
+            code=ErrorCode.UNREADABLE,
+            message=message,
+            category=ErrorCategory.INFRASTRUCTURE,
+            hint=HINT,
+        ),
+    }
+    try:
+        return Job(**values, **_plain_columns(row))
+    except ValidationError as error:
+        plain = {**values, **_plain_columns(row)}
+        return Job(**{**plain, **{name: _SHOWN_INSTEAD.get(name) for name in bad_fields(error)}})
+
+
+_SHOWN_INSTEAD = {
+    "model": "", "training_file": "", "seed": 0, "attempt": 0, "step": 0,
+    "cancel_requested": False, "stop_requested": False,
+}  # fmt: skip
+"""Shown for a required column whose value has the wrong type; other columns are shown as null."""
+
+
+def _readable_recipe(row: JobRow) -> Recipe:
+    """Return the recipe without the fields that cannot be read."""
+    document = upgraded(row.recipe, row.document_version)
+    if not isinstance(document, dict):
+        return Recipe()
+    for _ in range(2):
+        try:
+            return read_document(Recipe, document, "recipe")
+        except Unreadable as error:
+            cause = error.__cause__
+            bad = bad_fields(cause) if isinstance(cause, ValidationError) else set()
+            document = {name: value for name, value in document.items() if name not in bad}
+    return Recipe()
+
+
+def _read(value: Callable[[], T]) -> T | None:
+    with suppress(*READ_ERRORS):
+        return value()
+    return None
