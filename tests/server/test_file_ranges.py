@@ -82,6 +82,8 @@ def test_the_hash_is_the_etag(server: Server) -> None:
 
 
 def test_workers_read_the_same_bytes(server: Server) -> None:
-    path = f"/internal/files/{server.upload(CONTENT)}/content"
+    file_id = server.upload(CONTENT)
+    server.worker.claim_reading(file_id)
+    path = f"/internal/files/{file_id}/content"
     assert server.worker.get(path).content == CONTENT
     assert server.worker.get(path, headers={"range": "bytes=-3"}).content == CONTENT[-3:]
