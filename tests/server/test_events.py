@@ -101,8 +101,9 @@ def test_what_is_no_number_is_no_metric(server: Server, claim: dict[str, Any]) -
 
 def test_nan_leaves_the_server_as_null(server: Server, claim: dict[str, Any]) -> None:
     body = (
-        '{"worker_id": "worker-1", "attempt": 1, "fence": 1, "events": [{"source_seq": 1, "created_at":'
-        ' 1, "message": "m", "kind": "metrics", "data": {"step": 1, "a": NaN, "b": Infinity}}]}'
+        '{"worker_id": "worker-1", "attempt": 1, "fence": 1, "events": [{"source_seq": 1,'
+        ' "created_at": 1, "message": "m", "kind": "metrics",'
+        ' "data": {"step": 1, "a": NaN, "b": Infinity}}]}'
     )
     reply: Response = server.worker.post(
         f"/internal/jobs/{claim['job_id']}/report",
