@@ -83,7 +83,7 @@ def test_a_light_worker_reads_only_files_whose_reading_it_has_claimed(
 ) -> None:
     light = server.worker.credential("light-7", "light")
     waits, done = server.upload(), claim["training_file"]["file_id"]
-    content = ("GET", f"/internal/files/{waits}/content", {})
+    content: tuple[str, str, dict[str, Any]] = ("GET", f"/internal/files/{waits}/content", {})
     assert send_as(server, light, content).status_code == 409
     lease = server.worker.claim_reading(waits, "light-7")
     assert send_as(server, light, content).status_code == 200

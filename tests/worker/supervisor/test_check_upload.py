@@ -107,13 +107,13 @@ class FakeApi(ServerApi):
 
     def claim_reading(self, file_id: str, worker_id: str) -> FileReading:
         self.said.append("claim")
-        return self._reading(self._newest)
+        return self._file_reading(self._newest)
 
     def renew_reading(self, file_id: str, lease: ReadingLease) -> FileReading:
         self.said.append("renew")
         if lease.reading != self._newest:
             raise FencedOut("another worker reads the file")
-        return self._reading(lease.reading)
+        return self._file_reading(lease.reading)
 
     def fetch_file(self, file_id: str, sha256: str, target: Path) -> None:
         self.said.append("fetch")
@@ -133,7 +133,7 @@ class FakeApi(ServerApi):
     def lose_lease(self) -> None:
         self._newest += 1
 
-    def _reading(self, reading: int) -> FileReading:
+    def _file_reading(self, reading: int) -> FileReading:
         file = FileObject(
             id="file-1", bytes=1, created_at=1, filename="rows.jsonl", purpose="fine-tune",
             status="uploaded", sha256="0" * 64,
