@@ -132,7 +132,8 @@ def test_text_mode_and_unknown_purposes_are_refused_before_the_network(tmp_path:
 
 
 def test_a_job_uploads_a_local_path_first(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
+    path = tmp_path / ("long-name-" * 10) / "rows.jsonl"  # a file id has at most 64 characters
+    path.parent.mkdir()
     path.write_bytes(b"rows")
     script = EmptyServer(file(id="file-7"), httpx.Response(200, json=job()))
     client_of(script).fine_tuning.jobs.create(

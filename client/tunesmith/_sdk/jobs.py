@@ -27,6 +27,8 @@ DataFile = str | os.PathLike[str]
 """A file id, or a local path."""
 
 _FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
+_CHECKED_LATER = "file-"
+"""Place of a file in the check of the other arguments; a path may be longer than a file id."""
 
 
 class Jobs(JobOutput):
@@ -59,8 +61,8 @@ class Jobs(JobOutput):
         """
         arguments = {
             "model": model,
-            "training_file": os.fspath(training_file),
-            "validation_file": validation_file and os.fspath(validation_file),
+            "training_file": _CHECKED_LATER,
+            "validation_file": None if validation_file is None else _CHECKED_LATER,
             "suffix": suffix,
             "seed": seed,
             "metadata": metadata and dict(metadata),
