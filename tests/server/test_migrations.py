@@ -181,3 +181,26 @@ def _filler(column: Column[Any]) -> Any:  # Any: the column's type
 def _steps() -> list[Script]:
     """Oldest first."""
     return list(ScriptDirectory.from_config(migrate._config()).walk_revisions())[::-1]
+
+
+def test_jobs_and_unread_files_survive_leases_and_versions(
+    settings: Settings, wake_ups: FakeWakeUps
+) -> None:
+    """Rows from before the version of documents and the leases of readings."""
+    with serving(settings, wake_ups) as server:
+        job_id = server.create_job(server.good_file())
+        unread = server.upload(b"later\n")
+    migrate.downgrade(settings.database_url, "0009")
+    engine = create_engine(settings.database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE files SET readings = 2 WHERE status = 'uploaded'"))
+    engine.dispose()
+    migrate.upgrade(settings.database_url)
+    with serving(settings, wake_ups) as server:
+        assert server.worker.claim("worker-2")["job_id"] == job_id
+        lease = server.worker.claim_reading(unread, "light-2")
+        result = {"ok": True, "format": "messages", "rows": 1}
+        assert server.worker.read("result", unread, lease, result=result).status_code == 200
+        with server.database.read() as session:
+            assert session.scalar(text("SELECT document_version FROM jobs")) == 1
+            assert session.scalar(text("SELECT max(readings) FROM files")) == 0
