@@ -24,11 +24,11 @@ from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.resume_point import FileEntry, Manifest, RunIdentity
 from tunesmith_worker.rundir.verify_resume_point import verify
-from tunesmith_worker.supervisor.event_reader import EventReader
-from tunesmith_worker.supervisor.fetch_resume_points import (
+from tunesmith_worker.supervisor.downloads.fetch_resume_points import (
     clean_run_directory,
     fetch_resume_points,
 )
+from tunesmith_worker.supervisor.event_reader import EventReader
 from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.server_api import (
     ServerApi,

@@ -26,7 +26,7 @@ from tunesmith_schema import (
 )
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.supervisor import job_session, server_commands
-from tunesmith_worker.supervisor.fetch import fetch_inputs
+from tunesmith_worker.supervisor.downloads.fetch import fetch_inputs
 from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.server_api import (

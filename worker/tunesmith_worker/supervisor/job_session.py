@@ -33,11 +33,11 @@ from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory, remove_unfinished, write_json
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
+from tunesmith_worker.supervisor.downloads.fetch import fetch_inputs
+from tunesmith_worker.supervisor.downloads.fetch_resume_points import clean_run_directory
 
 from .attempt_report import AttemptReport
 from .event_reader import EventReader
-from .fetch import fetch_inputs
-from .fetch_resume_points import clean_run_directory
 from .launcher import Launcher
 from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
 from .server_commands import Released, ServerCommands

@@ -21,8 +21,7 @@ from tunesmith_worker.rundir.resume_point import (
     resume_step,
 )
 from tunesmith_worker.rundir.verify_resume_point import DamagedResumePoint, verify
-
-from .server_api import ServerApi, ServerRefused, ServerUnreachable
+from tunesmith_worker.supervisor.server_api import ServerApi, ServerRefused, ServerUnreachable
 
 Retry = Callable[[Callable[[], None]], None]
 """Function that repeats a transfer until it succeeds."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from tunesmith_schema import Claim, RunSpec, StoredFile
 from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.supervisor import base_models
+from tunesmith_worker.supervisor.server_api import ServerApi
+from tunesmith_worker.supervisor.settings import WorkerSettings
 
-from . import base_models
 from .fetch_resume_points import Retry, fetch_resume_points
-from .server_api import ServerApi
-from .settings import WorkerSettings
 
 DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
 """File name suffixes that data files keep. For other files, the format is detected from the

@@ -1,0 +1,1 @@
+"""Downloads of a claimed job: its files, base model and resume points."""
