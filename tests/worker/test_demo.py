@@ -234,7 +234,7 @@ def test_an_error_is_one_line_and_status_1(
 def test_model_without_data_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--model", "org/model"])
-    assert "--model and --data go together" in capsys.readouterr().err
+    assert "--model and --data must be used together" in capsys.readouterr().err
 
 
 def test_max_steps_is_for_own_data_and_positive(capsys: pytest.CaptureFixture[str]) -> None:
