@@ -86,7 +86,7 @@ def test_after_starts_a_stream_too(server: Server, ended: str) -> None:
     assert both == whole[3:], "a reconnecting EventSource repeats its first address"
 
 
-@pytest.mark.parametrize("given", ["", "x", "-1", "1.5", "9" * 40, "9" * 5000])
+@pytest.mark.parametrize("given", ["", "x", "-1", "1.5", "9" * 40, "9" * 200])
 def test_a_last_event_id_that_is_not_ours_means_everything(
     server: Server, ended: str, given: str
 ) -> None:
