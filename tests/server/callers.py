@@ -53,7 +53,7 @@ class TrainWorker(Caller):
     def __init__(self, client: TestClient, token: str) -> None:
         super().__init__(client, token)
         self._enrolled: dict[tuple[str, str], str] = {}
-        self._holders: dict[str, str] = {}
+        self._holders: dict[tuple[str, int | None], str] = {}
 
     def send(self, method: str, path: str, **options: Any) -> Response:
         if not path.startswith("/internal/") or path == "/internal/workers/enroll":
@@ -61,7 +61,9 @@ class TrainWorker(Caller):
         headers = {**self._headers_for(path, options.get("json")), **(options.get("headers") or {})}
         reply = super().send(method, path, **{**options, "headers": headers})
         if path == "/internal/jobs/claim" and reply.status_code == 200:
-            self._holders[reply.json()["job_id"]] = options["json"]["worker_id"]
+            claim, holder = reply.json(), options["json"]["worker_id"]
+            for attempt in (claim["attempt"], None):
+                self._holders[claim["job_id"], attempt] = holder
         return reply
 
     def _headers_for(self, path: str, body: Any) -> dict[str, str]:
@@ -71,7 +73,8 @@ class TrainWorker(Caller):
         if parts[2] == "workers" and parts[3] != "hello":
             named = parts[3]
         elif parts[2] == "jobs" and parts[3] != "claim":
-            named = self._holders.get(parts[3], named)
+            attempt = body.get("attempt") if isinstance(body, dict) else None
+            named = self._holders.get((parts[3], attempt), named)
         elif parts[2] == "files":
             queue, named = "light", named or "light-1"
         return self.credential(named or self.name, queue)
@@ -115,7 +118,8 @@ class TrainWorker(Caller):
         return claim
 
     def report_reply(self, claim: dict[str, Any], **report: Any) -> Response:
-        body = {"worker_id": self.name, "attempt": claim["attempt"], "fence": claim["fence"]}
+        holder = self._holders.get((claim["job_id"], claim["attempt"]), self.name)
+        body = {"worker_id": holder, "attempt": claim["attempt"], "fence": claim["fence"]}
         return self.post(f"/internal/jobs/{claim['job_id']}/report", json=body | report)
 
     def report(self, claim: dict[str, Any], **report: Any) -> dict[str, Any]:

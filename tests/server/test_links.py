@@ -19,7 +19,8 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.mark.parametrize("storage_url", ["s3"], indirect=True)
 def test_a_download_is_sent_to_the_store(server: Server, s3: S3) -> None:
-    path = f"/v1/files/{server.upload(b'rows')}/content"
+    file_id = server.upload(b"rows")
+    path = f"/v1/files/{file_id}/content"
     reply = server.user.get(path, follow_redirects=False)
     assert reply.status_code == 307
     location = reply.headers["location"]
@@ -27,6 +28,7 @@ def test_a_download_is_sent_to_the_store(server: Server, s3: S3) -> None:
     assert "X-Amz-Expires=60" in location
     assert "test-secret" not in location
     assert reply.headers["cache-control"] == "no-store"
+    assert server.worker.claim_reading(file_id)["reading"]
     worker = server.worker.get(path.replace("/v1", "/internal"), follow_redirects=False)
     assert (worker.status_code, worker.content) == (200, b"rows"), "workers need no store"
 

@@ -26,7 +26,7 @@ def test_the_error_names_the_field(server: Server, wrong: object) -> None:
         reply = server.create_reply(file_id, **body)
         if reply.status_code == 200:
             optional = {"lora", "early_stopping", "target_modules", "add_tokens"}
-            optional |= {"save_total_limit", "keep_every", "grpo", "rollout"}
+            optional |= {"save_total_limit", "keep_every", "max_seconds", "grpo", "rollout"}
             assert path[-1] in optional or wrong == "wrong", path
             continue
         error = reply.json()["error"]

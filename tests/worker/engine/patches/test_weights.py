@@ -158,7 +158,7 @@ def test_a_copy_is_taken_of_a_model_that_is_not_patched() -> None:
     """A copied forward computes with the weights of the model that it was copied from."""
     model, batch = make_tuned("llama", "full"), packed_batch()
     patched = patch(model)
-    with pytest.raises(RuntimeError, match="undo its patches before copying it"):
+    with pytest.raises(RuntimeError, match="undo the patches before copying a model"):
         run_step(copy.deepcopy(model), batch)
     expected = run_step(model, batch)[1]
     patched.undo()
