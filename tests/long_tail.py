@@ -32,6 +32,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "end_to_end/test_durability.py": {
         "test_a_killed_trainer_ends_the_attempt_and_says_how": (),
         "test_a_message_lost_with_the_broker_costs_seconds_only": (),
+        "test_without_a_broker_files_are_read_and_jobs_trained": (),
         "test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it": (),
         "test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage": (),
         "test_a_job_that_kills_every_worker_fails_instead_of_going_round": (),

@@ -57,6 +57,8 @@ class WorkerWelcome(Response):
 
     jobs_waiting: bool
     """True if a claim would return a job now."""
+    files_waiting: list[str] = Field(default_factory=list)
+    """Ids of the oldest uploaded files that no worker reads. Empty for train workers."""
 
 
 class ClaimRequest(Request):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI, Security
+from fastapi import APIRouter, FastAPI, Security
 from fastapi.security import HTTPBearer
+from starlette.routing import BaseRoute
 
 from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
 from tunesmith_server.api.deps import State
@@ -53,7 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
         wake_ups.close()
         database.dispose()
 
-    app = FastAPI(title="Tunesmith", lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(title="Tunesmith", lifespan=lifespan, redirect_slashes=False, routes=all_routes())
     app.state.tunesmith = State(
         settings=settings,
         database=database,
@@ -64,11 +66,19 @@ def create_app(settings: Settings) -> FastAPI:
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
-    app.include_router(health.router, responses=REFUSALS)
+    return app
+
+
+@functools.cache
+def all_routes() -> list[BaseRoute]:
+    """Build the routes once per process, because FastAPI builds their validators at the first
+    request that uses them."""
+    root = APIRouter()
+    root.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (files, uploads, jobs, events, models, adapters):
-        app.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
-    app.include_router(internal.enrollment, prefix="/internal")
-    app.include_router(internal.router, prefix="/internal")
-    return app
+        root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
+    root.include_router(internal.enrollment, prefix="/internal")
+    root.include_router(internal.router, prefix="/internal")
+    return root.routes

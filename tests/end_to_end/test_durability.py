@@ -16,7 +16,19 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .service import LONG, QUICK, SHORT, Service, alive, command_line, descendants, has_run, until
+from .conftest import MakeService
+from .service import (
+    LONG,
+    QUICK,
+    SHORT,
+    Service,
+    alive,
+    command_line,
+    descendants,
+    free_port,
+    has_run,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -194,6 +206,16 @@ def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows
             os.kill(pid, signal.SIGKILL)
         job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
         job.wait(timeout=90)
+    assert job.attempt == 1
+
+
+def test_without_a_broker_files_are_read_and_jobs_trained(
+    make_service: MakeService, rows: Path
+) -> None:
+    unreachable = f"redis://127.0.0.1:{free_port()}/0"
+    with make_service(TUNESMITH_BROKER_URL=unreachable).client() as client:
+        job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
+        job.wait(timeout=120)
     assert job.attempt == 1
 
 

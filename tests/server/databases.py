@@ -14,8 +14,5 @@ ON_POSTGRESQL = {
     *("test_races", "test_transactions", "test_upload_leftovers", "test_wake_ups"),
     # The schema, and SQL that differs between the two databases.
     *("test_event_feed", "test_events", "test_lists", "test_migrations", "test_resume_points"),
-    *("test_quarantine", "test_samples", "test_waiting", "test_garbage", "test_installation"),
-    # Rows of other releases.
-    *("test_unread_files", "test_unreadable_rows", "test_stored_versions"),
-    *("test_job_delete", "test_report_order"),
+    *("test_waiting", "test_garbage", "test_installation", "test_job_delete", "test_report_order"),
 }

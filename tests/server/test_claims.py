@@ -112,15 +112,23 @@ def test_hello_says_whether_a_job_waits(server: Server) -> None:
         "worker_id": "w", "queue": "train", "host": "h", "device": "cpu", "version": "1",
         "models": ["other-model"],
     }  # fmt: skip
-    assert server.worker.post("/internal/workers/hello", json=hello).json() == {
-        "jobs_waiting": False
-    }
+    first = server.worker.post("/internal/workers/hello", json=hello)
+    assert first.json() == {"jobs_waiting": False, "files_waiting": []}
     server.create_job(server.good_file())
     hello["models"] = ["other-model", "tiny-llama"]
     again = server.worker.post("/internal/workers/hello", json=hello)
     assert again.json()["jobs_waiting"] is True
     models = {model["id"] for model in server.user.json("/v1/models")["data"]}
     assert models == {"tiny-llama", "other-model"}
+
+
+def test_hello_names_unread_files_to_a_light_worker(server: Server) -> None:
+    server.create_job(server.good_file())
+    unread = [server.upload(content) for content in (b"one", b"two", b"three")]
+    server.worker.claim_reading(unread[1])
+    reply = server.worker.hello("light-1", queue="light")
+    assert reply.json() == {"jobs_waiting": False, "files_waiting": [unread[0], unread[2]]}
+    assert server.worker.hello().json()["files_waiting"] == []
 
 
 def test_the_service_is_ready_while_a_train_worker_is_there(server: Server) -> None:

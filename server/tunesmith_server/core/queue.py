@@ -1,12 +1,15 @@
 """Wake-ups for workers: Celery messages, sent after the commit.
 
 A lost, repeated or late message is harmless: workers act on the database's state, and the janitor
-sends another message.
+sends another message. A thread sends the messages, so that no request waits for the broker.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
+from contextlib import suppress
 
 from celery import Celery
 from sqlalchemy import event
@@ -25,6 +28,11 @@ log = logging.getLogger(__name__)
 EXPIRES_SECONDS = 3600.0
 """Age at which the broker drops a message. Workers also poll the server."""
 
+MAX_UNSENT = 1000
+"""Maximum number of messages that wait for the broker; more are dropped."""
+CLOSE_SECONDS = 3.0
+"""Maximum seconds that `close` waits for unsent messages."""
+
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
@@ -41,9 +49,26 @@ class WakeUps:
             task_serializer="json",
             accept_content=["json"],
         )
+        self._unsent: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_UNSENT)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def send(self, task: str, subject_id: str) -> None:
-        """Send a message now. If the broker is unreachable, only log the error."""
+        """Send a message from another thread. If the broker is unreachable, only log the error."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="wake-ups", daemon=True)
+                self._thread.start()
+        try:
+            self._unsent.put_nowait((task, subject_id))
+        except queue.Full:
+            log.warning("wake-up %s for %s dropped: %d wait", task, subject_id, MAX_UNSENT)
+
+    def _run(self) -> None:
+        while message := self._unsent.get():
+            self._send(*message)
+
+    def _send(self, task: str, subject_id: str) -> None:
         try:
             self._celery.send_task(
                 task,
@@ -64,4 +89,9 @@ class WakeUps:
             self.send(task, subject_id)
 
     def close(self) -> None:
+        """Send the remaining messages, for at most `CLOSE_SECONDS`."""
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._unsent.put_nowait(None)
+            self._thread.join(CLOSE_SECONDS)
         self._celery.close()

@@ -6,19 +6,34 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
+from tunesmith_schema.queue import LIGHT_QUEUE
 from tunesmith_server.core.database import epoch_now
-from tunesmith_server.models import JobRow, WorkerRow
+from tunesmith_server.models import FileRow, JobRow, WorkerRow
 
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
+MAX_FILES_WAITING = 8
+"""Maximum number of files that an answer to a heartbeat names."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     now = session.execute(select(epoch_now())).scalar_one()
     session.merge(WorkerRow(**body.model_dump(), last_seen=now))
     session.flush()
+    if body.queue == LIGHT_QUEUE:
+        return WorkerWelcome(jobs_waiting=False, files_waiting=_files_waiting(session))
     waiting = select(JobRow.id).where(may_start(), can_serve(session, body.worker_id))
     return WorkerWelcome(jobs_waiting=session.scalar(waiting.limit(1)) is not None)
+
+
+def _files_waiting(session: Session) -> list[str]:
+    unread = (
+        select(FileRow.id)
+        .where(FileRow.status == "uploaded", FileRow.reading_until.is_(None))
+        .order_by(FileRow.created_at)
+        .limit(MAX_FILES_WAITING)
+    )
+    return list(session.scalars(unread))
 
 
 def may_start() -> ColumnElement[bool]:

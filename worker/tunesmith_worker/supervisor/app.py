@@ -1,15 +1,18 @@
 """Start the Celery worker: early ack, one process, no prefetch.
 
 Broker messages only wake the worker's pool, and only the database records jobs. If a message is
-lost, the heartbeat thread wakes the pool.
+lost or the broker is unreachable, the heartbeat thread wakes the pool.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
+from celery.apps.worker import Worker
 
 from tunesmith_schema.log_lines import secure_handlers
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, broker_transport
@@ -19,7 +22,7 @@ from . import tasks
 from .claim_lock import OrphanReporter
 from .cleanup import new_temporary_folder
 from .device_health import DeviceHealth, free_gpu_memory
-from .heartbeat import HeartbeatThread
+from .heartbeat import HeartbeatThread, Pool
 from .identity import Queue, WorkerIdentity
 from .launcher import Launcher
 from .settings import WorkerSettings
@@ -45,16 +48,20 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     def why_not_ready() -> str | None:
         return DRAINING if shutdown.is_draining() else health.reason
 
-    heartbeat = HeartbeatThread(app, settings, identity, why_not_ready)
+    heartbeat = HeartbeatThread(settings, identity, why_not_ready)
     orphans = OrphanReporter(settings, identity)
 
+    def start_threads(pool: Pool) -> None:
+        heartbeat.start_with(pool)
+        if is_train_worker:
+            orphans.start()
+
+    app.steps["worker"].add(_after_pool(start_threads))
     secure_logs()
     # weak=False keeps the receivers alive: Celery's signals hold weak references by default.
-    signals.worker_ready.connect(lambda **_: heartbeat.start(), weak=False)
     signals.worker_shutting_down.connect(lambda **_: shutdown.request(), weak=False)
     signals.worker_shutdown.connect(lambda **_: heartbeat.stop(), weak=False)
     if is_train_worker:  # warm trainers belong to the pool's process and end with it
-        signals.worker_ready.connect(lambda **_: orphans.start(), weak=False)
         signals.worker_shutdown.connect(lambda **_: orphans.stop(), weak=False)
         signals.worker_process_init.connect(lambda **_: launcher.keep_warm_trainer(), weak=False)
         signals.worker_process_shutdown.connect(lambda **_: launcher.close(), weak=False)
@@ -74,6 +81,28 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     finally:
         shutdown.close()
         shutil.rmtree(tmp, ignore_errors=True)
+
+
+def _after_pool(start: Callable[[Pool], None]) -> type[bootsteps.StartStopStep]:
+    """Return a step of the worker's start that calls `start` with the pool. The step does not wait
+    for the broker, unlike Celery's signal `worker_ready`."""
+
+    class AfterPool(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, parent: Any) -> None:  # Any: celery is untyped
+            start(parent.pool)
+
+    return AfterPool
+
+
+class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
+    """Worker with threads instead of an event loop around its pool.
+
+    Celery's event loop stops while the broker is unreachable, and with it the pool's input."""
+
+    def should_use_eventloop(self) -> bool:
+        return False
 
 
 def secure_logs() -> None:
@@ -98,4 +127,5 @@ def make_app(broker_url: str) -> Celery:
         worker_hijack_root_logger=False,
         task_default_queue=LIGHT_QUEUE,
     )
+    app.Worker = app.subclass_with_self(ThreadedPoolWorker)
     return app

@@ -1,6 +1,6 @@
 """Heartbeat of a worker: a thread in its main process reports to the server every 10 s.
 
-The thread also wakes the pool if jobs wait but their message was lost.
+The server's answer names waiting work. The thread then wakes the pool directly, without the broker.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import socket
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
-from celery import Celery
 from celery.worker import state as celery_state
 
-from tunesmith_schema import WorkerHello
-from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK
+from tunesmith_schema import WorkerHello, WorkerWelcome
+from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK, VALIDATE_FILE_TASK
 
 from . import base_models
 from .device_health import describe_device
@@ -24,6 +23,7 @@ from .identity import WorkerIdentity
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .shutdown import DRAINING
+from .tasks import run_task
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +32,29 @@ AGAIN_SECONDS = 0.5
 """Seconds to wait if the server does not answer, often because the API is still starting."""
 
 
+class Pool(Protocol):
+    """Pool of a Celery worker with one process."""
+
+    def on_apply(
+        self, target: Callable[[str, str], None], args: tuple[str, str], *, waitforslot: bool
+    ) -> Any:  # Any: Celery's result, with `ready()`
+        """Let the process call `target(*args)` after its current call."""
+
+
 class HeartbeatThread(threading.Thread):
-    """Sends hello messages, and wakes the pool if it is idle and jobs wait."""
+    """Sends hello messages, and wakes the pool if it is idle and work waits."""
 
     def __init__(
         self,
-        app: Celery,
         settings: WorkerSettings,
         identity: WorkerIdentity,
         why_not_ready: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._why_not_ready, self._is_train_worker = why_not_ready, identity.queue == TRAIN_QUEUE
-        self._app, self._settings, self._identity = app, settings, identity
+        self._why_not_ready = why_not_ready
+        self._settings, self._identity = settings, identity
+        self._pool: Pool | None = None
+        self._woken: list[Any] = []  # Any: Celery's results
         self._stop_requested = threading.Event()
         self._hello = WorkerHello(
             worker_id=identity.worker_id,
@@ -54,6 +64,11 @@ class HeartbeatThread(threading.Thread):
             version=version("tunesmith"),
             models=base_models.model_names(settings),
         )
+
+    def start_with(self, pool: Pool) -> None:
+        """Start the thread; wake `pool`."""
+        self._pool = pool
+        self.start()
 
     def run(self) -> None:
         with ServerApi(self._settings, self._identity) as api:
@@ -74,12 +89,7 @@ class HeartbeatThread(threading.Thread):
                     continue
                 failures = 0
                 self._touch_hello_file()
-                unfit = self._hello.not_ready not in (
-                    None,
-                    DRAINING,
-                )  # waking the pool repeats the check
-                if (welcome.jobs_waiting or unfit) and self._is_train_worker and _is_idle():
-                    self._wake()
+                self._wake(welcome)
             try:
                 api.goodbye(self._hello.worker_id)
             except (ServerUnreachable, ServerRefused) as error:
@@ -101,11 +111,16 @@ class HeartbeatThread(threading.Thread):
                     error.strerror,
                 )
 
-    def _wake(self) -> None:
-        try:
-            self._app.send_task(TRAIN_TASK, args=[""], queue=TRAIN_QUEUE, expires=HELLO_SECONDS)
-        except Exception as error:  # each transport has its own errors; the next hello retries
-            log.warning("cannot wake the pool: %s", error)
+    def _wake(self, welcome: WorkerWelcome) -> None:
+        # A busy pool takes the next job or message by itself.
+        if self._pool is None or not _is_idle() or not all(call.ready() for call in self._woken):
+            return
+        waiting = [(VALIDATE_FILE_TASK, file_id) for file_id in welcome.files_waiting]
+        # The train task of a worker that is not ready repeats the check of its device.
+        unfit = self._hello.not_ready not in (None, DRAINING)
+        if self._identity.queue == TRAIN_QUEUE and (welcome.jobs_waiting or unfit):
+            waiting = [(TRAIN_TASK, "")]
+        self._woken = [self._pool.on_apply(run_task, work, waitforslot=False) for work in waiting]
 
 
 def _is_idle() -> bool:

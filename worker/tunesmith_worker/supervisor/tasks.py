@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from celery import Celery
+from celery import Celery, current_app
 
 from tunesmith_schema import FileReading, ReadingEnd, ReadingLease, ReadingResult
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
@@ -64,6 +64,15 @@ def register(
 
     app.task(train, name=TRAIN_TASK)
     app.task(validate_file, name=VALIDATE_FILE_TASK)
+
+
+def run_task(name: str, subject_id: str) -> None:
+    """Run a registered task that no message asked for. The heartbeat calls this function in the
+    pool's process."""
+    try:
+        current_app.tasks[name].run(subject_id)
+    except Exception:
+        log.exception("%s %s failed", name, subject_id)
 
 
 def read_upload(api: ServerApi, worker_id: str, file_id: str) -> None:
