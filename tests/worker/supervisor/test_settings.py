@@ -123,9 +123,7 @@ def test_a_worker_that_gets_no_answer_says_so(
     monkeypatch.setattr(ServerApi, "hello", no_answer)
     monkeypatch.setattr(heartbeat, "AGAIN_SECONDS", 0.001)
     settings = WorkerSettings(broker_url="memory://", worker_token=TOKEN)
-    thread = heartbeat.HeartbeatThread(
-        celery_app.make_app("memory://"), settings, WorkerIdentity.new("train")
-    )
+    thread = heartbeat.HeartbeatThread(settings, WorkerIdentity.new("train"))
     thread.start()
     until(lambda: len(asked) > 40, 20)
     thread.stop()
