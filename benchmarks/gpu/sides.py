@@ -69,7 +69,7 @@ class Task:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows per step. 12 rows of mixed lengths have 4,150 tokens on average."""
+        """Rows per step. The 12 rows of a step have 4,150 tokens in total, on average."""
         return 1 if self.whole else 12
 
     def dataset(self, vocabulary: int) -> Untyped:

@@ -46,8 +46,8 @@ def memory_plan(result: Result | None) -> str:
         "## The memory plan\n\n"
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
         "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
-        "corrects the prediction; `after the trial` is the remaining error of the prediction. "
-        "`resident` compares "
+        "corrects the prediction; `error after the trial` is the remaining error of the prediction. "
+        "`error of resident memory` compares "
         "the corrected prediction with the growth of the process's resident memory. Held-out "
         "settings were not used "
         "to develop the prediction.\n"
@@ -71,8 +71,8 @@ def memory_plan(result: Result | None) -> str:
         )
         for row in sorted(result["settings"], key=_memory_error, reverse=True)[:SHOWN]
     )
-    head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error", "after the trial",
-            "resident")  # fmt: skip
+    head = ("setting", "recomputed", "predicted, MiB", "measured, MiB", "error",
+            "error after the trial", "error of resident memory")  # fmt: skip
     return f"{words}\nWorst: {worst}. {_setup(result)}\n\n" + table(head, rows)
 
 

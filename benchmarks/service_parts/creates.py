@@ -1,4 +1,4 @@
-"""Latency of job creation under load without workers, alone and with concurrent lists."""
+"""Latency of concurrent job creations without workers, with and without list requests."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class World:
     taught: tuple[Inhabitant, ...]
     """Inhabitants in the training sets of LoRA and GRPO."""
     held_out: tuple[Inhabitant, ...]
-    """Inhabitants that only the base model was trained on."""
+    """Inhabitants in the base model's training data, but not in the fine-tuning data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
-First, a closed-form estimate of the memory chooses a policy. A probe runs the longest micro-batch
+First, a closed-form estimate of the memory chooses a policy. A trial runs the longest micro-batch
 once under this policy. The probe's measured memory corrects the estimate, which then chooses again.
 plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run
 reuses this entry.

@@ -58,7 +58,7 @@ class Number:
 
 
 def find_answer(text: str, format: AnswerFormat = "any") -> Number | None:
-    """Return a text's answer; None if it has no number where `format` requires it."""
+    """Return the answer in a text; None if `format` requires a number and the text has none."""
     if format in ("any", "hashes"):
         marks = [match[1] for match in _HASHES.finditer(text)][-_MARKS:]
         for line in reversed(marks):

@@ -59,8 +59,8 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
         findings.append(
             prompt_fault(
                 "prompts",
-                f"{len(wrong)} of {len(places)} sampled prompts differ from the tokens of their "
-                f"text (tolerance: 0), and {cut} of them are truncated. The first wrong prompt "
+                f"{len(wrong)} of {len(places)} checked prompts have other token ids than the "
+                f"tokenizer gives (tolerance: 0), and {cut} of them are truncated. The first wrong prompt "
                 f"has {actual_tokens} tokens, but its text has {expected_tokens}.",
             )
         )

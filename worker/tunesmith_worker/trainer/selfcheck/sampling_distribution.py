@@ -54,9 +54,9 @@ def check_sampling_distribution(
             fault(
                 NAME,
                 f"{fit.wrong} of {fit.tokens} tokens do not come from the requested distribution "
-                f"at temperature {sampling.temperature:g}: random numbers are up to "
-                f"{fit.token_distance:.1e} outside the token's interval, and the log-probabilities "
-                f"that the engine reports are wrong by up to {fit.log_prob_distance:.1e} "
+                f"at temperature {sampling.temperature:g}: the random number is up to "
+                f"{fit.token_distance:.1e} outside the token's interval of cumulative probability. "
+                f"The engine's log-probs are wrong by up to {fit.log_prob_distance:.1e} "
                 f"(tolerance {limits.log_prob:.0e}).{cause}",
             )
         )
