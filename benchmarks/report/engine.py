@@ -46,11 +46,10 @@ def memory_plan(result: Result | None) -> str:
         "## The memory plan\n\n"
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
         "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
-        "corrects the prediction; `error after the trial` is the remaining error of the prediction. "
-        "`error of resident memory` compares "
-        "the corrected prediction with the growth of the process's resident memory. Held-out "
-        "settings were not used "
-        "to develop the prediction.\n"
+        "corrects the prediction; `error after the trial` is the remaining error of the "
+        "prediction. `error of resident memory` compares the corrected prediction with the growth "
+        "of the process's resident memory. Held-out settings were not used to develop the "
+        "prediction.\n"
     )
     if result is None:
         return words + _open("plan")

@@ -87,8 +87,8 @@ class MetricPoint(Response):
     token's log-prob between generation and training. About once a second, a reinforcement step also
     has shares of the time outside evaluations and checkpoints: `sync_share`, `generate_share`,
     `grade_share`, `log_probs_share`, `forward_share` and `backward_share`. `idle_share` is the
-    share of grading and of all time outside these phases and the optimiser. `generated_tokens_per_second`, also sent about
-    once a second, covers only the generation time.
+    share of grading and of all time outside these phases and the optimiser.
+    `generated_tokens_per_second`, also sent about once a second, covers only the generation time.
     """
 
 

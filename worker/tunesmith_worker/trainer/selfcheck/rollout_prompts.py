@@ -60,8 +60,8 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
             prompt_fault(
                 "prompts",
                 f"{len(wrong)} of {len(places)} checked prompts have other token ids than the "
-                f"tokenizer gives (tolerance: 0), and {cut} of them are truncated. The first wrong prompt "
-                f"has {actual_tokens} tokens, but its text has {expected_tokens}.",
+                f"tokenizer gives (tolerance: 0), and {cut} of them are truncated. The first wrong "
+                f"prompt has {actual_tokens} tokens, but its text has {expected_tokens}.",
             )
         )
     return make_outcome("prompts", findings, f"{len(places)} prompts match their text")
