@@ -24,6 +24,11 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Must be imported before any training in this process, because process.quick_imports hides it from
+# later imports. A GPU machine may not have it.
+with suppress(ImportError):
+    import bitsandbytes  # noqa: F401  the import itself is needed
+
 STACKS = {"postgresql", "redis", "redis_url", "s3"}
 
 
@@ -44,10 +49,6 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need more than SQLite, the embedded broker and a local directory. `make
     test-quick` leaves them out."""
-    # Must be imported before any training in this process, because process.quick_imports hides it
-    # from later imports. A GPU machine may not have it.
-    with suppress(ImportError):
-        import bitsandbytes  # noqa: F401  the import itself is needed
     for item in items:
         if in_long_tail(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.full)
