@@ -104,12 +104,14 @@ class Recipe(Request):
     `"auto"` is the model's context length, but at most 2,048 in supervised training."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
     """Handling of rows longer than `max_seq_length`: `"drop"`, `"truncate"` or `"error"`. The job
-    reports how many rows were dropped or truncated. Reinforcement prompts cannot be truncated."""
+    reports how many rows were dropped or truncated, and how many answers were cut. Reinforcement
+    prompts cannot be truncated."""
     packing: bool | Auto = "auto"
-    """Pack several rows into one sequence, with no attention across rows. `false` does not pack;
-    rows still need no padding if our attention kernel supports the model. In runs of at least 40
-    steps, `"auto"` follows a rule for the fastest layout, based on row lengths, batch size and
-    model size."""
+    """Pack several rows into one sequence, with no attention across rows; if the model cannot keep
+    rows apart, rows are padded and a warning gives the reason. `false` does not pack; rows still
+    need no padding if our attention kernel supports the model. In runs of at least 40 steps,
+    `"auto"` follows a rule for the fastest layout, based on row lengths, batch size and model
+    size."""
     patches: (
         Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1, max_length=4)]
     ) = "auto"

@@ -145,13 +145,13 @@ def test_a_disk_that_fills_while_a_model_is_loaded_is_not_the_models_fault(
     assert failure(make_run(QUESTIONS, recipe=FAST)).code == ErrorCode.DISK_FULL
 
 
-def test_rows_that_mask_every_label(make_run: MakeRun) -> None:
+def test_rows_whose_answers_are_cut_off(make_run: MakeRun) -> None:
     rows = [{"prompt": "word " * 300, "completion": "yes"}] * 4
     found = failure(make_run(rows, recipe={**FAST, "overlong": "truncate", "max_seq_length": 64}))
     assert (found.code, found.category) == (ErrorCode.NO_TRAINABLE_TOKENS, ErrorCategory.DATA)
-    assert "none of the 4 rows has a token to train on" in found.message
+    assert "in 4 rows, the cut to max_seq_length=64 removes the whole answer" in found.message
     assert found.hint is not None
-    assert "recipe.assistant_only_loss=false" in found.hint
+    assert "raise recipe.max_seq_length" in found.hint
 
 
 def test_pickled_weights_are_refused(make_run: MakeRun, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunesmith_schema import PhaseName
 from tunesmith_worker.engine.model.embeddings import used_tokens
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
 from tunesmith_worker.engine.patches import stock_attention_reason
+from tunesmith_worker.engine.patches.separate_rows import mixed_rows_reason
 from tunesmith_worker.trainer.auto.layout_choice import plan_layouts
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.resolve_sft import plan_data, plan_train
@@ -39,7 +42,19 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         data_plan = plan_data(recipe, base.context, choices)
         data = prepare(run, spec, base, data_plan, events)
         training = data.training
-        train_rows(context, loaded, used_tokens(training.dataset))
+        used = used_tokens(training.dataset)
+        train_rows(context, loaded, used)
+        stock_attention = stock_attention_reason(base.model)
+        ours = bool(loaded.patches - {"loss"}) and stock_attention is None
+        mixed_rows = None
+        if data_plan.packing and not ours:
+            mixed_rows = mixed_rows_reason(base.model, used)
+        if mixed_rows is not None:
+            data_plan = replace(data_plan, packing=False)
+            events.message(
+                f"recipe.packing=true has no effect: {mixed_rows}. Rows are padded instead.",
+                level="warn",
+            )
         with recorder.clock.during(PhaseName.PACK):
             train_set, valid_set = data.sets(data_plan, spec.seed)
 
@@ -59,7 +74,8 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
 
     layout_plan = plan_layouts(
         recipe,
-        stock_attention_reason(base.model),
+        stock_attention,
+        mixed_rows=mixed_rows,
         patched=bool(loaded.patches - {"loss"}),
         lengths=training.lengths,
         rows=train_plan.per_device_train_batch_size,

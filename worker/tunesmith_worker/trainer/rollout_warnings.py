@@ -10,6 +10,7 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import Precision
 from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.trainer.selfcheck.findings import report_findings
 from tunesmith_worker.trainer.selfcheck.tripwires import RolloutFigures, RolloutTripwires
 
 Untyped = Any  # Any: transformers is not typed
@@ -58,6 +59,7 @@ class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: i
             rollout_gap=logs.get("rollout_gap"),
             **{name: logs.get(name) for name in names},
         )
+        report_findings(self._tripwires.check_gap(figures), self._events, state.global_step)
         self._warn(self._tripwires.step(figures), state)
 
     def on_train_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:

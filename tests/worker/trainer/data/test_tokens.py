@@ -114,7 +114,7 @@ def test_long_rows_are_dropped_cut_or_refused_as_asked() -> None:
     assert "1 of 2 rows dropped, longer than max_seq_length=60" in next(dropped.warnings("x", 60))
     cut = tokenized(tokenizer, QA, long, max_seq_length=60, overlong="truncate")
     assert (cut.counts.kept, cut.counts.truncated, cut.counts.longest) == (2, 1, 60)
-    assert cut.counts.without_end_token == 1
+    assert (cut.counts.answers_cut, cut.counts.without_end_token) == (1, 0)
     with pytest.raises(RunError, match=r"row 2: \d+ tokens are more than max_seq_length=60"):
         tokenized(tokenizer, QA, long, max_seq_length=60, overlong="error")
 
@@ -138,7 +138,7 @@ def test_a_row_cut_down_to_its_prompt_is_dropped() -> None:
     tokenizer = make_tiny_tokenizer()
     long = {"question": "word " * 60, "answer": "hi"}
     counts = tokenized(tokenizer, QA, long, max_seq_length=60, overlong="truncate").counts
-    assert (counts.kept, counts.dropped_untrainable) == (1, 1)
+    assert (counts.kept, counts.dropped_truncated) == (1, 1)
 
 
 def test_no_row_left_is_an_error_that_says_why() -> None:

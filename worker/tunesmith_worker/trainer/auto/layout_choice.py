@@ -69,6 +69,7 @@ def plan_layouts(
     recipe: Recipe,
     stock_attention: str | None,
     *,
+    mixed_rows: str | None = None,
     patched: bool,
     lengths: Sequence[int],
     rows: int,
@@ -79,15 +80,17 @@ def plan_layouts(
 ) -> LayoutPlan:
     """Choose the layout of a run.
 
-    `stock_attention`: reason why rows cannot be concatenated, or None. `patched`: True if a layer
-    is patched. `lengths`: number of tokens in each data row. `rows`: number of examples per
-    micro-batch. `passes`: number of micro-batches per step. `parameters`: number of parameters of
-    the base model.
+    `stock_attention`: reason why our attention cannot run, or None. `mixed_rows`: reason why packed
+    rows would affect each other, or None. `patched`: True if a layer is patched. `lengths`: number
+    of tokens in each data row. `rows`: number of examples per micro-batch. `passes`: number of
+    micro-batches per step. `parameters`: number of parameters of the base model.
 
     The rule was fitted to 30 measured cases on a CPU and tested on 36 others
     (docs/contributing/log). The rule was not tested on a GPU."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
+    if recipe.packing is True and mixed_rows is not None:
+        return _only("padded", padded, mixed_rows)
     if recipe.packing is True:
         return _only("packing", free, "recipe.packing is true: rows are packed before training")
     if not patched:

@@ -38,9 +38,15 @@ class Counts:
     dropped_too_long: int = 0
     """Rows without an example that fits into max_seq_length."""
     dropped_untrainable: int = 0
-    """Rows without a token that carries loss."""
+    """Rows without a token that carries loss, at any length."""
+    dropped_truncated: int = 0
+    """Rows without an example that carries loss after the cut to max_seq_length."""
     truncated: int = 0
     """Examples cut to the longest allowed length."""
+    answers_cut: int = 0
+    """Cut examples in which the cut removed a part of an answer, so that its end has no label."""
+    answers_lost: int = 0
+    """Cut examples that were dropped because the cut removed all tokens that carry loss."""
     examples: int = 0
     """Number of examples, which exceeds `kept` if the chat template rewrites earlier turns."""
     examples_too_long: int = 0
@@ -51,8 +57,8 @@ class Counts:
     longest: int = 0
     """Number of tokens in the longest example."""
     without_end_token: int = 0
-    """Examples whose last trained token is not special. Examples without a special token at the end
-    cannot teach the model to stop."""
+    """Uncut examples whose last trained token is not special. Examples without a special token at
+    the end cannot teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""
@@ -84,6 +90,18 @@ class Counts:
             )
         if self.truncated:
             yield f"{name}: {self.truncated} examples cut to max_seq_length={max_seq_length}"
+        if self.answers_cut:
+            yield (
+                f"{name}: in {self.answers_cut} examples, the cut to max_seq_length="
+                f"{max_seq_length} removes the end of an answer: the model does not learn to end "
+                "these answers. Raise recipe.max_seq_length, or set recipe.overlong='drop'"
+            )
+        if self.dropped_truncated:
+            yield (
+                f"{name}: {self.dropped_truncated} rows dropped, because the cut to max_seq_length="
+                f"{max_seq_length} removes the whole answer. Raise recipe.max_seq_length, or "
+                "shorten the prompts"
+            )
         if self.dropped_untrainable:
             yield f"{name}: {self.dropped_untrainable} rows dropped, no token to train on"
         if self.skipped_turns:
@@ -132,21 +150,23 @@ def _examples(
     }
     for row in rendered:
         counts.skipped_turns += row.skipped_turns
-        too_long = counts.examples_too_long
-        own = [
-            example
-            for ids, labels in islice(encoded[row.is_chat], len(row.examples))
-            if (example := _fit(ids, labels, row, plan, name, counts)) is not None
-        ]
-        if own:
+        too_long, lost = counts.examples_too_long, counts.answers_lost
+        kept = False
+        for ids, labels in islice(encoded[row.is_chat], len(row.examples)):
+            cut = counts.answers_cut
+            example = _fit(ids, labels, row, plan, name, counts)
+            if example is not None:
+                kept = True
+                _count(*example, tokenizer, counts, is_cut=counts.answers_cut > cut)
+                yield example
+        if kept:
             counts.kept += 1
         elif counts.examples_too_long > too_long:
             counts.dropped_too_long += 1
+        elif counts.answers_lost > lost:
+            counts.dropped_truncated += 1
         else:
             counts.dropped_untrainable += 1
-        for ids, labels in own:
-            _count(ids, labels, tokenizer, counts)
-        yield from own
 
 
 def _encode(
@@ -208,8 +228,15 @@ def _fit(
             counts.examples_too_long += 1
             return None
         counts.truncated += 1
+        removed = _has_loss(labels[limit:])
         ids, labels = ids[:limit], labels[:limit]
-    return (ids, labels) if any(label != IGNORED for label in labels) else None
+        counts.answers_cut += removed and _has_loss(labels)
+        counts.answers_lost += removed and not _has_loss(labels)
+    return (ids, labels) if _has_loss(labels) else None
+
+
+def _has_loss(labels: Sequence[int]) -> bool:
+    return any(label != IGNORED for label in labels)
 
 
 def _longer_rows_hint(plan: DataPlan) -> str:
@@ -218,13 +245,15 @@ def _longer_rows_hint(plan: DataPlan) -> str:
     return f"{remedy}, raise recipe.max_seq_length" if plan.fits_longer_rows else remedy
 
 
-def _count(ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Counts) -> None:
+def _count(
+    ids: list[int], labels: list[int], tokenizer: Tokenizer, counts: Counts, *, is_cut: bool
+) -> None:
     trained = [label for label in labels if label != IGNORED]
     counts.examples += 1
     counts.tokens += len(ids)
     counts.trained_tokens += len(trained)
     counts.longest = max(counts.longest, len(ids))
-    counts.without_end_token += trained[-1] not in tokenizer.added_tokens_decoder
+    counts.without_end_token += not is_cut and trained[-1] not in tokenizer.added_tokens_decoder
 
 
 def check_vocabulary(examples: Sequence[Sequence[int]], vocabulary: int) -> None:
@@ -246,6 +275,14 @@ def no_examples_error(counts: Counts, plan: DataPlan, name: str) -> DataError:
             f"{plan.max_seq_length} and were dropped.",
             code=ErrorCode.NO_TRAINABLE_TOKENS,
             hint=f"{_longer_rows_hint(plan)}, or set recipe.overlong='truncate'.",
+        )
+    if counts.dropped_truncated:
+        return DataError(
+            f"{name}: none of the {counts.rows} rows has a token to train on: in "
+            f"{counts.dropped_truncated} rows, the cut to max_seq_length={plan.max_seq_length} "
+            "removes the whole answer.",
+            code=ErrorCode.NO_TRAINABLE_TOKENS,
+            hint=f"{_longer_rows_hint(plan)}.",
         )
     return DataError(
         f"{name}: none of the {counts.rows} rows has a token to train on "

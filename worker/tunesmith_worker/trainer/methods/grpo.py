@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -32,6 +32,7 @@ from .grpo_metrics import StepScores, rename_metrics, round_figures
 from .grpo_step import SHARE, GRPOSteps, Inputs
 from .nan_guard import NanGuard, StepRecord
 from .nan_rows import explain_completions
+from .reference import AdapterReference, no_bias_warning
 from .rollouts import Rollout, RolloutRunner
 from .safe_step import Resumable, SafeStep
 
@@ -74,6 +75,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
         self.reward_weights = torch.tensor(runner.grading.weights, dtype=torch.float32)
+        shared = plan.beta and self.ref_model is None
+        self._reference = AdapterReference(self.model) if shared else None
         prompts = [row.prompt_ids for row in runner.prompts.rows]
         self.init_grpo_steps(plan, prompts, shared_prompt, least_parts)
         self._runner = runner
@@ -147,7 +150,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
                 self.memory.observe(part)
             loss = loss + super().training_step(model, part, None)
         if "old_per_token_logps" not in batch:
-            self._gaps.append(self.figures.gap)
+            self._gaps.append(self.measure_gap(batch))
             if self.plan.num_iterations > 1:
                 batch["old_per_token_logps"] = self.figures.log_probs()
         self.step_loss = loss
@@ -224,7 +227,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         if not is_reference:
             return None
         assert self._rows is not None, "set by _scoring"
-        with self._runner.clock.during(PhaseName.LOG_PROBS):
+        reference = nullcontext() if self._reference is None else self._reference.running()
+        with self._runner.clock.during(PhaseName.LOG_PROBS), reference:
             scores = self.scores(model, self._rows)
         return _pad_columns(scores.log_probs, width)
 
@@ -232,7 +236,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         """Extend TRL's batch with the rows, their indices and their token counts."""
         rows = [self._runner.prompts.rows[int(example["row"])] for example in inputs]
         self._rollout = self._runner.start(rows, "train", self.state)
-        with self._scoring([]), no_layer_recomputes(self.model):
+        with self._scoring([]), no_layer_recomputes(self.model), no_bias_warning():
             batch: Inputs = super()._generate_and_score_completions(inputs)
             assert self._rows is not None, "set by _generate_single_turn"
             kept = batch["completion_mask"].any(1).tolist()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 from .completion_scores import CompletionScores, score_completions
 from .groups import ROWS, GroupLayout, GroupRow, choose_layout, sizes_of
 from .grpo_metrics import StepScores
+from .train_noise import differs_in_training, gap_without_noise
 
 Untyped = Any  # Any: transformers is not typed
 Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
@@ -52,6 +54,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         """Handles out-of-memory errors of each step; None before the memory plan."""
         self.figures = StepScores()
         """Scores of the last step."""
+        self._has_noise = differs_in_training(self.model)
 
     zero_gradient_is_valid = True
     """True if a step may have a zero gradient and a loss of 0 without being faulty."""
@@ -162,6 +165,21 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
             temperature=self.temperature if temperature is None else temperature,
             entropy=entropy,
             autocast=self.accelerator.autocast,
+        )
+
+    def measure_gap(self, step: Inputs) -> float:
+        """Return the mean |sampling log-prob - training log-prob| of a step, without dropout.
+
+        Without dropout, the values come from the training forward pass. NaN if no row has a
+        gradient."""
+        if not self._has_noise:
+            return self.figures.gap
+        return gap_without_noise(
+            self.model,
+            self.rows_with_gradient(step),
+            step["sampling_per_token_logps"],
+            step["completion_mask"],
+            partial(self.scores, self.model),
         )
 
     def layout_of(self, rows: Sequence[GroupRow]) -> GroupLayout:

@@ -129,7 +129,9 @@ class RolloutRunner:
         phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
         with self.clock.during(phase):
             requests = [
-                self._request(row.prompt_ids, (rollout.kind, rollout.step, index))
+                self._request(
+                    row.prompt_ids, (rollout.kind, rollout.step if training else 0, index)
+                )
                 for index, row in enumerate(rollout.prompts)
             ]
             done = {}

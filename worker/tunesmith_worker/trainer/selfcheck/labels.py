@@ -93,11 +93,19 @@ def check_labels(context: SupervisedContext) -> Outcome:
 def check_answers(context: SupervisedContext) -> Outcome:
     """Check `answers`: decoded labels are the assistant's words in the data file."""
     tokenizer, only = context.base.tokenizer, context.data_plan.assistant_only_loss
+    examples = [
+        labels
+        for labels in context.training.dataset[:TEXTS]["labels"]
+        if only or not _is_cut(context, labels)
+    ]
     texts = [
         text
-        for labels in context.training.dataset[:TEXTS]["labels"]
+        for labels in examples
         if _plain(text := tokenizer.decode(_without_ignored(labels), skip_special_tokens=True))
     ]
+    if not examples:
+        cut = f"the first examples are cut to max_seq_length={context.data_plan.max_seq_length}"
+        return not_applicable("answers", f"{cut}, which may remove any part of an answer")
     if not texts:
         return not_applicable("answers", "the labels are special tokens only")
     scores, any_text = [0.0] * len(texts), False
@@ -216,6 +224,12 @@ def _file_rows(context: SupervisedContext) -> Iterator[Row]:
     file = context.training_file
     for chunk in read_chunks(file):
         yield from chunk_rows(chunk, file.name)
+
+
+def _is_cut(context: SupervisedContext, labels: list[int]) -> bool:
+    """Return True if the example may have been cut to max_seq_length."""
+    full = len(labels) == context.data_plan.max_seq_length
+    return full and context.training.counts.truncated > 0
 
 
 def _without_ignored(labels: list[int]) -> list[int]:

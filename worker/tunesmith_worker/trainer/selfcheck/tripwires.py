@@ -31,6 +31,9 @@ GAP = {"fp32": 0.01}
 GAP_16_BITS = 0.1
 """Maximum mean |generation log-prob - training log-prob| in nats per token. Rounding causes 1e-6 in
 fp32, and 1e-3 to 2e-2 in 16 bits."""
+GAP_FAULT = 10
+"""Factor on the maximum gap; a larger gap ends the run. A wrong sampling temperature, stale weights
+or a detached adapter cause gaps of this size, rounding does not."""
 EQUAL_REWARDS = 0.8
 TRUNCATED = 0.3
 CLIPPED = 0.3
@@ -186,10 +189,13 @@ class RolloutTripwires:
         """Number of consecutive bad steps, by kind of warning."""
         self._first: list[float] = []
         """Entropies of the first steps."""
+        self._truncated: float | None = None
+        """Share of truncated completions in the last step."""
 
     def step(self, figures: RolloutFigures) -> list[str]:
         """Return the new warnings of a step."""
         warnings = []
+        self._truncated = figures.truncated_share
         for name, steps, is_bad, text in self._kinds(figures):
             count = self._consecutive.get(name, 0) + 1 if is_bad else 0
             self._consecutive[name] = count
@@ -200,6 +206,22 @@ class RolloutTripwires:
             self._first.append(figures.entropy)
         return warnings
 
+    def check_gap(self, figures: RolloutFigures) -> list[Finding]:
+        """Return an error if the gap of a step is so large that the run trains on wrong ratios."""
+        gap, limit = figures.rollout_gap, GAP_FAULT * self._gap
+        if gap is None or not gap > limit:  # NaN is only a warning
+            return []
+        return [
+            Finding(
+                "rollout_gap",
+                "the mean difference between generation and training log-probabilities is "
+                f"{gap:.2g} nats per token (tolerance {limit:g}; healthy: up to {self._gap:g}): "
+                "the rollouts come from another policy than the trained one.",
+                REPORT_HINT,
+                category=ErrorCategory.INFRASTRUCTURE,
+            )
+        ]
+
     def end(self, spreads: int) -> list[str]:
         """Return warnings at the end of the run. `spreads`: number of groups whose
         completions had different rewards."""
@@ -207,7 +229,18 @@ class RolloutTripwires:
             return []
         return [
             f"equal_rewards: in every group of the run, all rewards were equal: {_EQUAL_REWARDS}"
+            f"{self._cut_answers()}"
         ]
+
+    def _cut_answers(self) -> str:
+        """Return a sentence if many completions end at the length limit, before their answer."""
+        cut = self._truncated
+        if cut is None or cut <= TRUNCATED:
+            return ""
+        return (
+            f" In the last step, {cut:.0%} of the completions reached the length limit, which cuts "
+            "their answers off: raise recipe.grpo.max_completion_length."
+        )
 
     def state(self) -> dict[str, JsonValue]:
         """Return the state for a resume point."""
@@ -240,7 +273,10 @@ class RolloutTripwires:
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std
         if equal is not None:
-            text = f"for {MANY} steps, all rewards within each group were equal: {_EQUAL_REWARDS}"
+            text = (
+                f"for {MANY} steps, all rewards within each group were equal: {_EQUAL_REWARDS}"
+                f"{self._cut_answers()}"
+            )
             yield "equal_rewards", MANY, equal >= 1.0, text
             text = (
                 f"for {MANY} steps, at least {EQUAL_REWARDS:.0%} of the groups had equal rewards "

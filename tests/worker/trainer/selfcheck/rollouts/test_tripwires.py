@@ -67,6 +67,19 @@ def test_the_bound_of_the_gap_goes_by_what_is_computed_in() -> None:
     assert "is nan (healthy" in text
 
 
+def test_equal_rewards_of_cut_answers_are_said_to_be_cut() -> None:
+    """The grader sees no answer: neither it nor the task is at fault."""
+    for cut, said in ((0.1, False), (0.9, True)):
+        equal = replace(GOOD, frac_reward_zero_std=1.0, truncated_share=cut)
+        wires = RolloutTripwires("bf16")
+        told = [text for _, text in _steps(wires, [equal] * 10) if "equal_rewards" in text]
+        short = RolloutTripwires("bf16")
+        _steps(short, [equal] * 2)
+        for text in (*told, *short.end(0)):
+            assert (f"{cut:.0%} of the completions reached the length limit" in text) is said
+        assert len(told) == 1
+
+
 def test_a_run_without_any_spread_is_told_at_its_end_unless_it_was_before() -> None:
     equal = BAD["equal_rewards"][0]
     for steps, spreads, told in ((4, 0, 1), (4, 1, 0), (12, 0, 0)):

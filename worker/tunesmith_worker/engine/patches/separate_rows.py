@@ -1,0 +1,78 @@
+"""Trial of whether stock layers keep packed rows apart.
+
+transformers builds an attention mask for packed rows from their positions, but only for some
+architectures. In other architectures, a row attends to the row before it, its positions continue
+the positions of that row, or convolutions and states carry over. The trial compares a row in a
+pack with the same row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Untyped = Any  # Any: transformers is not typed
+
+ROW = 16
+"""Maximum number of tokens in each of the two rows of the trial."""
+TOLERANCE = {torch.float32: 1e-4}
+TOLERANCE_16_BITS = 0.05
+"""Maximum RMS change of a row's logits in a pack, relative to their standard deviation. In random
+models of two layers, rounding changed logits by 2e-7 (bf16: 0.004), and other rows by 0.009 to
+0.8."""
+
+
+def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:
+    """Return why packed rows of this causal language model affect each other; None if they do not.
+
+    `token_ids`: at least one id that occurs in the data. The model must not be patched."""
+    name = type(model).__name__
+    first, second = trial_rows(token_ids, model.config.get_text_config().vocab_size)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            packed = model(**_pack([first, second], model.device), use_cache=False).logits
+            alone = model(**_pack([second], model.device), use_cache=False).logits
+    except (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        return f"{name} cannot read packed rows ({type(error).__name__}: {_first_line(error)})"
+    finally:
+        model.train(was_training)
+    inside, expected = packed[0, len(first) :].float(), alone[0].float()
+    apart = float((inside - expected).square().mean().sqrt() / expected.std().clamp_min(1e-6))
+    if apart <= TOLERANCE.get(model.dtype, TOLERANCE_16_BITS):
+        return None
+    return f"{name} does not keep packed rows apart (a row's logits change by {apart:.1g})"
+
+
+def trial_rows(token_ids: Sequence[int], vocabulary: int) -> tuple[list[int], list[int]]:
+    """Return two rows of different tokens and unequal length, if possible of the data's tokens."""
+    ids = list(dict.fromkeys(token_ids))[: 2 * ROW]
+    if len(ids) == 1:
+        ids.append((ids[0] + 1) % vocabulary)
+    half = len(ids) // 2
+    return (ids[:half] * ROW)[: ROW - 1], (ids[half:] * ROW)[:ROW]
+
+
+def _pack(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Untyped]:
+    """Concatenate rows as the trainer does (trainer/methods/batches.py)."""
+    lengths = [len(row) for row in rows]
+    ends = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+    index = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))
+    return {
+        "input_ids": torch.tensor([[token for row in rows for token in row]], device=device),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None].to(device),
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+        "seq_idx": index[None].to(device),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120]
