@@ -25,7 +25,7 @@ import trl
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.grpo_learns import COMPLETION_TOKENS, GROUP, MODEL, PROMPTS, RANK, RATE, TRAIN
-from benchmarks.sft_side import PROJECTIONS
+from benchmarks.sft_side import PROJECTIONS, RECOMPUTE
 from tunesmith_schema import LoraRecipe
 from tunesmith_worker.trainer.rewards.math_answer import equal_numbers, find_answer
 
@@ -76,7 +76,7 @@ def train(seed: int, steps: int, folder: Path) -> Watch:
             num_generations=GROUP,
             max_completion_length=COMPLETION_TOKENS,
             max_steps=steps,
-            activation_checkpointing=False,
+            **{RECOMPUTE: False},
             learning_rate=RATE,
             lr_scheduler_type="constant",
             logging_steps=1,

@@ -39,7 +39,7 @@ from benchmarks.grpo_task import (
     text,
     tokenizer,
 )
-from benchmarks.sft_side import Clock, most_memory, watch_memory
+from benchmarks.sft_side import RECOMPUTE, Clock, most_memory, watch_memory
 
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
@@ -257,7 +257,7 @@ def stock_trainer(task: Task, model: Untyped, folder: Path) -> Untyped:
             num_generations=GROUP,
             max_completion_length=task.new_tokens,
             max_steps=task.steps,
-            activation_checkpointing=False,
+            **{RECOMPUTE: False},
             learning_rate=RATE,
             lr_scheduler_type="linear",
             logging_steps=1,

@@ -18,6 +18,13 @@ import torch
 import transformers
 import trl
 
+RECOMPUTE = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in trl.SFTConfig.__dataclass_fields__
+)
+"""Name of the training option that recomputes activations. Transformers 5.17 has only the second
+name."""
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -132,7 +139,7 @@ def main() -> None:
                 packing=packing,
                 max_length=arguments.pack if packing else None,
                 dataset_kwargs={"skip_prepare_dataset": True},
-                activation_checkpointing=False,
+                **{RECOMPUTE: False},
                 learning_rate=1e-3,
                 logging_steps=1,
                 save_strategy="no",

@@ -1,7 +1,8 @@
 """Fixtures for all tests. One PostgreSQL, one Redis and one S3 start when the first test needs
 them.
 
-TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL select existing servers instead. The role
+This module imports nothing of the server: the tests of a GPU run on machines that do not have its
+packages. TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL select existing servers. The role
 in the database URL must be allowed to create databases; the tests use only databases that they
 create.
 """
@@ -13,11 +14,14 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .long_tail import in_long_tail
-from .stacks import S3, PostgreSQL, postgresql_server, redis_server, s3_server
+
+if TYPE_CHECKING:
+    from .stacks import S3, PostgreSQL
 
 # Triton reads this variable at its first import. Without a GPU, its interpreter runs the kernels.
 if not Path("/dev/nvidiactl").exists():
@@ -97,6 +101,8 @@ def umask_of_one_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSQL]:
+    from .stacks import PostgreSQL, postgresql_server
+
     with ExitStack() as stack:
         given = os.environ.get("TUNESMITH_TEST_DATABASE_URL")
         server = PostgreSQL(given or stack.enter_context(postgresql_server()))
@@ -109,11 +115,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given := os.environ.get("TUNESMITH_TEST_BROKER_URL"):
         yield given
         return
+    from .stacks import redis_server
+
     with redis_server(tmp_path_factory.mktemp("redis")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    from .stacks import s3_server
+
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from tunesmith_schema.versions import installed_version
 
-__version__ = version("tunesmith")
+__version__ = installed_version("tunesmith")

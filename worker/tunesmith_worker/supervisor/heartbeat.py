@@ -9,13 +9,13 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Protocol
 
 from celery.worker import state as celery_state
 
 from tunesmith_schema import WorkerHello, WorkerWelcome
 from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK, VALIDATE_FILE_TASK
+from tunesmith_schema.versions import installed_version
 
 from . import base_models
 from .device_health import describe_device
@@ -61,7 +61,7 @@ class HeartbeatThread(threading.Thread):
             queue=identity.queue,
             host=socket.gethostname(),
             device=describe_device(),
-            version=version("tunesmith"),
+            version=installed_version("tunesmith"),
             models=base_models.model_names(settings),
         )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import Hyperparameters, Recipe, RunSpec
 from tunesmith_schema.renames import current_names
+from tunesmith_schema.versions import installed_version
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.resume_point import RunIdentity
 
@@ -44,7 +44,7 @@ def made_for(run: RunDirectory, spec: RunSpec) -> RunIdentity:
 
 
 def made_with() -> dict[str, str]:
-    return {name: version(name) for name in _LIBRARIES}
+    return {name: installed_version(name) for name in _LIBRARIES}
 
 
 def fingerprint(model_path: str) -> str:

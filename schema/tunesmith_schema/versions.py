@@ -1,0 +1,17 @@
+"""Versions of installed packages."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+UNINSTALLED = "uninstalled"
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package, or UNINSTALLED.
+
+    A source tree that is only on PYTHONPATH, such as that of `benchmarks.gpu`, has no version."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return UNINSTALLED
