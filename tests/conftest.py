@@ -2,7 +2,9 @@
 them.
 
 This module imports nothing of the server: the tests of a GPU run on machines that do not have its
-packages. TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL select existing servers. The role
+packages.
+
+TUNESMITH_TEST_DATABASE_URL and TUNESMITH_TEST_BROKER_URL select existing servers instead. The role
 in the database URL must be allowed to create databases; the tests use only databases that they
 create.
 """

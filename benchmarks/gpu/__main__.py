@@ -1,13 +1,14 @@
-"""Benchmarks of our kernels and trainer on a GPU, in one call of under 8 minutes:
+"""Benchmarks of our kernels and trainer on a GPU, in one call of under 10 minutes:
 
-    python -m benchmarks.gpu [--only kernels parity speed grpo memory precision] [--minutes 7.5]
-                             [--out FOLDER]
+    python -m benchmarks.gpu [--only correctness parity speed kernels grpo memory precision]
+                             [--minutes 9.5] [--out FOLDER]
     python -m benchmarks.gpu --tiny       # on a CPU: the same code on tiny shapes
 
 Needs torch, triton, transformers, peft, accelerate and the wheels in requirements-gpu-bench.txt.
-Our packages need not be installed, and nothing is downloaded. The results file
-FOLDER/gpu-DEVICE.json is written after every case. If a case fails, the other cases still run, and
-the exit status is 1. After `--minutes`, the remaining cases are recorded as skipped. A figure that
+Our packages need not be installed, and nothing is downloaded. The cases that matter most come first
+(order.py). The results file FOLDER/gpu-DEVICE.json is written after every case. If a case fails,
+the other cases still run, and the exit status is 1. After `--minutes`, the remaining cases are
+recorded as skipped. A figure that
 misses its bar (required value) is printed and recorded; the exit status does not change.
 """
 
@@ -18,24 +19,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-from .children import Job, run_all
-from .grpo_plan import REAL as GRPO_MODEL
-from .grpo_plan import TINY as TINY_GRPO_MODEL
-from .grpo_plan import grpo_cases
+from .children import run_all
+from .order import PARTS, absent, all_jobs
 from .record import Record
-from .speed_plan import REAL, TINY, speed_cases
 
 RESULTS = Path(__file__).parents[1] / "results"
-PARTS = ("kernels", "parity", "speed", "memory", "precision", "grpo")
-LONGEST = {"memory": 150, "precision": 600}
-"""Time limit of a case in seconds. The loss cases of `precision` need more than the default
-time."""
-OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
-"""Compared trainers that need a GPU, with the package that each trainer needs."""
 
 
 def main() -> int:
@@ -45,7 +35,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments.add_argument("--minutes", type=float, default=7.5, help="time limit")
+    arguments.add_argument("--minutes", type=float, default=9.5, help="time limit")
     arguments.add_argument(
         "--rounds", type=int, default=2, help="runs of each trainer in `speed` and `grpo`"
     )
@@ -56,7 +46,9 @@ def main() -> int:
         arguments.error("no NVIDIA GPU found; use --tiny to check the code on a CPU")
     deadline = time.monotonic() + 60 * options.minutes
     record = Record(options.out, options.only, tiny=options.tiny, minutes=options.minutes)
-    jobs = [job for part in options.only for job in jobs_of(part, options.tiny, options.rounds)]
+    for part, case, why in absent(options.only, tiny=options.tiny):
+        record.skip(part, case, why)
+    jobs = all_jobs(options.only, tiny=options.tiny, rounds=options.rounds)
     run_all(jobs, record, deadline, environment(options.tiny))
     sys.stdout.write(summary(record) + "\n")
     return 1 if record.failed else 0
@@ -75,29 +67,6 @@ def environment(tiny: bool) -> dict[str, str]:
     if tiny:
         env |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return env
-
-
-def speed_jobs(tiny: bool, rounds: int) -> Iterator[Job]:
-    """Yield jobs for all trainers in every round; every second round reverses the order of the
-    trainers. Models whose figures have a required value come first."""
-    sides = ["ours", "stock"]
-    if not tiny:
-        sides += [side for side, package in OPTIONAL.items() if find_spec(package) is not None]
-    for turn in range(1, rounds + 1):
-        for model in TINY if tiny else REAL:
-            for side in sides if turn % 2 else reversed(sides):
-                cases = speed_cases(model, side, turn)
-                yield Job(part="speed", module="benchmarks.gpu.speed", cases=cases, seconds=90)
-
-
-def jobs_of(part: str, tiny: bool, rounds: int) -> Iterator[Job]:
-    if part == "speed":
-        yield from speed_jobs(tiny, rounds)
-    elif part == "grpo":
-        for cases in grpo_cases(TINY_GRPO_MODEL if tiny else GRPO_MODEL, rounds):
-            yield Job(part=part, module="benchmarks.gpu.grpo", cases=cases, seconds=150)
-    else:
-        yield Job(part=part, module=f"benchmarks.gpu.{part}", seconds=LONGEST.get(part, 90))
 
 
 def summary(record: Record) -> str:

@@ -75,8 +75,10 @@ def _worst_kernel(bound: str) -> Callable[[Results], float | None]:
 
 def _share_of_blas(model: str) -> Callable[[Results], float | None]:
     def share(results: Results) -> float | None:
-        used = speed(results, model, "ours", "no-recompute", "model_tflop_per_s")
-        ceiling = results.get("kernels", {}).get("ceilings", {}).get("bf16_tflop_per_s")
+        used, ceiling = (
+            speed(results, model, "ours", "no-recompute", f"{rate}_tflop_per_s")
+            for rate in ("model", "blas")
+        )
         return None if used is None or not ceiling else used / ceiling
 
     return share
@@ -186,9 +188,13 @@ def _bars() -> Iterator[Bar]:
         most=1.5,
         figure=_parity("bf16", "worst"),
     )
-    for model, floor in ((LARGE, 13_500.0), (SMALL, 46_000.0)):
+    for model, floor, share in ((LARGE, 13_500.0, 0.75), (SMALL, 46_000.0, 0.65)):
         yield Bar(name=f"{model}: tokens/s", least=floor, figure=_rate(model))
-        yield Bar(name=f"{model}: share of the BLAS rate", least=0.75, figure=_share_of_blas(model))
+        yield Bar(
+            name=f"{model}: share of the sustained BLAS rate on its own shapes",
+            least=share,
+            figure=_share_of_blas(model),
+        )
     for model in (LARGE, SMALL):
         for side, setting, least in (
             ("stock", "no-recompute", 1.5),

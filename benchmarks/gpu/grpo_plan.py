@@ -1,4 +1,4 @@
-"""Ordered cases of part `grpo`. This module imports nothing, to keep the parent process small."""
+"""Cases of part `grpo`. This module imports nothing, to keep the parent process small."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ BATCHES = (8, 32, 128)
 """Batch sizes of decoding, in completions."""
 
 
-def grpo_cases(model: str, rounds: int) -> list[tuple[str, ...]]:
-    """List the cases of each process. The order is: MODEL/SIDE/TUNING/TURN with alternating sides,
-    our full tuning, MODEL/decode/BATCH and MODEL/ragged/BATCH."""
-    trained = [
-        (f"{model}/{side}/lora/{turn}",)
-        for turn in range(1, rounds + 1)
-        for side in (("ours", "stock") if turn % 2 else ("stock", "ours"))
-    ]
-    decoded = (
-        *(f"{model}/decode/{batch}" for batch in BATCHES),
-        f"{model}/ragged/{BATCHES[1]}",
-    )
-    return [*trained, (f"{model}/ours/full/1",), decoded]
+def step_cases(model: str, turn: int) -> list[str]:
+    """List the cases MODEL/SIDE/TUNING/TURN of a round. Every second round has the sides in reverse
+    order."""
+    sides = ("ours", "stock") if turn % 2 else ("stock", "ours")
+    return [f"{model}/{side}/lora/{turn}" for side in sides]
+
+
+def decoding_cases(model: str) -> list[str]:
+    """List the cases MODEL/decode/BATCH and MODEL/ragged/BATCH."""
+    return [*(f"{model}/decode/{batch}" for batch in BATCHES), f"{model}/ragged/{BATCHES[1]}"]

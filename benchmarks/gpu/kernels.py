@@ -1,11 +1,8 @@
-"""Part `kernels`: checks and times of our operations on real shapes.
+"""Part `kernels`: times of our operations on real shapes. Part `correctness` checks their results.
 
-The checks compare outputs and gradients. In fp32, a kernel's relative RMS error against eager torch
-in float64 must be at most 1e-5. In bf16, a kernel's error against eager torch in fp32 must be at
-most 1.5 times the error of eager bf16. The times are for forward and backward in bf16, with our
-kernels, eager torch and Liger. `ratio` is our kernel's rate divided by the ceiling measured in the
-same process. The ceiling is the copy bandwidth for memory traffic and the rate of torch.mm for
-matrix products.
+The times are for forward and backward in bf16, with our kernels, eager torch and Liger. `ratio` is
+our kernel's rate divided by the ceiling measured in the same process. The ceiling is the copy
+bandwidth for memory traffic and the rate of torch.mm for matrix products.
 """
 
 from __future__ import annotations
@@ -23,16 +20,14 @@ from tunesmith_kernels.dispatch import interpreted
 from ..kernel_operations import (
     OPERATIONS,
     SHAPES,
-    Problem,
     Shape,
-    Tensors,
     outputs_and_gradients,
     upstream_of,
 )
-from ..worst import as_error
 from .attention_paths import attention_paths
 from .cudnn_rows import cudnn_rows
 from .head_rows import head_rows
+from .order import REAL_SHAPES, TINY_SHAPES
 from .serving import Case, serve
 from .timing import (
     Product,
@@ -43,12 +38,6 @@ from .timing import (
 )
 from .work import WORK
 
-FP32_LIMIT = 1e-5
-BF16_FACTOR = 1.5
-INTERPRETED_BF16 = 2**-8
-"""Extra error allowed in Triton's interpreter, because the interpreter truncates to bf16. A GPU
-rounds to the nearest bf16."""
-REAL, TINY = ("llama-8b", "qwen-1.5b"), ("tiny",)
 BEYOND: dict[str, Callable[[Shape, torch.device], dict[str, Any]]] = {
     "head_rows": head_rows,
     "attention_paths": attention_paths,
@@ -78,8 +67,7 @@ def _square(device: torch.device) -> Product:
 
 
 def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Check and time one operation. The times are measured even if the check fails."""
-    result = check(operation, shape, device)
+    """Time one operation."""
     problem = OPERATIONS[operation](shape, device, torch.bfloat16)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}
     if problem.liger is not None:
@@ -93,7 +81,7 @@ def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  
         device,
         repeats=30 if device.type == "cuda" else 1,
     )
-    return result | rates(operation, shape, device, seconds)
+    return rates(operation, shape, device, seconds)
 
 
 def rates(
@@ -135,58 +123,9 @@ def rates(
     }
 
 
-def check(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Run both checks. Return the worst errors and `passed`. NaN does not pass."""
-    fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
-    bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
-    slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
-    return {
-        "fp32_error": max(map(as_error, fp32)),
-        "bf16_error": [ours for ours, _ in bf16],
-        "bf16_error_eager": [eager for _, eager in bf16],
-        "passed": all(ours <= FP32_LIMIT for ours in fp32)
-        and all(ours <= BF16_FACTOR * eager + slack for ours, eager in bf16),
-    }
-
-
-def errors(
-    operation: str, shape: Shape, device: torch.device, dtype: torch.dtype, truth: torch.dtype
-) -> list[tuple[float, float]]:
-    """Return our kernel's error and eager torch's error for each output and gradient. The exact
-    values come from eager torch in the dtype `truth`."""
-    problem = OPERATIONS[operation](shape, device, dtype)
-    upstream = upstream_of(problem)
-    truths = _truths(problem, upstream, truth)
-
-    def of(results: Tensors) -> list[float]:
-        pairs = zip(results, truths, strict=True)
-        return [relative_error(actual, exact.detach()) for actual, exact in pairs]
-
-    eager = of(outputs_and_gradients(problem.eager, problem.leaves, upstream))
-    ours = of(outputs_and_gradients(problem.ours, problem.leaves, upstream))
-    return list(zip(ours, eager, strict=True))
-
-
-def _truths(problem: Problem, upstream: Tensors, dtype: torch.dtype) -> Tensors:
-    leaves, wide_upstream = (
-        tuple(
-            t.detach().to(dtype).requires_grad_(t.requires_grad) if t.is_floating_point() else t
-            for t in tensors
-        )
-        for tensors in (problem.leaves, upstream)
-    )
-    return outputs_and_gradients(problem.eager, leaves, wide_upstream)
-
-
-def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the RMS of the error divided by the RMS of `truth`, computed in the dtype of
-    `truth`."""
-    return float((actual.detach().to(truth.dtype) - truth).norm() / truth.norm())
-
-
 def cases(device: torch.device) -> dict[str, Case]:
     by_name: dict[str, Case] = {"ceilings": partial(ceilings, device)}
-    for shape in REAL if device.type == "cuda" else TINY:
+    for shape in REAL_SHAPES if device.type == "cuda" else TINY_SHAPES:
         for name in OPERATIONS:
             by_name[f"{shape}/{name}"] = partial(run, name, SHAPES[shape], device)
         for name, function in BEYOND.items():

@@ -49,6 +49,9 @@ def _qwen(**shape: Untyped) -> Untyped:
     )
 
 
+_JOINED: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of projections with the same input."""
+
 _TINY = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -117,6 +120,27 @@ def with_large_gradients(model: Untyped) -> Untyped:
 
 def parameter_width(model: Untyped) -> int:
     return int(model.config.hidden_size)
+
+
+def products_of_step(model: Untyped, tokens: int) -> list[tuple[int, int, int]]:
+    """List the matrix products of a LoRA step with frozen weights: sizes m, k, n.
+
+    Each weight has a product in forward and one in backward, for the gradient of its input. Weights
+    with the same input count as one matrix. Products of adapters do not count."""
+    products = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or "lora_" in name:
+            continue
+        out, size = module.weight.shape
+        own = name.removesuffix(".base_layer")
+        joined: tuple[str, ...] = next((group for group in _JOINED if own.endswith(group)), ())
+        if joined and not own.endswith(joined[0]):
+            continue
+        for other in joined[1:]:
+            sibling = model.get_submodule(name.replace(joined[0], other))
+            out += sibling.weight.shape[0]
+        products += [(tokens, size, out), (tokens, out, size)]
+    return products
 
 
 def operations_per_token(model: Untyped, length: int) -> float:

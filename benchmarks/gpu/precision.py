@@ -29,6 +29,7 @@ with quick_imports():
     from tunesmith_worker.engine.patches import patch
 
     from .models import random_model
+    from .order import PRECISION_MODELS
     from .parity import packed_batch
     from .serving import Case, serve
     from .timing import median_seconds
@@ -148,8 +149,7 @@ def _clean() -> None:
 
 
 def cases(device: torch.device) -> dict[str, Case]:
-    on_gpu = device.type == "cuda"
-    large, small = ("llama-3.2-1b", "qwen2.5-0.5b") if on_gpu else ("tiny-llama", "tiny-llama")
+    large, small = PRECISION_MODELS[device.type != "cuda"]
     return {
         f"{large}/bytes": partial(bytes_a_parameter, large, device),
         f"{large}/time": partial(step_time, large, device),

@@ -62,8 +62,9 @@ class Record:
         self._results["errors"].append({"part": part, "case": case, "error": error})
         self._write(f"{part}: {case} FAILED: {error}")
 
-    def skip(self, part: str, case: str) -> None:
-        why = f"time limit of {self._results['minutes']:g} minutes"
+    def skip(self, part: str, case: str, why: str = "") -> None:
+        """Record that a case did not run. `why` defaults to the time limit."""
+        why = why or f"time limit of {self._results['minutes']:g} minutes"
         self._results["skipped"].append({"part": part, "case": case, "why": why})
         self._write(f"{part}: {case} skipped: {why}")
 
@@ -84,6 +85,7 @@ def _short(result: dict[str, Any]) -> str:
     """Return the main figures of a result, for the log."""
     keys = (
         *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
+        *("fp32_error", "tests", "failed", "error", "overhead", "relative"),
         *("seconds_per_step", "sync_share", "adapter_on_base"),
         *("device_busy_share", "copy_gb_per_s", "bf16_tflop_per_s", "refused", "passed"),
     )

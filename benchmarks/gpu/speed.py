@@ -25,10 +25,11 @@ with quick_imports():
     import transformers
 
     from ..sft_side import most_memory, watch_memory
-    from .models import operations_per_token
+    from .models import operations_per_token, products_of_step
     from .serving import Case, serve
     from .sides import SIDES, Task
     from .speed_plan import STEPS, TINY, WARM_UP
+    from .timing import sustained_rate
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -92,6 +93,11 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
         "passed": math.isfinite(output.training_loss),
         **built.notes,
     }
+    if task.whole and side == "ours":
+        device = next(built.model.parameters()).device
+        products = products_of_step(built.model, task.length)
+        blas = sustained_rate(products, device, torch.bfloat16)
+        result["blas_tflop_per_s"] = round(blas / 1e12, 2)
     if task.whole:
         result["model_tflop_per_s"] = round(
             operations_per_token(built.model, task.length) * rate / 1e12, 2

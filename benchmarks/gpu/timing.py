@@ -82,12 +82,55 @@ def product_seconds(products: Sequence[Product], device: torch.device, dtype: to
 
 @cache
 def _product_seconds(product: Product, device: torch.device, dtype: torch.dtype) -> float:
+    a, b, out = _operands(product, device, dtype)
+    runs = {"mm": lambda: torch.mm(a, b, out=out)}
+    return median_seconds(runs, device, 10 if device.type == "cuda" else 1)["mm"]
+
+
+def sustained_rate(
+    products: Sequence[Product], device: torch.device, dtype: torch.dtype, seconds: float = 1.5
+) -> float:
+    """Measure the operations per second of torch.mm on `products`, which run back to back for about
+    `seconds`, as in training.
+
+    Products with pauses between them, as in `_product_seconds`, run at a higher clock rate: the
+    limit of the device's power takes effect only after some milliseconds of work."""
+    operands = {product: _operands(product, device, dtype) for product in set(products)}
+
+    def multiply() -> None:
+        for product in products:
+            a, b, out = operands[product]
+            torch.mm(a, b, out=out)
+
+    first = _elapsed([multiply] * 2, device) / 2  # warms up
+    times = max(1, round(seconds / first)) if device.type == "cuda" else 1
+    return operations(products) * times / _elapsed([multiply] * times, device)
+
+
+def _elapsed(runs: Sequence[Run], device: torch.device) -> float:
+    """Return the seconds of all runs together, without pauses between them."""
+    if device.type == "cpu":
+        begun = time.process_time()
+        for run in runs:
+            run()
+        return time.process_time() - begun
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for run in runs:
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _operands(
+    product: Product, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return random matrices [m, k] and [k, n], and an empty result [m, n]."""
     m, k, n = product
     a = torch.randn(m, k, device=device, dtype=dtype)
     b = torch.randn(k, n, device=device, dtype=dtype)
-    out = torch.empty(m, n, device=device, dtype=dtype)
-    runs = {"mm": lambda: torch.mm(a, b, out=out)}
-    return median_seconds(runs, device, 10 if device.type == "cuda" else 1)["mm"]
+    return a, b, torch.empty(m, n, device=device, dtype=dtype)
 
 
 def operations(products: Sequence[Product]) -> int:

@@ -1,8 +1,13 @@
-"""Triton kernel for `read_rows` in head_rows.py. One program reads a row of logits twice.
+"""Triton kernel for `read_rows` in head_rows.py. A program reads each of its rows twice.
 
 The first pass over a row computes the statistics of logsumexp over blocks of the vocabulary. The
 second pass over a row overwrites the logits; it reads the row from the L2 cache. The formulas and
 symbols are in head_rows.py.
+
+Each multiprocessor runs one program, which takes row after row. With several programs per
+multiprocessor, their rows together would not fit the L2 cache: a bf16 row of 128,256 logits has 250
+KiB, and 132 rows have 32 MiB. Because one program has no other program to hide its latency, its
+loops load blocks ahead (num_stages).
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from .head_types import LogitTransform, RowStatistics
 __all__ = ["launch"]
 
 _MASKED = tl.constexpr(-1e30)
-_MOST_COLUMNS = 4096
+_MOST_COLUMNS = 16384
+_STAGES = tl.constexpr(3)
 
 
 def launch(
@@ -37,7 +43,8 @@ def launch(
         return
     block = min(_MOST_COLUMNS, triton.next_power_of_2(vocabulary))
     with on_device_of(logits):
-        _row_kernel[(rows,)](
+        _row_kernel[(min(rows, _most_programs(logits)),)](
+            rows,
             logits,
             logits.stride(0),
             targets,
@@ -60,8 +67,16 @@ def launch(
             HAS_GRADIENT=gradient,
             HAS_SPREAD=spread is not None,
             BLOCK=block,
-            num_warps=8 if block >= 2048 else 4,
+            num_warps=min(16, max(4, block // 512)),
         )
+
+
+def _most_programs(logits: torch.Tensor) -> int:
+    """Return the largest number of programs: the number of multiprocessors, or 2 in the
+    interpreter, so that tests cover the loop over rows."""
+    if not logits.is_cuda:
+        return 2
+    return torch.cuda.get_device_properties(logits.device).multi_processor_count
 
 
 @triton.jit
@@ -88,6 +103,7 @@ def _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP: tl.constexpr):
 @triton.jit
 @no_type_check
 def _row_kernel(
+    num_rows,
     logits,
     logits_stride,
     targets,
@@ -111,62 +127,65 @@ def _row_kernel(
     HAS_SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    base = logits + row * logits_stride
-    t = tl.load(targets + row * targets_stride)
-    # A target outside the vocabulary gives NaN; no logit is read for this target.
-    inside = (t >= 0) & (t < vocabulary)
-    y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
-    z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
-
     columns = tl.arange(0, BLOCK)
-    largest = tl.full((), _MASKED, tl.float32)
-    before = tl.full((), _MASKED, tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    moment = tl.full((), 0.0, tl.float32)  # sum of exp(z - largest) (z - largest)
-    for start in range(0, vocabulary, BLOCK):
-        j = start + columns
-        in_row = j < vocabulary
-        other = in_row & (j != t)
-        # `in_row` is the mask, not `other`, because vectorised loads need one mask value
-        # per vector.
-        y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
-        z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
-        z = tl.where(other, z, _MASKED)
-        if HAS_TOP1:
-            before = tl.maximum(before, tl.max(tl.where(j < t, z, _MASKED), axis=0))
-        new_largest = tl.maximum(largest, tl.max(z, axis=0))
-        shift = largest - new_largest
-        rescale = tl.exp(shift)
-        z = z - new_largest
-        e = tl.where(other, tl.exp(z), 0.0)
-        if HAS_ENTROPY:
-            moment = rescale * (moment + shift * total) + tl.sum(e * z, axis=0)
-        total = rescale * total + tl.sum(e, axis=0)
-        largest = new_largest
-    total = tl.where(total == 0.0, 1.0, total)  # the sum is 0 if the vocabulary has one token
-    mean = moment / total
-    tl.store(target_out + row, z_t)
-    tl.store(max_out + row, largest)
-    tl.store(sum_out + row, total)
-    if HAS_ENTROPY:
-        tl.store(mean_out + row, mean)
-    if HAS_TOP1:
-        tl.store(top1_out + row, ((z_t > before) & (z_t >= largest)).to(tl.uint8))
+    first = tl.program_id(0)
+    programs = tl.num_programs(0)
+    for turn in range(tl.cdiv(num_rows - first, programs)):
+        row = first.to(tl.int64) + turn * programs
+        base = logits + row * logits_stride
+        t = tl.load(targets + row * targets_stride)
+        # A target outside the vocabulary gives NaN; no logit is read for this target.
+        inside = (t >= 0) & (t < vocabulary)
+        y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
+        z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)
 
-    if HAS_GRADIENT:
-        for start in range(0, vocabulary, BLOCK):
+        largest = tl.full((), _MASKED, tl.float32)
+        before = tl.full((), _MASKED, tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        moment = tl.full((), 0.0, tl.float32)  # sum of exp(z - largest) (z - largest)
+        for start in tl.range(0, vocabulary, BLOCK, num_stages=_STAGES):
             j = start + columns
             in_row = j < vocabulary
+            other = in_row & (j != t)
+            # `in_row` is the mask, not `other`, because vectorised loads need one mask value
+            # per vector.
             y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
             z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
-            other = in_row & (j != t)
-            above = tl.where(other, z - largest, 0.0)
-            pull = tl.where(other, tl.exp(above) / total, 0.0)
-            if HAS_SOFTCAP:
-                tanh = z * temperature / softcap
-                pull = pull * (1.0 - tanh * tanh)
-            if HAS_SPREAD:
-                away = (pull * (above - mean)).to(spread.dtype.element_ty)
-                tl.store(spread + row * spread_stride + j, away, mask=in_row)
-            tl.store(base + j, pull.to(logits.dtype.element_ty), mask=in_row)
+            z = tl.where(other, z, _MASKED)
+            if HAS_TOP1:
+                before = tl.maximum(before, tl.max(tl.where(j < t, z, _MASKED), axis=0))
+            new_largest = tl.maximum(largest, tl.max(z, axis=0))
+            shift = largest - new_largest
+            rescale = tl.exp(shift)
+            z = z - new_largest
+            e = tl.where(other, tl.exp(z), 0.0)
+            if HAS_ENTROPY:
+                moment = rescale * (moment + shift * total) + tl.sum(e * z, axis=0)
+            total = rescale * total + tl.sum(e, axis=0)
+            largest = new_largest
+        total = tl.where(total == 0.0, 1.0, total)  # the sum is 0 if the vocabulary has one token
+        mean = moment / total
+        tl.store(target_out + row, z_t)
+        tl.store(max_out + row, largest)
+        tl.store(sum_out + row, total)
+        if HAS_ENTROPY:
+            tl.store(mean_out + row, mean)
+        if HAS_TOP1:
+            tl.store(top1_out + row, ((z_t > before) & (z_t >= largest)).to(tl.uint8))
+
+        if HAS_GRADIENT:
+            for start in tl.range(0, vocabulary, BLOCK, num_stages=_STAGES):
+                j = start + columns
+                in_row = j < vocabulary
+                y = tl.load(base + j, mask=in_row, other=0.0).to(tl.float32)
+                z = _transform(y, gain, scale, softcap, temperature, HAS_SOFTCAP)
+                other = in_row & (j != t)
+                above = tl.where(other, z - largest, 0.0)
+                pull = tl.where(other, tl.exp(above) / total, 0.0)
+                if HAS_SOFTCAP:
+                    tanh = z * temperature / softcap
+                    pull = pull * (1.0 - tanh * tanh)
+                if HAS_SPREAD:
+                    away = (pull * (above - mean)).to(spread.dtype.element_ty)
+                    tl.store(spread + row * spread_stride + j, away, mask=in_row)
+                tl.store(base + j, pull.to(logits.dtype.element_ty), mask=in_row)

@@ -52,6 +52,8 @@ COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program",
 COUNTS |= {"num_blocks", "seed"}
 
 NORM = {"ROWS": 1, "COLUMNS": 4096, "heads": 1}
+WIDE_LOADS = ("ld.global.v4.b32", "cp.async.cg.shared.global")
+"""Loads of 16 bytes: into registers, and ahead of their use into shared memory."""
 KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
     *(
         (rms_norm_triton._forward_kernel, {"KIND": kind, "RSTD_GIVEN": given, **NORM})
@@ -89,7 +91,7 @@ KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
                 "HAS_TOP1": flag,
                 "HAS_GRADIENT": True,
                 "HAS_SPREAD": flag,
-                "BLOCK": 4096,
+                "BLOCK": 16384,
             },
         )
         for flag in (False, True)
@@ -142,5 +144,6 @@ def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
 
 if __name__ == "__main__":
     for kernel, constants in KERNELS:
-        wide = "ld.global.v4.b32" in compiled(kernel, constants)
+        ptx = compiled(kernel, constants)
+        wide = any(load in ptx for load in WIDE_LOADS)
         sys.stdout.write(f"{kernel.__name__} {'wide' if wide else 'narrow'}\n")

@@ -9,24 +9,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.uninstalled import hide_metadata
 from tunesmith_schema.versions import UNINSTALLED, installed_version
 
 ROOT = Path(__file__).parents[2]
-HIDES = """
-import importlib.metadata as metadata
-
-_version = metadata.version
-
-
-def version(name):
-    if name == "tunesmith":
-        raise metadata.PackageNotFoundError(name)
-    return _version(name)
-
-
-metadata.version = version
-"""
-"""sitecustomize.py of a Python that has no metadata of tunesmith."""
 PROGRAM = """
 import tunesmith
 from tunesmith_worker.trainer.checkpoints.identity import made_with
@@ -40,7 +26,7 @@ def test_an_installed_package_has_its_version() -> None:
 
 
 def test_a_tree_that_is_not_installed_names_no_version(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDES)
+    hide_metadata(tmp_path)
     sources = [str(ROOT / name) for name in ("client", "schema", "worker", "kernels")]
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],

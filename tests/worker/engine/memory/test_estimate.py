@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,16 @@ def test_every_byte_has_a_name_and_offload_moves_bytes_to_the_host() -> None:
     assert offloaded.pinned_host == 3 * m.batch.tokens * m.shape.hidden * 4
     assert offloaded.peak < kept.peak
     assert sum(offloaded.by_layer) < sum(kept.by_layer)
+
+
+@pytest.mark.parametrize(("tokens", "block"), [(170, 1 << 17), (171, 1 << 18)])
+def test_pinned_memory_is_predicted_in_the_blocks_that_torch_pins(tokens: int, block: int) -> None:
+    """Their size is a power of two: 4,096 rows of 1,536 bf16 values take 16 MiB, not 12."""
+    m = Measured(llama())
+    assert m.shape.hidden * m.tuning.stream_bytes == 768
+    batch, engine = replace(m.batch, tokens=tokens), replace(m.engine, on_gpu=True)
+    predicted = predict(m.shape, m.tuning, batch, engine, Policy(keep=1, offload=3))
+    assert predicted.pinned_host == 3 * block
 
 
 def test_a_correction_scales_its_own_part_only() -> None:

@@ -214,3 +214,24 @@ def test_a_failure_halfway_leaves_the_model_as_it_was(monkeypatch: pytest.Monkey
 def test_the_type_of_adapter_that_peft_makes_is_the_one_we_read() -> None:
     model = with_lora(make_model("llama"))
     assert type(model.get_base_model().model.layers[0].mlp.up_proj) is peft.tuners.lora.Linear
+
+
+def test_a_gpu_gets_the_memory_of_unfused_weights_back_after_the_last_fusion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's allocator would keep it: for an 8B model 9 GB."""
+    model, calls, fuse = with_lora(make_model("llama")), [], FusedWeight._fuse
+
+    def noted(weight: FusedWeight) -> None:
+        calls.append("fuse")
+        fuse(weight)
+
+    monkeypatch.setattr(FusedWeight, "_fuse", noted)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    patch(model).undo()
+    assert set(calls) == {"fuse"}, "a CPU has no such memory"
+    layers, calls = calls, []
+    cuda = property(lambda _: torch.device("cuda"))
+    monkeypatch.setattr(type(model.get_base_model()), "device", cuda)
+    patch(model)
+    assert calls == [*layers, "empty"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.worker.engine.patches.models import FAMILIES, make_model, with_lora
-from tunesmith_worker.engine.rollout import Interrupted, Request, SamplingParams, native
+from tunesmith_worker.engine.rollout import Interrupted, Request, SamplingParams, batch, native
 from tunesmith_worker.engine.rollout.cache import RowCache
 from tunesmith_worker.engine.rollout.decoder import Decoder
 
@@ -168,8 +168,12 @@ def test_laws_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         assert a.sampling_logprobs == pytest.approx(b.sampling_logprobs, abs=2e-5)
 
 
-def test_more_tokens_than_there_was_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("reserved", "recordings"), [(1024, 1), (70, 2), (0, 3)])
+def test_room_is_reserved_so_that_a_recording_lasts(
+    monkeypatch: pytest.MonkeyPatch, reserved: int, recordings: int
+) -> None:
     """Another room, another recording."""
+    monkeypatch.setattr(batch, "_RESERVED", reserved)
     recorded(monkeypatch, tape := Tape())
     model = make_model("llama")
     prompts = make_prompts(5, 9)
@@ -177,8 +181,8 @@ def test_more_tokens_than_there_was_room_for(monkeypatch: pytest.MonkeyPatch) ->
     found = greedy(engine, prompts, 150)
     assert_logprobs_equal_a_forward(model, prompts, found)
     assert [len(one.token_ids) for one in found] == [150, 150]
-    assert tape.recordings == 3, "room for 64, 128 and 192"
-    assert engine.figures.graph_steps == 149 - 3
+    assert tape.recordings == recordings, "room for 64, 128 and 192 if none is reserved"
+    assert engine.figures.graph_steps == 149 - recordings
 
 
 def test_rows_of_trained_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def predict(
         moment=moment,
         items={name: size for name, size in items.items() if size},
         by_layer=tuple(held),
-        pinned_host=one_input * modes.count("offload"),
+        pinned_host=engine.host_block(one_input) * modes.count("offload"),
     )
 
 

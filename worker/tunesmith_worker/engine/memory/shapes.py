@@ -223,3 +223,9 @@ class Engine:
     on_gpu: bool
     passes: int
     """Number of micro-batches in an optimiser step."""
+
+    def host_block(self, size: int) -> int:
+        """Bytes that an offloaded tensor of `size` bytes takes on the host.
+
+        On a GPU, torch pins blocks whose size is a power of two (CachingHostAllocator.h)."""
+        return 1 << (size - 1).bit_length() if self.on_gpu and size else size

@@ -22,6 +22,9 @@ from .stopping import StopChecker
 
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
+_RESERVED = 1024
+"""Maximum number of completion tokens for which recorded steps reserve room in advance. More room
+costs time, because a recorded step reads all of it; less room needs more recordings."""
 _ENDED_SHARE = 0.25
 """Fraction of ended rows at which the batch is rebuilt."""
 
@@ -164,9 +167,17 @@ class Batch:
         if self._cache is None:
             self._cache = RowCache(prefixes[0])
         kept_ids = {id(row) for row in kept}
-        self._cache.rebuild(
-            [old_index[id(row)] if id(row) in kept_ids else -1 for row in self._batch], prefixes
-        )
+        places = [old_index[id(row)] if id(row) in kept_ids else -1 for row in self._batch]
+        self._cache.rebuild(places, prefixes, self._reserved(places))
+
+    def _reserved(self, places: Sequence[int]) -> int:
+        """Return the number of completion tokens to reserve room for. `places`: each row's place in
+        the cache, or -1."""
+        if self._cache is None or not self._decoder.reserves_room:
+            return 0
+        cached = [0 if place < 0 else self._cache.lengths[place] for place in places]
+        left = [row.request.max_tokens - len(row.tokens) for row in self._batch]
+        return min(_RESERVED, max(map(sum, zip(cached, left, strict=True))))
 
     def _take_from_queue(self, room: int) -> list[Row]:
         """Remove up to `room` rows from the front of the queue and return them."""

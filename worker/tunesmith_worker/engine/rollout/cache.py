@@ -64,13 +64,13 @@ class RowCache:
         prompts = {id(p): p.keys.numel() * 2 * p.keys.element_size() for p, _, _ in self.spans}
         return self._kv.numel() * self._kv.element_size() + sum(prompts.values())
 
-    def rebuild(self, kept: Sequence[int], prefixes: Sequence[Prefix]) -> None:
-        """Replace the rows.
+    def rebuild(self, kept: Sequence[int], prefixes: Sequence[Prefix], reserved: int = 0) -> None:
+        """Replace the rows, with room for at least `reserved` completion tokens.
 
         `prefixes` contains the prompt of each new row; equal prompts are adjacent. `kept` contains
         each new row's old row number, or -1 if the row has no cached completion."""
         lengths = [0 if row < 0 else self.lengths[row] for row in kept]
-        room = _room(max(lengths, default=0) + 1)
+        room = _room(max(max(lengths, default=0) + 1, reserved))
         layers, two, kv_heads, _, before, head_dim = self._kv.shape
         # Unused entries must be finite: attention multiplies them by 0, and 0 times NaN is NaN.
         kv = self._kv.new_zeros(layers, two, kv_heads, len(kept), room, head_dim)

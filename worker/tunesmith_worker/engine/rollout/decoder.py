@@ -81,6 +81,11 @@ class Decoder:
             for i in range(len(prompts))
         ]
 
+    @property
+    def reserves_room(self) -> bool:
+        """True if the cache should have room for all tokens of its rows from the start."""
+        return False
+
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """Process each row's newest token, and cache its keys and values.
 

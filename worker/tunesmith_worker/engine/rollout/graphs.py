@@ -111,6 +111,11 @@ class RecordingDecoder(Decoder):
         self._step: _Step | None = None
         figures.recording_error = recorder.disabled_reason
 
+    @property
+    def reserves_room(self) -> bool:
+        """True while steps are recorded: when the cache grows, its recording is lost."""
+        return not self._figures.recording_error
+
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
         """Run a decode step. The next step may overwrite the returned tensor."""
         if self._figures.recording_error:
