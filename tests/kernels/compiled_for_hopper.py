@@ -52,6 +52,8 @@ COUNTS = {"num_rows", "heads", "num_heads", "num_q_heads", "blocks_per_program",
 COUNTS |= {"num_blocks", "seed"}
 
 NORM = {"ROWS": 1, "COLUMNS": 4096, "heads": 1}
+WARPS = {"_row_kernel": 16}
+"""Warps of a launch, where a launch has more than 4 and few would make the compiler slow."""
 WIDE_LOADS = ("ld.global.v4.b32", "cp.async.cg.shared.global")
 """Loads of 16 bytes: into registers, and ahead of their use into shared memory."""
 KERNELS: list[tuple[Any, Mapping[str, object]]] = [  # Any: triton has no types
@@ -138,7 +140,8 @@ def compiled(kernel: Any, constants: Mapping[str, object]) -> str:
             if name not in constants and name not in COUNTS and name not in FLOATS
         },
     )
-    ptx: str = triton.compile(source, target=HOPPER).asm["ptx"]
+    options = {"num_warps": WARPS.get(kernel.__name__, 4)}
+    ptx: str = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
     return ptx
 
 
