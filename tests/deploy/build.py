@@ -54,7 +54,7 @@ class Build:
             elif instruction == "COPY" and "--from=" not in value:
                 *sources, target = value.split()
                 for source in sources:
-                    self._copy(ROOT / source, folder / target)
+                    self._copy(ROOT / source, folder / self.inside(target))
             elif instruction == "RUN" and not any(word in value for word in _IMPOSSIBLE):
                 line = self.inside(_OPTION.sub("", value))
                 self._run(line, folder, final=stage.name == installed)

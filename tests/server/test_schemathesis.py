@@ -79,7 +79,7 @@ def _schemathesis(url: str, key: str, config: Path, seconds: int) -> str:
             *("run", f"{url}/openapi.json", "--header", f"Authorization: Bearer {key}"),
             # A valid body may still name a file that does not exist.
             *("--exclude-checks", "positive_data_acceptance"),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "15"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", "20"),
             *("--max-time", str(seconds), "--seed", "1", "--generation-deterministic"),
             *("--no-color", "--warnings", "off"),
         ],

@@ -44,6 +44,7 @@ def foreign(
         options: Any = {"allow_http": True}  # Any: obstore's TypedDict
         store = from_url(settings.storage_url, client_options=options)
     else:
+        settings.data_dir.mkdir(mode=0o700, exist_ok=True)
         store = from_url(settings.storage_url, mkdir=True)
         for path, content in STAGING.items():
             file = settings.data_dir / "blobs" / path
