@@ -51,6 +51,7 @@ class ErrorCode(StrEnum):
     NOT_SUPPORTED = "not_supported"
     WORKER_NOT_ENROLLED = "worker_not_enrolled"
     FENCED_OUT = "fenced_out"
+    CONTENT_MISSING = "content_missing"
     NO_REPORT = "no_report"
     INTERNAL = "internal_error"
     UNAVAILABLE = "unavailable"

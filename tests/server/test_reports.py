@@ -95,6 +95,20 @@ def test_an_outcome_after_the_lease_was_lost_is_not_taken_for_a_repetition(
     assert server.job(claim["job_id"])["fine_tuned_model"] is None
 
 
+def test_a_success_whose_content_the_store_has_lost_waits_for_another_upload(
+    server: Server, claim: dict[str, Any]
+) -> None:
+    files = server.worker.store(claim, {"a.txt": b"abc"})
+    outcome = {"state": "succeeded", "files": files}
+    server.storage.delete([files[0]["sha256"]])
+    reply = server.worker.report_reply(claim, events=[event(1, "done")], outcome=outcome)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "content_missing")
+    assert server.job(claim["job_id"])["state"] == "running"
+    server.worker.store(claim, {"a.txt": b"abc"})
+    server.worker.report(claim, events=[event(1, "done")], outcome=outcome)
+    assert server.job(claim["job_id"])["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "released"])
 def test_a_final_report_may_be_repeated(server: Server, claim: dict[str, Any], state: str) -> None:
     files = server.worker.store(claim, {"a.safetensors": b"abc"}) if state == "succeeded" else []

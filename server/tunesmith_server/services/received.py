@@ -26,7 +26,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_COUNT, MAX_STEP, JsonBound
 from tunesmith_schema.field_errors import field_errors
-from tunesmith_server.core.errors import BadRequest, ServiceError, Unavailable
+from tunesmith_server.core.errors import Conflict, ServiceError, Unavailable
 from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.models import JobRow
 
@@ -81,13 +81,13 @@ class ReceivedReport(Report):
 
 
 def check_files(storage: Storage, report: ReceivedReport) -> ReceivedReport:
-    """Return the report without the events whose files are missing in storage. Raises BadRequest
-    if a file of the outcome is missing. Call this function before the transaction, because storage
-    may be slow."""
+    """Return the report without the events whose files are missing in storage. Raises Conflict if a
+    file of the outcome is missing: the worker then sends the content again. Call this function
+    before the transaction, because storage may be slow."""
     for file in report.outcome.files if report.outcome else []:
         if why := _missing(storage, file):
-            hint = "PUT its content to /internal/jobs/{id}/blobs/{sha256} first"
-            raise BadRequest(ErrorCode.INVALID_REQUEST, why, hint=hint)
+            hint = "PUT its content to /internal/jobs/{id}/blobs/{sha256}, then report again"
+            raise Conflict(ErrorCode.CONTENT_MISSING, why, hint=hint)
     checked: list[RunEvent | Unreadable] = []
     for event in report.events:
         reasons = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tunesmith_schema import Claim, StoredFile
-from tunesmith_worker.supervisor import job_session
+from tunesmith_worker.supervisor import job_session, uploads
 from tunesmith_worker.supervisor.server_api import ServerFault
 
 from .test_disk_full import FakeApi, settings, supervised
@@ -49,7 +49,8 @@ def test_a_storage_that_refuses_writes_fails_the_attempt_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.02)
-    monkeypatch.setattr(job_session, "MAX_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr(uploads, "FIRST_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr(uploads, "MAX_DELAY_SECONDS", 0.02)
     api = RefusingApi()
     assert supervised(settings(tmp_path, DONE), api)
     assert error_of(api).code == "storage_read_only"

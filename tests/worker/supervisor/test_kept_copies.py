@@ -14,9 +14,16 @@ from tests.worker.supervisor.test_disk_full import settings
 from tests.worker.supervisor.test_supervise import TRAINER, FakeApi
 from tunesmith_schema import Report
 from tunesmith_worker.rundir.samples import write_samples
+from tunesmith_worker.supervisor import job_session
 from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
-from tunesmith_worker.supervisor.server_api import FencedOut, ServerApi, ServerFault, ServerRefused
+from tunesmith_worker.supervisor.server_api import (
+    ContentMissing,
+    FencedOut,
+    ServerApi,
+    ServerFault,
+    ServerRefused,
+)
 from tunesmith_worker.supervisor.supervise import supervise
 
 CONTENT = b"weights"
@@ -100,3 +107,31 @@ def test_an_adapter_stays_if_its_report_is_not_accepted(tmp_path: Path) -> None:
 
 def test_an_adapter_leaves_the_worker_once_its_report_is_accepted(tmp_path: Path) -> None:
     assert run_job(tmp_path, lambda report: None) == []
+
+
+@pytest.mark.parametrize(("losses", "state", "puts"), [(2, "succeeded", 3), (99, "failed", 4)])
+def test_content_that_the_store_has_lost_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: int, state: str, puts: int
+) -> None:
+    monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.05)
+    refused: list[Report] = []
+
+    def lose(report: Report) -> None:
+        if report.outcome is not None and report.outcome.files and len(refused) < losses:
+            refused.append(report)
+            raise ContentMissing("no stored content for 'weights.safetensors'")
+
+    given = settings(tmp_path, TRAINER + '\nsave("adapter")\nend("succeeded")\n')
+    api = FakeApi()
+    api.on_report = lose
+    assert supervise(given, api, "worker-1", lambda: False, Launcher(given))
+    assert (api.outcome.state, api.puts) == (state, puts)
+    if state == "failed":
+        assert "no stored content for 'weights.safetensors'" in api.outcome.error.message
+    kept = list(tmp_path.rglob("weights.safetensors"))
+    assert bool(kept) == (state == "failed"), "the copy stays until the server has accepted it"
+
+
+def test_a_refusal_for_missing_content_has_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(ContentMissing):
+        put(tmp_path, refusal("content_missing"))

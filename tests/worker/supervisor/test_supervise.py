@@ -25,7 +25,7 @@ from tunesmith_schema import (
     StoredFile,
 )
 from tunesmith_worker.rundir.events import EventLog
-from tunesmith_worker.supervisor import job_session, server_commands
+from tunesmith_worker.supervisor import job_session, server_commands, uploads
 from tunesmith_worker.supervisor.downloads.fetch import fetch_inputs
 from tunesmith_worker.supervisor.identity import WorkerIdentity
 from tunesmith_worker.supervisor.launcher import Launcher
@@ -116,6 +116,7 @@ Run = Callable[..., FakeApi]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Supervises one job whose trainer is the given program."""
     monkeypatch.setattr(job_session, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(uploads, "FIRST_DELAY_SECONDS", 0.05)
 
     def supervised(
         api: FakeApi, program: str, stopping: Callable[[], bool] = lambda: False
@@ -181,13 +182,13 @@ def test_storage_that_stays_broken_fails_the_job_with_its_words(
     def broken(path: Path) -> None:
         raise ServerFault("PUT: internal error: OSError")
 
-    monkeypatch.setattr(job_session, "MAX_DELAY_SECONDS", 0.05)
+    monkeypatch.setattr(uploads, "MAX_DELAY_SECONDS", 0.05)
     api = FakeApi()
     api.on_put = broken
     run(api, "save('adapter'); end('succeeded')")
     assert api.outcome.state == "failed"
     assert "internal error: OSError" in api.outcome.error.message
-    assert api.puts == job_session.MAX_FAULTS
+    assert api.puts == uploads.MAX_FAULTS
 
 
 def test_a_report_that_is_refused_fails_the_job_at_once(run: Run) -> None:

@@ -39,10 +39,16 @@ from tunesmith_worker.supervisor.downloads.fetch_resume_points import clean_run_
 from .attempt_report import AttemptReport
 from .event_reader import EventReader
 from .launcher import Launcher
-from .server_api import FencedOut, ServerApi, ServerFault, ServerRefused, ServerUnreachable
+from .server_api import (
+    ContentMissing,
+    FencedOut,
+    ServerApi,
+    ServerRefused,
+    ServerUnreachable,
+)
 from .server_commands import Released, ServerCommands
 from .settings import WorkerSettings
-from .uploads import ResumePointUploads, SampleUploads
+from .uploads import ResumePointUploads, SampleUploads, Transfers
 from .watchdog import Watchdog, record_stall
 
 log = logging.getLogger(__name__)
@@ -55,9 +61,8 @@ PAUSE_AT = 0.75
 timeout is the rest of the lease, so that the trainer pauses in time even if the server hangs."""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Phases whose end is reported immediately, because users watch the start of a job."""
-MAX_FAULTS = 6
-"""A transfer fails after this number of consecutive 5xx or damaged answers."""
-MAX_DELAY_SECONDS = 30.0
+MAX_OUTPUT_LOSSES = 3
+"""Number of times that a job's output is uploaded again because the store has lost it."""
 SHUTDOWN_STORE_SECONDS, STORE_SECONDS = 15.0, 600.0
 """Maximum seconds to store the newest resume point of a job that ends early. SHUTDOWN_STORE_SECONDS
 applies at a shutdown, STORE_SECONDS in all other cases."""
@@ -84,6 +89,7 @@ class JobSession:
         self._commands = ServerCommands(self._run)
         self._reader = EventReader(self._run.events)
         self._attempt_report = AttemptReport(self._run.report, claim, self._reader.phases)
+        self._transfers = Transfers(api, claim)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="transfer")
         self._trainer: TrainerProcess | None = None
         self._last_answer = time.monotonic()
@@ -91,16 +97,19 @@ class JobSession:
         self._lease = claim.lease_seconds
         self._uploading: Future[list[StoredFile]] | None = None
         self._points = ResumePointUploads(
-            self._run, self._reader, self._store, claim.recipe.keep_every
+            self._run, self._reader, self._transfers.store, claim.recipe.keep_every
         )
-        self._samples = SampleUploads(self._run, self._reader, self._store)
+        self._samples = SampleUploads(self._run, self._reader, self._transfers.store)
         self._answered = True
-        self._ending = self._closed = False
+        self._ending = False
         self._release_by = math.inf
         self._fenced_out = False
         """True if the server refused the final report, because another attempt has the job."""
         self._cancelled = False
         """True if the job was cancelled while it was ending, so that uploads are not awaited."""
+        self._output: Path | None = None
+        """Folder with the files of a success."""
+        self._output_losses = 0
 
     def prepare(self, *, claim_seconds: float) -> None:
         """Fetch the inputs and write spec.json, while reports renew the lease."""
@@ -119,7 +128,7 @@ class JobSession:
                     self._api,
                     self._claim,
                     self._run.root,
-                    self._retry,
+                    self._transfers.retry,
                     events,
                 )
             )
@@ -183,14 +192,18 @@ class JobSession:
         if result.outcome == "stopped":
             return Outcome(state="released")
         assert result.directory is not None, "a successful run has a result directory"
-        folder = self._run.root / result.directory
+        self._output = self._run.root / result.directory
         return Outcome(
             state="succeeded",
             kind=result.kind,
             step=result.step,
             trained_tokens=result.trained_tokens,
-            files=self._report_during(self._background.submit(self._store, folder)),
+            files=self._store_output(),
         )
+
+    def _store_output(self) -> list[StoredFile]:
+        assert self._output is not None, "a success has an output folder"
+        return self._report_during(self._background.submit(self._transfers.store, self._output))
 
     def stop_trainer(self, grace_seconds: float, *, cancel: bool) -> None:
         """Send SIGTERM, wait up to `grace_seconds`, then send SIGKILL.
@@ -279,13 +292,20 @@ class JobSession:
         except ServerUnreachable as error:
             log.warning("final report of %s delayed: %s", self._claim.job_id, error)
             return False
+        except ContentMissing as error:
+            self._output_losses += 1
+            if self._output is None or self._output_losses > MAX_OUTPUT_LOSSES:
+                raise
+            log.warning("final report of %s: %s: uploading again", self._claim.job_id, error)
+            outcome.files = self._store_output()
+            return False
         except FencedOut as error:
             log.warning("final report of %s came too late: %s", self._claim.job_id, error)
             self._fenced_out = True
             return True
 
     def close(self) -> None:
-        self._closed = True
+        self._transfers.close()
         self._points.close()
         self._samples.close()
         if self._trainer is not None and self._trainer.poll() is None:
@@ -325,7 +345,7 @@ class JobSession:
             return
         if self._uploading is None:
             folder = self._run.root / str(event.data["directory"])
-            self._uploading = self._background.submit(self._store, folder)
+            self._uploading = self._background.submit(self._transfers.store, folder)
         elif self._uploading.done():
             upload, self._uploading = self._uploading, None
             try:
@@ -339,15 +359,6 @@ class JobSession:
                 event.message = f"{event.message}, but it was not stored: {error_text(error)}"[
                     :4000
                 ]
-
-    def _store(self, folder: Path) -> list[StoredFile]:
-        stored: list[StoredFile] = []
-        for path in sorted(folder.iterdir()):
-            self._retry(lambda p=path: stored.append(self._put(p)))  # type: ignore[misc]  # the default binds the loop's value
-        return stored
-
-    def _put(self, path: Path) -> StoredFile:
-        return self._api.put_blob(self._claim.job_id, self._claim.fence, path)
 
     def _report(self, events: list[RunEvent], outcome: Outcome | None) -> None:
         claim = self._claim
@@ -374,20 +385,3 @@ class JobSession:
             self._commands.obey(reply.control, self._trainer)
         elif reply.control is Control.CANCEL:
             self._cancelled = True
-
-    def _retry(self, transfer: Callable[[], None]) -> None:
-        """Repeat a transfer with growing delays until it succeeds.
-
-        While the server is unreachable, the number of retries is unlimited. After MAX_FAULTS faulty
-        answers in a row, the error is raised."""
-        faults, delay = 0, REPORT_SECONDS
-        while True:
-            try:
-                return transfer()
-            except ServerUnreachable as error:
-                faults = faults + 1 if isinstance(error, ServerFault) else 0
-                if self._closed or faults == MAX_FAULTS:
-                    raise
-                log.warning("transfer for %s delayed: %s", self._claim.job_id, error)
-                time.sleep(delay)
-                delay = min(MAX_DELAY_SECONDS, delay * 2)

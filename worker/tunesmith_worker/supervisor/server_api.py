@@ -57,6 +57,11 @@ class ServerRefused(Exception):
     """Raised if the server rejects a request, because of a bug or different versions."""
 
 
+class ContentMissing(ServerRefused):
+    """Raised if the store has lost files that a final report names. The worker must send them
+    again."""
+
+
 class NotEnrolled(Exception):
     """Raised inside this module if the server does not know the worker's credential."""
 
@@ -264,6 +269,8 @@ def _check(reply: httpx.Response) -> None:
         reply.status_code == 404 and ("/jobs/" in message or "/reading/" in message)
     ):
         raise FencedOut(message)
+    if error["code"] == "content_missing":
+        raise ContentMissing(message)
     if reply.status_code in (408, 429, 503, 507):  # the server is busy or its disk is full
         raise ServerUnreachable(message)
     if reply.status_code >= 500 or error["code"] == "upload_mismatch":  # damaged on its way

@@ -1,4 +1,5 @@
-"""Upload resume points and samples during training, each in a separate thread."""
+"""Upload a job's files, with retries; upload resume points and samples during training, each in a
+separate thread."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import gzip
 import logging
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,19 +15,62 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tunesmith_schema import EventKind, RunEvent, StoredFile
+from tunesmith_schema import Claim, EventKind, RunEvent, StoredFile
 from tunesmith_schema.retention import keeps_step
 from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.resume_point import MANIFEST, Manifest
 
 from .event_reader import EventReader, drop_samples, needs_upload
-from .server_api import ServerRefused, ServerUnreachable
+from .server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
 
 log = logging.getLogger(__name__)
 
 _GZIP_LEVEL = 6
 """gzip level that makes texts about 4 times smaller, at 30 MB/s."""
+
+MAX_FAULTS = 6
+"""A transfer fails after this number of consecutive 5xx or damaged answers."""
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 30.0
+
+
+class Transfers:
+    """Transfers of one claimed job. Several threads may call the methods."""
+
+    def __init__(self, api: ServerApi, claim: Claim) -> None:
+        self._api, self._claim = api, claim
+        self._closed = False
+
+    def close(self) -> None:
+        """Retry no more."""
+        self._closed = True
+
+    def store(self, folder: Path) -> list[StoredFile]:
+        """Upload the files of a folder."""
+        stored: list[StoredFile] = []
+        for path in sorted(folder.iterdir()):
+            self.retry(lambda p=path: stored.append(self._put(p)))  # type: ignore[misc]  # the default binds the loop's value
+        return stored
+
+    def _put(self, path: Path) -> StoredFile:
+        return self._api.put_blob(self._claim.job_id, self._claim.fence, path)
+
+    def retry(self, transfer: Callable[[], None]) -> None:
+        """Repeat a transfer with growing delays until it succeeds.
+
+        While the server is unreachable, the number of retries is unlimited. After MAX_FAULTS faulty
+        answers in a row, the error is raised."""
+        faults, delay = 0, FIRST_DELAY_SECONDS
+        while True:
+            try:
+                return transfer()
+            except ServerUnreachable as error:
+                faults = faults + 1 if isinstance(error, ServerFault) else 0
+                if self._closed or faults == MAX_FAULTS:
+                    raise
+                log.warning("transfer for %s delayed: %s", self._claim.job_id, error)
+                time.sleep(delay)
+                delay = min(MAX_DELAY_SECONDS, delay * 2)
 
 
 class ResumePointUploads:
