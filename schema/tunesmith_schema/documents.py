@@ -1,17 +1,22 @@
-"""Stored documents of every release: recipes, hyperparameters, methods, file validations, plans.
+"""Stored documents of every release: recipes, hyperparameters, methods, spec.json, plan.json,
+manifests of resume points, run reports.
 
-A document is written strictly, with the version of its form, and read leniently: `read_document`
-upgrades older forms step by step and ignores unknown fields, which another release wrote. A wrong
-value of a known field makes the document unreadable. Requests are never read this way.
+A document is written strictly, with the version of its form: in a column of its row, or in its own
+field `document_version`. It is read leniently: older forms are upgraded step by step, and unknown
+fields, which another release wrote, are ignored. A wrong value of a known field makes the document
+unreadable. Requests are never read this way; spec.json, which users write too, is upgraded and then
+read as a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
 
 from .base import FROM_SERVER, IGNORED
 from .renames import current_names
@@ -20,7 +25,8 @@ M = TypeVar("M", bound=BaseModel)
 Json = Any  # Any: JSON
 
 DOCUMENT_VERSION = 2
-"""Version of the documents that this release writes. Rows without a version have version 1."""
+"""Version of the documents that this release writes. Documents without a version have version 1."""
+VERSION_FIELD = "document_version"
 
 UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
 """Function that turns a document of the given version into the next version. Version 2 has no
@@ -38,6 +44,25 @@ def upgraded(document: Json, version: int = 1) -> Json:
     for step in range(max(1, version), DOCUMENT_VERSION):
         document = UPGRADES[step](document)
     return document
+
+
+def upgraded_file(document: Json) -> Json:
+    """Return a document that has its version in its own field in the current form."""
+    if not isinstance(document, dict):
+        return document
+    version = document.get(VERSION_FIELD)
+    version = version if type(version) is int else 1
+    current = upgraded(document, version)
+    return {**current, VERSION_FIELD: max(version, DOCUMENT_VERSION)}
+
+
+def read_file(model: type[M], content: bytes, *, strict: bool = False) -> M:
+    """Validate a JSON file that has its version in its own field. Raises ValidationError.
+
+    `strict`: refuse unknown fields, as in a request."""
+    with suppress(ValueError):  # not JSON: the validation reports the position
+        content = to_json(upgraded_file(from_json(content)))
+    return model.model_validate_json(content, context=None if strict else {FROM_SERVER: True})
 
 
 def read_document(

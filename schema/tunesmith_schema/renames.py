@@ -1,20 +1,14 @@
-"""Former names in the API, and the reader for stored documents that still contain them.
+"""Former names in the API and in stored documents.
 
-Requests must use the current names: the API refuses a former name. `current_names` and
-`read_stored` read documents of an earlier version: recipes in the database, spec.json, plan.json,
-manifests of resume points, run reports. Decision 0021 has the rules for renames.
+Requests must use the current names: the API refuses a former name. `documents.py` translates the
+former names of stored documents. Decision 0021 has the rules for renames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel
-from pydantic_core import from_json, to_json
-
-M = TypeVar("M", bound=BaseModel)
 Json = Any  # Any: JSON
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
@@ -46,13 +40,6 @@ def former_names(document: Json) -> Json:
     Digests are computed from this copy, so that a rename does not change them.
     """
     return _replaced(document, _FORMER_VALUES)
-
-
-def read_stored(model: type[M], content: bytes) -> M:
-    """Validate a stored JSON document. Raises ValidationError."""
-    with suppress(ValueError):  # not JSON: the validation reports the position
-        content = to_json(current_names(from_json(content)))
-    return model.model_validate_json(content)
 
 
 def _replaced(document: Json, renamed: Mapping[str, Mapping[str, str]]) -> Json:

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 
 from .base import Request
 from .bounds import MAX_COUNT, MAX_FILES, MAX_SECONDS, JsonBound
+from .documents import DOCUMENT_VERSION
 from .early_stopping import MethodName
 from .errors import ErrorCategory, ErrorCode
 from .events import EventKind
@@ -33,8 +34,11 @@ EXIT_STOPPED = 75
 """Exit status (EX_TEMPFAIL) of a trainer that saved its state after a stop request."""
 
 
+DocumentVersion = Annotated[int, Field(ge=1)]
+
 _WITHOUT_EFFECT = {
-    "job_id", "attempt", "model_path", "forked", "training_file_name", "validation_file_name",
+    "document_version", "job_id", "attempt", "model_path", "forked", "training_file_name",
+    "validation_file_name",
 }  # fmt: skip
 """Fields of RunSpec that do not affect the training."""
 
@@ -42,6 +46,8 @@ _WITHOUT_EFFECT = {
 class RunSpec(Request):
     """spec.json: the input of a trainer."""
 
+    document_version: DocumentVersion = DOCUMENT_VERSION
+    """Version of the document's form; a file without this field has version 1."""
     job_id: str
     attempt: int = Field(ge=1)
     model: str
@@ -111,6 +117,8 @@ class Choice(Request):
 class Plan(Request):
     """plan.json: all choices of a run, reused when the run is resumed or repeated."""
 
+    document_version: DocumentVersion = DOCUMENT_VERSION
+    """Version of the document's form; a file without this field has version 1."""
     made_for: str
     """SHA-256 of the spec and data files for which the choices are valid."""
     choices: list[Choice]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from sqlalchemy import select
+
 from tunesmith_schema import Recipe
+from tunesmith_schema.documents import DOCUMENT_VERSION
+from tunesmith_server.models import ReportRow
 
 from .actors import Server
 from .test_run_reports import run_report
@@ -51,10 +56,19 @@ def test_a_stored_job_is_forked(server: Server) -> None:
     assert fork["recipe"]["precision"] == CURRENT
 
 
-def test_a_stored_report_is_shown_with_the_current_name(server: Server) -> None:
+@pytest.mark.parametrize(("version", "shown"), [(None, CURRENT), (1, CURRENT), (2, FORMER)])
+def test_a_stored_report_is_shown_in_the_current_form_of_its_version(
+    server: Server, version: int | None, shown: str
+) -> None:
     server.create_job(server.good_file())
     claim = server.worker.claim()
     choice = {"name": "precision", "value": FORMER, "reason": "r"}
     server.worker.report(claim, run_report=run_report(1, choices=[choice]))
+    with server.database.write.begin() as session:
+        row = session.scalars(select(ReportRow)).one()
+        assert row.content["document_version"] == DOCUMENT_VERSION
+        content = {name: value for name, value in row.content.items() if name != "document_version"}
+        row.content = content if version is None else content | {"document_version": version}
     report = server.user.json(f"/v1/fine_tuning/jobs/{claim['job_id']}/report")
-    assert report["choices"][0]["value"] == CURRENT
+    assert report["choices"][0]["value"] == shown
+    assert "document_version" not in report

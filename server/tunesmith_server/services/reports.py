@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, RunReport
-from tunesmith_schema.renames import current_names
+from tunesmith_schema.documents import DOCUMENT_VERSION, VERSION_FIELD, upgraded_file
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import JobRow, ReportRow
 
@@ -23,7 +24,7 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
             job_id=job.id,
             attempt=job.attempt,
             updated_at=time.time(),
-            content=report.model_dump(mode="json"),
+            content={**report.model_dump(mode="json"), VERSION_FIELD: DOCUMENT_VERSION},
         )
     )
 
@@ -41,19 +42,25 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
     try:
         return JobReport.model_validate(
             {
-                **current_names(row.content),
+                **_content(row),
                 "job_id": job.id,
                 "live": job.state in HELD and row.attempt == job.attempt,
                 "updated_at": int(row.updated_at),
                 "earlier_attempts": [summary for summary in earlier if summary is not None],
             }
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise NotFound(
             ErrorCode.UNREADABLE,
             f"this release cannot read the report of attempt {row.attempt}: {error}"[:2000],
             hint="another release wrote it: install that release",
         ) from error
+
+
+def _content(row: ReportRow) -> dict[str, Any]:
+    """Return the report in the current form, without its version."""
+    content: dict[str, Any] = upgraded_file(row.content)
+    return {name: value for name, value in content.items() if name != VERSION_FIELD}
 
 
 def _summary(row: ReportRow) -> AttemptSummary | None:

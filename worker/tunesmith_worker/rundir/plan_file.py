@@ -10,7 +10,7 @@ import hashlib
 from pydantic import ValidationError
 
 from tunesmith_schema import Choice, EventKind, Plan, RunSpec
-from tunesmith_schema.renames import read_stored
+from tunesmith_schema.documents import read_file
 
 from .events import EventLog
 from .paths import RunDirectory, file_hash, write_json
@@ -38,7 +38,7 @@ class PlanFile:
         if not self._path.exists():
             return None
         try:
-            plan = read_stored(Plan, self._path.read_bytes())
+            plan = read_file(Plan, self._path.read_bytes())
         except ValidationError:
             self._events.message(
                 "plan.json is from another version; choices are recomputed", level="warn"

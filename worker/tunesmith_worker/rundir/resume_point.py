@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from tunesmith_schema.documents import DOCUMENT_VERSION
+
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 TRAINED = "trained.safetensors"
@@ -39,7 +41,8 @@ class FileEntry(BaseModel):
 
 
 class RunIdentity(BaseModel):
-    """Model, data, seed and settings of the run that wrote a resume point."""
+    """Model, data, seed and settings of the run that wrote a resume point. An unknown field makes
+    the resume point unusable, because this release cannot compare it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,8 +65,8 @@ class RunIdentity(BaseModel):
 class Manifest(BaseModel):
     """Content of manifest.json."""
 
-    model_config = ConfigDict(extra="forbid")
-
+    document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
+    """Version of the document's form; a manifest without this field has version 1."""
     format: Literal[1] = FORMAT
     step: int = Field(ge=0)
     """Number of completed optimiser steps."""

@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from tunesmith_schema import ErrorCode, RunSpec
+from tunesmith_schema.documents import read_file
 from tunesmith_schema.field_errors import field_errors
-from tunesmith_schema.renames import read_stored
 
 from .errors import RunError
 
@@ -54,7 +54,7 @@ def check_grader(spec: RunSpec, rewards: Sequence[str]) -> None:
 
 def _parsed(path: Path) -> RunSpec:
     try:
-        return read_stored(RunSpec, path.read_bytes())
+        return read_file(RunSpec, path.read_bytes(), strict=True)
     except FileNotFoundError as error:
         raise UnusableRunDirectory(
             ErrorCode.NOT_FOUND,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tunesmith_schema.documents import read_file
+
 from .errors import error_text
 from .paths import file_hash
 from .resume_point import FORMAT, MANIFEST, PREFIX, Manifest, list_resume_points, resume_step
@@ -32,7 +34,7 @@ def verify(folder: Path) -> ValidResumePoint:
     """Verify the hash of every file. Raises DamagedResumePoint if a file is damaged or missing."""
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = read_file(Manifest, path.read_bytes())
     except FileNotFoundError as error:
         raise DamagedResumePoint(f"{MANIFEST} is missing") from error
     except OSError as error:

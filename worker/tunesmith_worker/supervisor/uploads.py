@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tunesmith_schema import Claim, EventKind, RunEvent, StoredFile
+from tunesmith_schema.documents import read_file
 from tunesmith_schema.retention import keeps_step
 from tunesmith_worker.rundir.errors import error_text
 from tunesmith_worker.rundir.paths import RunDirectory
@@ -126,7 +127,7 @@ class ResumePointUploads:
         try:
             for file in folder.iterdir():
                 os.link(file, kept / file.name)
-            manifest = Manifest.model_validate_json((kept / MANIFEST).read_bytes())
+            manifest = read_file(Manifest, (kept / MANIFEST).read_bytes())
             if missing := manifest.files.keys() - {file.name for file in kept.iterdir()}:
                 raise FileNotFoundError(f"{directory}: {sorted(missing)}")
             return self._store(kept)

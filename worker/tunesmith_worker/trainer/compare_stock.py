@@ -32,7 +32,7 @@ from tunesmith_schema import (
     RunResult,
     RunSpec,
 )
-from tunesmith_schema.renames import read_stored
+from tunesmith_schema.documents import read_file
 from tunesmith_worker.rundir.errors import print_failure
 from tunesmith_worker.rundir.spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 
@@ -168,7 +168,7 @@ def _read(run: Path) -> Side:
     points = [e.data for e in events if e.kind == EventKind.METRICS and "train_loss" in e.data]
     speeds = sorted(_number(p["tokens_per_second"]) for p in points[1:])
     chosen = {e.data["name"]: e.data["value"] for e in events if e.kind == EventKind.CHOICE}
-    requested = read_stored(RunSpec, (run / "spec.json").read_bytes()).recipe.precision
+    requested = read_file(RunSpec, (run / "spec.json").read_bytes()).recipe.precision
     measured = all(point.get("grad_norm") is not None for point in points)
     return Side(
         curves=Curves(

@@ -203,7 +203,9 @@ def test_a_run_of_a_former_name_goes_on_under_the_current_one(
     assert interrupt(run, monkeypatch, stop=2) == 75
     made_for = json.loads((run / "plan.json").read_text())["made_for"]
     for path in (run / "spec.json", run / "checkpoints" / "resume-2" / "manifest.json"):
-        text = path.read_text()
+        document = json.loads(path.read_text())
+        document.pop("document_version", None)  # as a release without versions wrote it
+        text = json.dumps(document)
         assert "bf16_split_master" in text
         path.write_text(text.replace("bf16_split_master", "bf16_error_word"))
     assert main(run) == 0

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import Hyperparameters, Recipe, RunSpec
-from tunesmith_schema.renames import current_names
 from tunesmith_schema.versions import installed_version
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.resume_point import RunIdentity
@@ -89,7 +88,7 @@ def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
 def _current_form(model: type[Recipe | Hyperparameters], saved: Json) -> Json:
     """Convert saved settings to this version's fields; new fields get their defaults."""
     try:
-        return model.model_validate(current_names(saved)).model_dump(mode="json")
+        return model.model_validate(saved).model_dump(mode="json")
     except ValidationError:  # this version lacks a saved field; the comparison names the field
         return saved
 
