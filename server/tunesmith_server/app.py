@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
 from tunesmith_server.api.deps import State
+from tunesmith_server.api.file_checks import FileChecks
 from tunesmith_server.api.single_flight import SingleFlight
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.core.database import Database
@@ -63,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         wake_ups=wake_ups,
         hub=hub,
         completions=SingleFlight(),
+        file_checks=FileChecks(storage),
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)

@@ -29,6 +29,7 @@ from tunesmith_server.services.worker_access import Worker
 
 from . import large_bodies
 from .bounds import AfterQuery, BoundedRequest
+from .file_checks import FileChecks
 from .single_flight import SingleFlight
 from .stream import EventHub
 
@@ -43,6 +44,7 @@ class State:
     wake_ups: WakeUps
     hub: EventHub
     completions: SingleFlight[Upload]
+    file_checks: FileChecks
 
 
 def state_of(request: Request) -> State:

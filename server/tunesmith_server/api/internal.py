@@ -3,6 +3,7 @@ routes require the worker's own credential. API keys are refused."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 from typing import Annotated
@@ -52,6 +53,7 @@ from .deps import (
     StateDep,
     WorkerDep,
     WorkerRoute,
+    bulk,
 )
 from .files import send_blob
 
@@ -93,7 +95,8 @@ def claim(
 @router.post("/jobs/{job_id}/report")
 def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
-    fails, answer with the command alone; the worker repeats the events."""
+    fails, renew the lease and answer with the command alone; the worker repeats the rest. A final
+    report has no such answer: its worker repeats it until it is stored."""
 
     worker_access.check_self(worker, body.worker_id)
 
@@ -103,12 +106,17 @@ def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedRep
             return leases.report(session, state.settings, state.wake_ups, job_id, report)
 
     try:
-        return store(received.check_files(state.storage, body))
+        return store(state.file_checks.check(body))
     except Exception as error:
-        if body.outcome is not None or not received.is_outage(error):
+        if not received.is_outage(error):
             raise
         log.warning("events of %s not stored: %s", job_id, error)
-        return store(body.model_copy(update={"events": [], "run_report": None}))
+        bare = body.model_copy(update={"events": [], "run_report": None, "outcome": None})
+        if body.outcome is None:
+            return store(bare)
+        with contextlib.suppress(Exception):  # the first error is the answer
+            store(bare)
+        raise
 
 
 @router.put("/jobs/{job_id}/blobs/{sha256}")
@@ -147,6 +155,7 @@ def _mark_stored(state: State, sha256: str, size: int) -> None:
 
 
 @router.get("/jobs/{job_id}/blobs/{sha256}")
+@bulk
 def is_stored(
     state: StateDep,
     session: ReaderDep,
@@ -163,6 +172,7 @@ def is_stored(
 
 
 @router.get("/jobs/{job_id}/resume/{sha256}")
+@bulk
 def resume_file(
     state: StateDep,
     session: ReaderDep,
@@ -178,6 +188,7 @@ def resume_file(
 
 
 @router.get("/jobs/{job_id}/base/{name}")
+@bulk
 def base_file(
     state: StateDep,
     session: ReaderDep,
@@ -193,6 +204,7 @@ def base_file(
 
 
 @router.get("/files/{file_id}/content")
+@bulk
 def file_content(
     state: StateDep,
     session: ReaderDep,

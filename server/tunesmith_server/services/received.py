@@ -27,7 +27,7 @@ from tunesmith_schema import (
 from tunesmith_schema.bounds import MAX_COUNT, MAX_STEP, JsonBound
 from tunesmith_schema.field_errors import field_errors
 from tunesmith_server.core.errors import Conflict, ServiceError, Unavailable
-from tunesmith_server.core.storage import Storage, StorageUnavailable
+from tunesmith_server.core.storage import StorageUnavailable
 from tunesmith_server.models import JobRow
 
 from . import events
@@ -35,6 +35,7 @@ from . import events
 log = logging.getLogger(__name__)
 
 _MAX_REASON = 300
+SizeOf = Callable[[str], int | None]
 BoundedRunReport = Annotated[RunReport, JsonBound(256 * 1024, finite=True)]
 _run_report = TypeAdapter[RunReport](BoundedRunReport)
 
@@ -80,12 +81,19 @@ class ReceivedReport(Report):
     """Run report so far."""
 
 
-def check_files(storage: Storage, report: ReceivedReport) -> ReceivedReport:
+def names_files(report: ReceivedReport) -> bool:
+    """Return True if the report refers to stored content."""
+    events = [event for event in report.events if isinstance(event, RunEvent)]
+    return any(event.files for event in events) or bool(report.outcome and report.outcome.files)
+
+
+def check_files(size_of: SizeOf, report: ReceivedReport) -> ReceivedReport:
     """Return the report without the events whose files are missing in storage. Raises Conflict if a
     file of the outcome is missing: the worker then sends the content again. Call this function
-    before the transaction, because storage may be slow."""
+    before the transaction, because storage may be slow. `size_of` returns the size of stored
+    content, or None."""
     for file in report.outcome.files if report.outcome else []:
-        if why := _missing(storage, file):
+        if why := _missing(size_of, file):
             hint = "PUT its content to /internal/jobs/{id}/blobs/{sha256}, then report again"
             raise Conflict(ErrorCode.CONTENT_MISSING, why, hint=hint)
     checked: list[RunEvent | Unreadable] = []
@@ -93,14 +101,14 @@ def check_files(storage: Storage, report: ReceivedReport) -> ReceivedReport:
         reasons = [
             why
             for file in (isinstance(event, RunEvent) and event.files) or []
-            if (why := _missing(storage, file))
+            if (why := _missing(size_of, file))
         ]
         checked.append(_unreadable(event, ValueError(reasons[0])) if reasons else event)
     return report.model_copy(update={"events": checked})
 
 
-def _missing(storage: Storage, file: StoredFile) -> str | None:
-    if storage.size(file.sha256) == file.bytes:
+def _missing(size_of: SizeOf, file: StoredFile) -> str | None:
+    if size_of(file.sha256) == file.bytes:
         return None
     return f"no stored content for {file.name!r}: sha256 {file.sha256}, {file.bytes} bytes"
 
