@@ -23,19 +23,38 @@ def test_only_what_failed_or_was_cancelled_can_be_retried(server: Server, job_in
         server.change_job(job_id, state=JobState.CANCELLED)  # the next job must be the only one
 
 
-def test_a_job_is_retried_once(server: Server, job_in: JobIn) -> None:
+def test_a_retry_is_a_new_job_and_only_the_same_key_returns_it_again(
+    server: Server, job_in: JobIn
+) -> None:
     for state in RETRYABLE:
         job_id = job_in(state)
         told = server.messages(job_id)
         path = f"/v1/fine_tuning/jobs/{job_id}/retry"
-        reply, again = server.user.post(path), server.user.post(path)
+        key = {"Idempotency-Key": f"key of {state}"}
+        reply, again = (server.user.post(path, headers=key) for _ in range(2))
         new = reply.json()
         assert new["id"] == again.json()["id"] != job_id
         assert again.headers["idempotent-replayed"] == "true"
         assert (new["retry_of"], new["forked_from"], new["state"]) == (job_id, None, "queued")
         assert server.messages(new["id"])[0].endswith(f"retry of {job_id}, from step 0")
         assert (server.job(job_id)["state"], server.messages(job_id)) == (state, told)
-        server.ask(new["id"], "cancel")
+        others = [
+            server.user.post(path),
+            server.user.post(path, headers={"Idempotency-Key": f"other of {state}"}),
+        ]
+        created = {new["id"], *(reply.json()["id"] for reply in others)}
+        assert len(created) == 3, "a retry that has failed too must not be the answer"
+        for retried in created:
+            server.ask(retried, "cancel")
+        server.change_job(job_id, state=JobState.SUCCEEDED)
+
+
+def test_a_key_of_another_job_is_refused(server: Server, job_in: JobIn) -> None:
+    key = {"Idempotency-Key": "key"}
+    first, second = job_in(JobState.FAILED), job_in(JobState.CANCELLED)
+    assert server.user.post(f"/v1/fine_tuning/jobs/{first}/retry", headers=key).is_success
+    reply = server.user.post(f"/v1/fine_tuning/jobs/{second}/retry", headers=key)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_conflict")
 
 
 def test_a_retry_has_the_same_body_and_goes_on_from_the_newest_resume_point(
@@ -95,10 +114,10 @@ def test_a_retry_whose_file_is_gone_is_refused(server: Server, job_in: JobIn) ->
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "training_file")
 
 
-def test_ten_retries_at_once_make_one_job(server: Server, job_in: JobIn) -> None:
+def test_ten_retries_with_one_key_make_one_job(server: Server, job_in: JobIn) -> None:
     job_id = job_in(JobState.FAILED)
-    path = f"/v1/fine_tuning/jobs/{job_id}/retry"
+    path, key = f"/v1/fine_tuning/jobs/{job_id}/retry", {"Idempotency-Key": "key"}
     with ThreadPoolExecutor(10) as pool:
-        replies = list(pool.map(lambda _: server.user.post(path), range(10)))
-    assert {reply.status_code for reply in replies} == {200}
-    assert len({reply.json()["id"] for reply in replies}) == 1
+        replies = list(pool.map(lambda _: server.user.post(path, headers=key), range(10)))
+    assert {reply.status_code for reply in replies} <= {200, 503}, "503: in progress, ask again"
+    assert len({reply.json()["id"] for reply in replies if reply.is_success}) == 1

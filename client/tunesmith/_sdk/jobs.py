@@ -198,8 +198,8 @@ class Jobs(JobOutput):
         )
 
     def retry(self, job_id: str) -> Job:
-        """Repeat a failed or cancelled job as a new job from the newest resume point. A second call
-        returns the same new job.
+        """Repeat a failed or cancelled job as a new job from the newest resume point. Each call
+        creates a job; the SDK's own retries do not.
 
         Raises BadRequestError (`not_retryable`) for a job that is unfinished or has succeeded.
         """

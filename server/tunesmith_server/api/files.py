@@ -6,12 +6,13 @@ import re
 from collections.abc import Generator, Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, File, Form, Query, UploadFile
+from fastapi import APIRouter, File, Form, Header, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
 from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
+from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
 from tunesmith_server.services import files
 from tunesmith_server.services.paging import Order
@@ -37,6 +38,7 @@ def create(
     caller: CallerDep,
     state: StateDep,
     session: SessionDep,
+    response: Response,
     file: Annotated[UploadFile, File()],
     purpose: Annotated[FilePurpose, Form()],
     expires_in: Annotated[
@@ -45,8 +47,10 @@ def create(
     expires_from: Annotated[
         Literal["created_at"] | None, Form(alias="expires_after[anchor]")
     ] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> FileObject:
-    """Upload a file. The server spools the body to disk."""
+    """Upload a file. The server spools the body to disk. A repeated `Idempotency-Key` returns the
+    same file."""
     if expires_from and not expires_in:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST, "expires_after[anchor] requires expires_after[seconds]",
@@ -56,7 +60,7 @@ def create(
     sha256, size = hash_of(file.file)
     files.check_size(filename, size)
     store(state, file.file, sha256, size)
-    return files.create(
+    created, replayed = files.create(
         session,
         state.wake_ups,
         filename=filename,
@@ -64,7 +68,11 @@ def create(
         sha256=sha256,
         size=size,
         expires_in=expires_in,
+        request_key=idempotency_key and key_hash(f"{caller}\n{idempotency_key}"),
     )
+    if replayed:
+        response.headers["idempotent-replayed"] = "true"
+    return created
 
 
 @router.get("", response_model=None, responses={200: {"model": Page[FileObject]}})

@@ -136,10 +136,13 @@ def fork(
 
 @router.post("/{job_id}/retry")
 def retry(
-    caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath, response: Response
+    requester: RequesterDep,
+    state: StateDep,
+    session: SessionDep,
+    job_id: IdPath,
+    response: Response,
 ) -> Job:
     """Retry a failed or cancelled job: create a job with the same body that continues from the
-    newest resume point. A job has at most one retry; repeating the request returns the same
-    retry."""
-    result = job_fork.retry(session, state.settings, state.wake_ups, job_id, caller)
+    newest resume point. `Idempotency-Key` works as for new jobs."""
+    result = job_fork.retry(session, state.settings, state.wake_ups, job_id, requester)
     return _mark_replay(result, response)

@@ -33,3 +33,5 @@ class FileRow(Base):
     """Number of the newest reading: only its worker may report a result."""
     reading_until: Mapped[float | None] = mapped_column(Double)
     """End of the reading's lease, by the database clock; null if nobody reads the file."""
+    request_key: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
+    """SHA-256 of the uploader and of the request's Idempotency-Key; null without a key."""

@@ -73,5 +73,5 @@ class JobRow(Base):
     forked_from: Mapped[str | None] = mapped_column(String(40))
     """Job whose resume point this job starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
-    retry_of: Mapped[str | None] = mapped_column(String(40), index=True, unique=True)
+    retry_of: Mapped[str | None] = mapped_column(String(40), index=True)
     """Failed or cancelled job that this job retries; a job has at most one retry."""

@@ -6,6 +6,7 @@ import time
 
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy import delete as delete_rows
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -20,7 +21,7 @@ from tunesmith_schema import (
 from tunesmith_schema.documents import Unreadable, read_document
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.core.database import new_id
-from tunesmith_server.core.errors import BadRequest, Conflict, NotFound
+from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import FileRow, JobRow
 
@@ -53,14 +54,37 @@ def create(
     sha256: str,
     size: int,
     expires_in: int | None = None,
-) -> FileObject:
+    request_key: str | None = None,
+) -> tuple[FileObject, bool]:
     """Insert the database row of a file whose content is already stored. After the commit, a light
-    worker validates a data set."""
+    worker validates a data set. If a request with the same `request_key` already created the file,
+    return that file and True."""
+    if request_key and (earlier := _created_earlier(session, request_key)):
+        if (earlier.sha256, earlier.purpose) != (sha256, purpose):
+            raise Conflict(
+                ErrorCode.IDEMPOTENCY_CONFLICT,
+                f"the Idempotency-Key was used for another upload (file {earlier.id})",
+                hint="use a new key for a new file",
+            )
+        return to_wire(earlier), True
     row = record(
         session, wake_ups, filename=filename, purpose=purpose, sha256=sha256, size=size,
         expires_in=expires_in,
     )  # fmt: skip
-    return to_wire(row)
+    row.request_key = request_key
+    try:
+        session.flush()
+    except IntegrityError as error:  # another transaction used the same key (PostgreSQL only)
+        raise Unavailable(
+            ErrorCode.UNAVAILABLE,
+            "another upload with this Idempotency-Key is in progress",
+            hint="repeat the request: it returns the file that the other request creates",
+        ) from error
+    return to_wire(row), False
+
+
+def _created_earlier(session: Session, request_key: str) -> FileRow | None:
+    return session.scalar(select(FileRow).where(FileRow.request_key == request_key))
 
 
 def record(

@@ -52,13 +52,14 @@ def fork(
 
 
 def retry(
-    session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, owner: str
+    session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, requester: Requester
 ) -> tuple[Job, bool]:
-    """Create a job with the same body that continues from the newest resume point. If a retry
-    exists, return the existing retry and True."""
+    """Create a job with the same body that continues from the newest resume point. If this request
+    already created a job, return that job and True."""
+    digest = _digest("retry", job_id)
+    if earlier := job_create.find_earlier(session, requester, digest):
+        return jobs.to_wire(earlier), True
     old = jobs.lock(session, job_id)
-    if existing := session.scalar(select(JobRow).where(JobRow.retry_of == job_id)):
-        return jobs.to_wire(existing), True
     if old.state not in (JobState.FAILED, JobState.CANCELLED):
         succeeded = old.state == JobState.SUCCEEDED
         raise BadRequest(
@@ -70,7 +71,6 @@ def retry(
             else f"POST /v1/fine_tuning/jobs/{job_id}/fork starts from one of its resume points",
         )
     body, origin = _validated(_body_of(old)), _origin_of_retry(session, old)
-    requester, digest = Requester(owner=owner), _digest("retry", job_id)
     job = job_create.insert(session, settings, wake_ups, body, requester, digest, origin)
     return jobs.to_wire(job), False
 
