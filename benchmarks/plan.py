@@ -149,6 +149,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     import transformers
 
     from benchmarks import sft_side
+    from tunesmith_worker.engine.optimizers.choose import optimizer_for
     from tunesmith_worker.engine.patches import patch
     from tunesmith_worker.rundir.events import EventLog
     from tunesmith_worker.rundir.plan import Choices, TrainPlan
@@ -159,12 +160,19 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     from tunesmith_worker.trainer.methods.sft import SFTTrainer
 
     full, rows, length = setting["tuning"] == "full", setting["rows"], setting["length"]
-    model = sft_side.make_model(torch.float32)
+    precision = setting.get("precision", "fp32")
+    if "family" in setting:
+        from .plan_families import make_model
+
+        model, targets = make_model(setting)
+    else:
+        model, targets = sft_side.make_model(torch.float32), sft_side.PROJECTIONS
+    vocabulary = model.config.vocab_size
     if not full:
-        lora = peft.LoraConfig(task_type="CAUSAL_LM", r=32, target_modules=sft_side.PROJECTIONS)
+        lora = peft.LoraConfig(task_type="CAUSAL_LM", r=32, target_modules=targets)
         model = peft.get_peft_model(model, lora)
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 8192, (rows * 4, length), generator=draw).tolist()
+    ids = torch.randint(3, vocabulary, (rows * 4, length), generator=draw).tolist()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=sft_side._tokenizer(), pad_token="0", eos_token="1"
     )
@@ -199,6 +207,9 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             processing_class=tokenizer,
             save=lambda step: None,
             layouts=layouts,
+            optimizer_cls_and_kwargs=optimizer_for(
+                precision, full=full, learning_rate=1e-4, seed=1
+            ),
         )
         trainer.remove_callback(transformers.PrinterCallback)
         half = setting["checkpointing"] == "half"
@@ -209,7 +220,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             checkpointing=False if half else setting["checkpointing"],
             may_split=False,
             full=full,
-            precision="fp32",
+            precision=precision,
             choices=Choices(),
             events=EventLog(Path(folder) / "events.jsonl"),
             write=lambda: None,

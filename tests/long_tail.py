@@ -90,6 +90,16 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "docs/test_commands.py": {ALL: ()},
     # More model families, real models and rare settings.
+    "worker/trainer/auto/test_memory_report.py": {
+        "test_the_prediction_is_within_its_tolerance": ("llama-lora-bf16-tiny", "mixtral*-tiny"),
+        "test_a_small_run_reports_the_tensors_that_it_held": ("bf16", "stock"),
+    },
+    "worker/trainer/auto/test_packing_fallback.py": {
+        "test_the_trial_finds_models_that_mix_rows": ("many tokens-*",),
+    },
+    "worker/trainer/grpo/test_reference.py": {
+        "test_the_reference_is_the_base_model_at_every_step": ("all biases",),
+    },
     "worker/engine/patches/test_adam_steps.py": {
         "test_weights_change_as_in_stock": FAMILIES,
     },

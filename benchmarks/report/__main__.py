@@ -18,6 +18,7 @@ from .engine import (
     resume_points,
     self_check,
 )
+from .families import memory_families
 from .gpu import SIDES, gpus, slug
 from .grpo import grpo, learning
 from .plots import Bars, draw
@@ -50,6 +51,7 @@ def page(results: Path) -> str:
         training(cpu),
         layouts(recorded(results / "layouts.json")),
         memory_plan(recorded(results / "plan.json")),
+        memory_families(recorded(results / "plan_families.json")),
         precisions(recorded(results / "precision.json") or []),
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),

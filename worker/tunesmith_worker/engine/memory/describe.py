@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import cast
 
 from pydantic import JsonValue
@@ -14,6 +15,33 @@ from .estimate import Policy
 NAME = "memory_plan"
 """Key of this choice in plan.json. The choice's value is the policy; the choice's figures hold the
 predictions."""
+
+TOLERANCE, TOLERANCE_BYTES = 0.10, 32 * 2**20
+"""Largest error of a prediction: a share of the measured tensors, or bytes if these are more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldTensors:
+    """Predicted and measured bytes of tensors at a peak."""
+
+    predicted: int
+    measured: int
+    when: str = ""
+    """Part of the run that was measured, starting with a space."""
+
+    @property
+    def within_tolerance(self) -> bool:
+        error = abs(self.predicted - self.measured)
+        return error <= max(TOLERANCE * self.measured, TOLERANCE_BYTES)
+
+    def __str__(self) -> str:
+        text = (
+            f"{format_bytes(self.predicted)} of tensors predicted{self.when}, "
+            f"{format_bytes(self.measured)} held ({self.measured / self.predicted - 1:+.0%})"
+        )
+        if self.within_tolerance:
+            return text
+        return f"{text}, a miss of more than {TOLERANCE:.0%} and {format_bytes(TOLERANCE_BYTES)}"
 
 
 def to_choice(planner: Planner, option: Option, reason: str) -> Choice:

@@ -45,9 +45,12 @@ class Probe:
 
 
 @contextmanager
-def measure_peak(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak of tensor bytes within this block."""
-    gc.collect()  # garbage freed within the block would lower the peak
+def measure_peak(device: torch.device, *, collect: bool = True) -> Iterator[Peak]:
+    """Measure the peak of tensor bytes within this block.
+
+    `collect`: collect garbage first, because garbage freed within the block lowers the peak."""
+    if collect:
+        gc.collect()
     held = Peak()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -20,17 +20,28 @@ from typing import Any, TypeVar
 import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode
-from tunesmith_worker.engine.optimizers.fresh_state import make_state
+from tunesmith_worker.engine.optimizers.fresh_state import make_state, state_bytes
 from tunesmith_worker.engine.random_state import random_state, restore_random_state
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 
 from .estimate import Mode, Policy
+from .probe import measure_peak
 from .recompute import LayerModes
 from .shapes import MicroBatch
 
 Untyped = Any  # Any: transformers and TRL are not typed
 Batch = Mapping[str, Any]  # Any: tensors, and numbers of TRL's padding-free collator
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstStep:
+    """Tensor memory of the forward and backward passes of a run's first step."""
+
+    largest: MicroBatch
+    """Largest micro-batch of the step."""
+    growth: int
+    """Growth of tensor bytes up to the peak, and the optimiser state."""
 
 
 class StepRetry:
@@ -47,6 +58,9 @@ class StepRetry:
         """Mode of each layer; the list object stays the same when the plan changes."""
         self.largest: MicroBatch | None = None
         """Largest micro-batch of the run so far."""
+        self.first_step: FirstStep | None = None
+        """Measurement of the first step; None on a GPU, whose allocator measures every step,
+        under another profiler, and after out of memory."""
         self._has_state = False
         self.apply(policy)
 
@@ -59,8 +73,21 @@ class StepRetry:
     def run(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Run the forward and backward passes of an optimiser step, with retries, and return the
         loss."""
-        if not self._has_state:
+        if self._has_state:
+            return self._with_retries(step)
+        device = self._trainer.args.device
+        if device.type == "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # no nesting
             self._make_optimizer_state()
+            return self._with_retries(step)
+        policy, resumed = self.policy, state_bytes(self._trainer.optimizer)
+        with measure_peak(device, collect=False) as held:
+            self._make_optimizer_state()
+            loss = self._with_retries(step)
+        if self.largest is not None and self.policy is policy:
+            self.first_step = FirstStep(largest=self.largest, growth=resumed + held.peak)
+        return loss
+
+    def _with_retries(self, step: Callable[[], torch.Tensor]) -> torch.Tensor:
         state = random_state()
         while True:
             counters = self._trainer.counters()

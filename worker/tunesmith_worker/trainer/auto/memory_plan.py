@@ -20,6 +20,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, Precision
 from tunesmith_worker.engine.memory.choose import GradientCheckpointing, Option, Planner
 from tunesmith_worker.engine.memory.describe import (
     NAME,
+    HeldTensors,
     describe_change,
     format_bytes,
     policy_json,
@@ -27,7 +28,13 @@ from tunesmith_worker.engine.memory.describe import (
     summary,
     to_choice,
 )
-from tunesmith_worker.engine.memory.estimate import Correction, Policy, layer_kept, predict
+from tunesmith_worker.engine.memory.estimate import (
+    Correction,
+    Policy,
+    Prediction,
+    layer_kept,
+    predict,
+)
 from tunesmith_worker.engine.memory.free_memory import HostPeak, measure_speed, read_free_memory
 from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
@@ -43,8 +50,8 @@ from .layout_choice import Layout
 from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
-_REPORTED_FROM = 256 * 2**20
-"""Minimum predicted peak in bytes for which the event gives the deviation in percent."""
+_MOST_WORKSPACE = 2.0**20
+"""Maximum correction of the predicted workspace, for models with an unknown layer."""
 
 
 class MemoryPlan:
@@ -145,35 +152,66 @@ class MemoryPlan:
         )
 
     def report(self) -> None:
-        """Report the measured peak and the prediction for the largest micro-batch.
+        """Report the predicted and the measured peak, and the error of the prediction.
 
-        Also warn if a layer did not recompute as planned."""
+        On a GPU, the allocator measures the tensors of the whole training. On a CPU, the tensors of
+        the first step are measured, and the growth of resident memory in the whole training. Also
+        warn if a layer did not recompute as planned."""
         if self.steps.largest is None:
             return
-        planner, seen = self.planner, self.steps.largest
-        engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
-        share = planner.batch.labelled / planner.batch.tokens
-        batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
-        whole = replace(self.steps.policy, parts=1)  # `seen` is already a part of a split batch
-        prediction = replace(planner, batch=batch, engine=engine).option(whole).prediction
+        prediction, on_gpu = self._predict(self.steps.largest), self.planner.engine.on_gpu
+        held = self._held_tensors()
         real, how = self._real_peak()
-        predicted = prediction.peak if planner.engine.on_gpu else self._growth(prediction.peak)
+        predicted = prediction.peak if on_gpu else self._growth(prediction.peak)
         deviations = self._modes.deviations()
         data: dict[str, JsonValue] = {
             "predicted_peak_bytes": predicted,
             "real_peak_bytes": real,
             "measured_as": how,
-            "largest_micro_batch_tokens": seen.tokens,
+            "largest_micro_batch_tokens": self.steps.largest.tokens,
             "layers": [asdict(counts) for counts in self._modes.counts],
         }
-        text = f"Peak memory: {format_bytes(predicted)} predicted"
-        if real is not None:
-            text += f", {format_bytes(real)} {how}"
-            if predicted >= _REPORTED_FROM:
-                text += f" ({real / predicted - 1:+.0%})"
-        self._events.message(text, data=data)
+        parts = []
+        if held is not None:
+            data |= {
+                "predicted_tensor_bytes": held.predicted,
+                "tensor_bytes": held.measured,
+                "within_tolerance": held.within_tolerance,
+            }
+            parts.append(str(held))
+        if not on_gpu and real is not None:
+            parts.append(
+                f"resident memory grew by {format_bytes(real)} in training, "
+                f"{format_bytes(predicted)} predicted"
+            )
+        self._events.message(f"Peak memory: {'; '.join(parts) or 'not measured'}", data=data)
         for deviation in deviations:
             self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
+
+    def _predict(self, seen: MicroBatch) -> Prediction:
+        """Predict the peak of a step whose largest micro-batch is `seen`."""
+        planner = self.planner
+        engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
+        share = planner.batch.labelled / planner.batch.tokens
+        batch = replace(seen, labelled=max(1, round(seen.tokens * share)))
+        whole = replace(self.steps.policy, parts=1)  # `seen` is already a part of a split batch
+        return replace(planner, batch=batch, engine=engine).option(whole).prediction
+
+    def _held_tensors(self) -> HeldTensors | None:
+        """Return the predicted and the measured bytes of tensors; None if not measured."""
+        tuning, first = self.planner.tuning, self.steps.first_step
+        if self.planner.engine.on_gpu:
+            assert self.steps.largest is not None, "a step ran"
+            measured = torch.cuda.max_memory_allocated(self._device)
+            predicted = self._predict(self.steps.largest).tensors
+            return HeldTensors(predicted=predicted, measured=measured)
+        if first is None:
+            return None
+        return HeldTensors(
+            predicted=self._predict(first.largest).tensors,
+            measured=tuning.weights + tuning.adapter + first.growth,
+            when=" in the first step",
+        )
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
         """Return the size of the longest micro-batch, and the engine that computes it."""
@@ -259,6 +297,8 @@ class MemoryPlan:
             return predict(planner.shape, bare, batch, engine, unsplit, correction).peak
 
         low, high = 0.25, 4.0  # bisect: the peak grows with the workspace
+        while peak(high) < probe.peak and high < _MOST_WORKSPACE:
+            high *= 2  # layers that the formula does not describe
         for _ in range(24):
             middle = (low + high) / 2
             low, high = (middle, high) if peak(middle) < probe.peak else (low, middle)
