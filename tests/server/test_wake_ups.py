@@ -9,7 +9,9 @@ from pathlib import Path
 import kombu
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
+from tunesmith_schema import JobState
 from tunesmith_schema.queue import (
     LIGHT_QUEUE,
     TRAIN_QUEUE,
@@ -19,6 +21,7 @@ from tunesmith_schema.queue import (
 )
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.models import JobRow
 
 from .actors import FakeWakeUps, Server
 
@@ -84,6 +87,80 @@ def test_a_rollback_drops_the_message(database_url: str) -> None:
     session.close()
     assert wake_ups.sent == []
     database.dispose()
+
+
+def test_a_savepoint_sends_no_message(database_url: str) -> None:
+    database, wake_ups = Database(database_url), FakeWakeUps()
+    with database.write.begin() as session:
+        wake_ups.send_after_commit(session, TRAIN_TASK, "before")
+        with session.begin_nested():
+            wake_ups.send_after_commit(session, TRAIN_TASK, "inside")
+            with session.begin_nested():
+                wake_ups.send_after_commit(session, TRAIN_TASK, "innermost")
+        assert wake_ups.sent == []
+    assert [job_id for _, job_id in wake_ups.sent] == ["before", "inside", "innermost"]
+    database.dispose()
+
+
+@pytest.mark.parametrize("undone", ["outer", "inner"])
+def test_a_savepoint_that_is_undone_drops_its_messages(database_url: str, undone: str) -> None:
+    database, wake_ups = Database(database_url), FakeWakeUps()
+    with database.write.begin() as session:
+        wake_ups.send_after_commit(session, TRAIN_TASK, "before")
+        outer = session.begin_nested()
+        wake_ups.send_after_commit(session, TRAIN_TASK, "outer")
+        inner = session.begin_nested()
+        wake_ups.send_after_commit(session, TRAIN_TASK, "inner")
+        if undone == "inner":
+            inner.rollback()
+            outer.commit()
+        else:
+            inner.commit()
+            outer.rollback()
+        wake_ups.send_after_commit(session, TRAIN_TASK, "after")
+    kept = ["before", "after"] if undone == "outer" else ["before", "outer", "after"]
+    assert [job_id for _, job_id in wake_ups.sent] == kept
+    database.dispose()
+
+
+def test_a_failed_flush_in_a_savepoint_keeps_earlier_messages(database_url: str) -> None:
+    database, wake_ups = Database(database_url), FakeWakeUps()
+    with database.write.begin() as session:
+        wake_ups.send_after_commit(session, TRAIN_TASK, "before")
+        with pytest.raises(IntegrityError), session.begin_nested():
+            wake_ups.send_after_commit(session, TRAIN_TASK, "inside")
+            session.add(JobRow(id="incomplete"))
+            session.flush()
+    assert [job_id for _, job_id in wake_ups.sent] == ["before"]
+    database.dispose()
+
+
+def test_each_transaction_of_a_session_sends_its_own_messages(database_url: str) -> None:
+    database, wake_ups = Database(database_url), FakeWakeUps()
+    with database.write() as session:
+        for job_id, end in (("1", session.commit), ("2", session.rollback), ("3", session.commit)):
+            session.execute(text("SELECT 1"))
+            wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
+            end()
+    assert [job_id for _, job_id in wake_ups.sent] == ["1", "3"]
+    database.dispose()
+
+
+def test_a_woken_worker_finds_the_job_queued(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = server.create_job(server.upload())
+    found: dict[str, str] = {}
+
+    def look(task: str, subject_id: str) -> None:
+        if task == TRAIN_TASK:
+            with server.database.read() as session:
+                found[subject_id] = session.get_one(JobRow, subject_id).state
+
+    monkeypatch.setattr(server.wake_ups, "send", look)
+    [file_id] = [file["id"] for file in server.user.json("/v1/files")["data"]]
+    server.validate(file_id)
+    assert found == {job_id: JobState.QUEUED}
 
 
 def test_a_refused_request_wakes_nobody(server: Server) -> None:

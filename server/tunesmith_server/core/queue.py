@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from celery import Celery
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from tunesmith_schema.queue import (
     LIGHT_QUEUE,
@@ -33,6 +33,8 @@ MAX_UNSENT = 1000
 CLOSE_SECONDS = 3.0
 """Maximum seconds that `close` waits for unsent messages."""
 
+_UNSENT = "unsent wake-ups"
+"""Key in `session.info`: the messages of the transaction, each with its savepoint or None."""
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 
@@ -82,10 +84,19 @@ class WakeUps:
             log.warning("wake-up %s for %s not sent: %s", task, subject_id, error)
 
     def send_after_commit(self, session: Session, task: str, subject_id: str) -> None:
-        """Send a message after `session` has committed; a rollback discards the message."""
+        """Send a message after the session's transaction has committed. A rollback of the
+        transaction, or of the savepoint that is now open, discards the message."""
+        if _UNSENT not in session.info:
+            session.info[_UNSENT] = []
+            event.listen(session, "after_commit", self._send_unsent)
+            event.listen(session, "after_rollback", _discard)
+        session.info[_UNSENT].append((session.get_nested_transaction(), task, subject_id))
 
-        @event.listens_for(session, "after_commit", once=True)
-        def _sent(_: Session) -> None:
+    def _send_unsent(self, session: Session) -> None:
+        if session.in_nested_transaction():  # SQLAlchemy calls this at the end of a savepoint too
+            return
+        unsent, session.info[_UNSENT] = session.info[_UNSENT], []
+        for _, task, subject_id in unsent:
             self.send(task, subject_id)
 
     def close(self) -> None:
@@ -95,3 +106,16 @@ class WakeUps:
                 self._unsent.put_nowait(None)
             self._thread.join(CLOSE_SECONDS)
         self._celery.close()
+
+
+def _discard(session: Session) -> None:
+    """Discard the messages of the innermost open savepoint, or of the whole transaction: SQLAlchemy
+    has rolled it back."""
+    ended, unsent = session.get_nested_transaction(), session.info[_UNSENT]
+    session.info[_UNSENT] = [one for one in unsent if ended and not _is_in(one[0], ended)]
+
+
+def _is_in(savepoint: SessionTransaction | None, outer: SessionTransaction) -> bool:
+    while savepoint is not None and savepoint is not outer:
+        savepoint = savepoint.parent
+    return savepoint is outer
