@@ -10,6 +10,7 @@ import kombu
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState
 from tunesmith_schema.queue import (
@@ -125,12 +126,16 @@ def test_a_savepoint_that_is_undone_drops_its_messages(database_url: str, undone
 
 def test_a_failed_flush_in_a_savepoint_keeps_earlier_messages(database_url: str) -> None:
     database, wake_ups = Database(database_url), FakeWakeUps()
-    with database.write.begin() as session:
-        wake_ups.send_after_commit(session, TRAIN_TASK, "before")
-        with pytest.raises(IntegrityError), session.begin_nested():
+
+    def fail(session: Session) -> None:
+        with session.begin_nested():
             wake_ups.send_after_commit(session, TRAIN_TASK, "inside")
             session.add(JobRow(id="incomplete"))
-            session.flush()
+
+    with database.write.begin() as session:
+        wake_ups.send_after_commit(session, TRAIN_TASK, "before")
+        with pytest.raises(IntegrityError):
+            fail(session)
     assert [job_id for _, job_id in wake_ups.sent] == ["before"]
     database.dispose()
 

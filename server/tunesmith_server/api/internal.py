@@ -33,6 +33,7 @@ from tunesmith_server.core.storage import BLOB_GRACE, hash_of
 from tunesmith_server.services import (
     adapters,
     blobs,
+    faults,
     file_readings,
     files,
     leases,
@@ -108,7 +109,7 @@ def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedRep
     try:
         return store(state.file_checks.check(body))
     except Exception as error:
-        if not received.is_outage(error):
+        if not faults.is_outage(error):
             raise
         log.warning("events of %s not stored: %s", job_id, error)
         bare = body.model_copy(update={"events": [], "run_report": None, "outcome": None})

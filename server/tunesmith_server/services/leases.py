@@ -52,8 +52,9 @@ from . import (
     waiting,
     workers,
 )
+from .faults import is_outage
 from .jobs import HELD
-from .received import ReceivedReport, Unreadable, is_outage, store_events
+from .received import ReceivedReport, Unreadable, store_events
 
 log = logging.getLogger(__name__)
 

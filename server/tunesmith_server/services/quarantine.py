@@ -1,17 +1,15 @@
 """Quarantine of rows: a job whose row makes an operation raise fails by name, and the operation
-continues with the next job. Faults of the database, the disk or the process are raised as before.
+continues with the next job. Outages are raised as before.
 """
 
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import update
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, ErrorCategory, ErrorCode, JobFailure, JobState
@@ -20,6 +18,7 @@ from tunesmith_server.core.errors import ServiceError
 from tunesmith_server.models import JobRow
 
 from . import jobs, stored_job
+from .faults import is_outage
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def guarded(session: Session, job_id: str, purpose: str, act: Callable[[], T]) -
         with session.begin_nested():
             return act()
     except Exception as error:
-        if not is_row_fault(error):
+        if is_outage(error):
             raise
         failure = _failure(purpose, error)
         log.error(
@@ -52,22 +51,6 @@ def guarded(session: Session, job_id: str, purpose: str, act: Callable[[], T]) -
         )
         _fail(session, job_id, failure)
         return None
-
-
-def is_row_fault(error: Exception) -> bool:
-    """Return False if the same operation on another row would fail too: the database is away, busy
-    or full, or the disk or the memory is."""
-    if isinstance(error, ServiceError):
-        return not error.retryable
-    if isinstance(error, OperationalError):
-        # On SQLite, SQLITE_ERROR is for example "malformed JSON". Other codes are: busy, full, ...
-        code = getattr(error.orig, "sqlite_errorcode", None)
-        return code == sqlite3.SQLITE_ERROR
-    if isinstance(error, DBAPIError):
-        return not (
-            error.connection_invalidated or isinstance(error, InterfaceError | InternalError)
-        )
-    return not isinstance(error, OSError | MemoryError)
 
 
 def _failure(purpose: str, error: Exception) -> JobFailure:
@@ -95,7 +78,7 @@ def _fail(session: Session, job_id: str, failure: JobFailure) -> None:
             session.flush()
         return
     except Exception as error:
-        if not is_row_fault(error):
+        if is_outage(error):
             raise
         log.exception("no event can be added to %s", job_id)
     columns = {

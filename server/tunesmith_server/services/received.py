@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
-from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -26,11 +25,11 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_COUNT, MAX_STEP, JsonBound
 from tunesmith_schema.field_errors import field_errors
-from tunesmith_server.core.errors import Conflict, ServiceError, Unavailable
-from tunesmith_server.core.storage import StorageUnavailable
+from tunesmith_server.core.errors import Conflict, ServiceError
 from tunesmith_server.models import JobRow
 
 from . import events
+from .faults import is_outage
 
 log = logging.getLogger(__name__)
 
@@ -186,16 +185,6 @@ def _check_numbers(event: RunEvent) -> None:
         value = event.data.get(name)
         if isinstance(value, int) and not 0 <= value <= limit:
             raise ValueError(f"data.{name}: must be from 0 to {limit}, got {value}")
-
-
-def is_outage(error: BaseException) -> bool:
-    """Return True if the database or the storage failed, and the same events may be stored
-    later."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return isinstance(
-        error, OperationalError | InternalError | StorageUnavailable | Unavailable | OSError
-    )
 
 
 def _unreadable(event: Any, error: Exception) -> Unreadable:  # Any: JSON or a RunEvent
