@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, Event, Job, JobState
 from tunesmith_server.core.database import Database
@@ -30,12 +31,14 @@ TAIL_SECONDS = 0.25
 PING_SECONDS = 15.0
 KEY_SECONDS = 2.0
 """Time between two checks of the watchers' keys."""
-_BATCH = 500
 _WRITE_BYTES = 64 * 1024
 """Bytes that a watcher gets at a time; a slow watcher keeps no more in memory."""
 _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
-"""Bytes of recent events that a feed keeps for slow watchers."""
+"""Bytes of recent events that a feed keeps for slow watchers, and reads in one round."""
+
+Line = tuple[int, bytes]
+"""Number of an event, and the event as SSE bytes."""
 
 
 class _Feed:
@@ -49,16 +52,17 @@ class _Feed:
         self.done: bytes | None = None
         """Final SSE message, sent after the job's last event."""
         self.changed = asyncio.Event()
-        self._lines: deque[tuple[int, bytes]] = deque()
+        self._lines: deque[Line] = deque()
         self._bytes = 0
-        self._joined = (-1, b"")
+        self._next: tuple[int, Line] | None = None
+        """Result of the last call of `after`, with its argument."""
 
     def start(self, seq: int) -> None:
         if self.head is None:
             self.head = self.base = seq
 
     def add(self, seq: int, line: bytes) -> None:
-        self.head, self._joined = seq, (-1, b"")
+        self.head, self._next = seq, None
         self._lines.append((seq, line))
         self._bytes += len(line)
         while self._bytes > _FEED_BYTES:
@@ -68,12 +72,15 @@ class _Feed:
     def reaches_back_to(self, seq: int) -> bool:
         return self.head is not None and seq >= self.base
 
-    def after(self, seq: int) -> bytes:
-        if self._joined[0] != seq:  # nearly all watchers have the same position
-            newest_first = takewhile(lambda item: item[0] > seq, reversed(self._lines))
-            lines = [line for _, line in newest_first]
-            self._joined = (seq, b"".join(reversed(lines)))
-        return self._joined[1]
+    def after(self, seq: int) -> Line | None:
+        """Return the next events after `seq` as one piece, with the number of the last one."""
+        if self._next is None or self._next[0] != seq:  # nearly all watchers have the same position
+            newest_first = takewhile(lambda line: line[0] > seq, reversed(self._lines))
+            lines, _ = _take(reversed(list(newest_first)), _WRITE_BYTES)
+            if not lines:
+                return None
+            self._next = (seq, _joined(lines))
+        return self._next[1]
 
     def notify(self) -> None:
         self.changed.set()
@@ -85,7 +92,7 @@ class _News:
     """Events of one job that the job's feed does not have yet."""
 
     job_id: str
-    lines: list[tuple[int, bytes]]
+    lines: list[Line]
     done: bytes | None
 
 
@@ -95,8 +102,8 @@ class _Backlog:
 
     job: Job
     last_seq: int
-    lines: tuple[int, bytes] | None
-    """Number of the last event in the bytes, and the bytes."""
+    lines: Line | None
+    """The events as one piece, with the number of the last one."""
     more: bool
 
 
@@ -180,9 +187,8 @@ class EventHub:
                     feed.start(min(after_seq, last_seq))
                     continue
                 changed = feed.changed
-                if fresh := feed.after(after_seq):
-                    assert feed.head is not None, "a feed with lines has a head"
-                    after_seq = feed.head
+                if piece := feed.after(after_seq):
+                    after_seq, fresh = piece
                     yield fresh
                 elif feed.done:
                     yield feed.done
@@ -216,10 +222,9 @@ class EventHub:
                 ended = state in _OVER or state not in _KNOWN
                 if last_seq == heads[job_id] and not ended:
                     continue
-                batch = events.since(session, job_id, heads[job_id], _BATCH)
-                over = ended and len(batch) < _BATCH
+                lines, are_all = _take(_lines(session, job_id, heads[job_id]), _FEED_BYTES)
+                over = ended and are_all
                 done = _done(jobs.to_wire(jobs.retrieve(session, job_id))) if over else None
-                lines = [(event.seq, _line(event)) for event in batch]
                 news.append(_News(job_id=job_id, lines=lines, done=done))
         return news
 
@@ -228,19 +233,33 @@ class EventHub:
         with self._database.read() as session:
             row = jobs.retrieve(session, job_id)
             job, last_seq = jobs.to_wire(row), row.last_seq
-            batch = events.since(session, job_id, after_seq, _BATCH)
-        lines, size, seq = [], 0, 0
-        for event in batch:
-            lines.append(_line(event))
-            size, seq = size + len(lines[-1]), event.seq
-            if size >= _WRITE_BYTES:
-                break
+            lines, are_all = _take(_lines(session, job_id, after_seq), _WRITE_BYTES)
         return _Backlog(
             job=job,
-            last_seq=max(last_seq, batch[-1].seq if batch else 0),
-            lines=(seq, b"".join(lines)) if lines else None,
-            more=len(batch) == _BATCH or len(lines) < len(batch),
+            last_seq=max(last_seq, lines[-1][0] if lines else 0),
+            lines=_joined(lines) if lines else None,
+            more=not are_all,
         )
+
+
+def _lines(session: Session, job_id: str, after_seq: int) -> Iterator[Line]:
+    for event in events.since(session, job_id, after_seq):
+        yield event.seq, _line(event)
+
+
+def _take(lines: Iterable[Line], max_bytes: int) -> tuple[list[Line], bool]:
+    """Return the first lines, until they have `max_bytes`, and True if these are all lines."""
+    taken, size = [], 0
+    for line in lines:
+        taken.append(line)
+        size += len(line[1])
+        if size >= max_bytes:
+            return taken, False
+    return taken, True
+
+
+def _joined(lines: list[Line]) -> Line:
+    return lines[-1][0], b"".join(line for _, line in lines)
 
 
 def _line(event: Event) -> bytes:

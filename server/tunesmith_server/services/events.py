@@ -26,6 +26,8 @@ from .paging import Order, number_in, unknown_cursor
 
 MAX_METRICS = 500
 """Maximum number of metrics in an event."""
+_ROWS_AT_A_TIME = 16
+"""A row has up to 64 KiB."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
 
 
@@ -154,15 +156,17 @@ def _events(rows: Sequence[Any]) -> Iterator[Event]:  # Any: rows with one Event
         yield to_wire(row)
 
 
-def since(session: Session, job_id: str, seq: int, limit: int = 1000) -> list[Event]:
-    """Return the events after number `seq`, oldest first."""
-    rows = session.scalars(
+def since(session: Session, job_id: str, seq: int) -> Iterator[Event]:
+    """Yield the events after number `seq`, oldest first. Only `_ROWS_AT_A_TIME` rows are read ahead
+    of the caller, who may stop early."""
+    with session.scalars(
         select(EventRow)
         .where(EventRow.job_id == job_id, EventRow.seq > seq)
         .order_by(EventRow.seq)
-        .limit(limit)
-    )
-    return [to_wire(row) for row in rows]
+        .execution_options(yield_per=_ROWS_AT_A_TIME)
+    ) as rows:
+        for row in rows:
+            yield to_wire(row)
 
 
 def list_metrics(
