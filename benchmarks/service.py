@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .service_parts import creates, fan_out, first_step, lists, uploads
+from .service_parts import creates, fan_out, first_step, lists, protocols, uploads
 from .service_parts.machine import facts
 from .service_parts.process_use import idle_share, machine_seconds
 
@@ -25,6 +25,7 @@ PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {  # Any: JSON
     "upload": uploads.measure,
     "sse": fan_out.measure,
     "lists": lists.measure,
+    "protocols": protocols.measure,
     "first_step": first_step.measure,
 }
 

@@ -6,7 +6,9 @@ import contextlib
 import json
 import resource
 import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import httpx
 from .connections import Target
 from .installation import BASE_MODEL, Installation
 from .load import Load, run
+from .process_use import cpu_seconds
 
 MIB = 2**20
 HEADERS_BYTES = 100 * MIB
@@ -64,23 +67,26 @@ class Attack:
 
 
 def headers(attack: Attack) -> dict[str, Any]:
-    """100 MiB of headers, in 20 connections, by people without a key."""
-    piece = b"x-a: " + b"a" * 1000 + b"\r\n"
-    sent = 0
+    """100 MiB of headers by people without a key, in 20 connections at a time. The service closes a
+    connection after 64 KiB, so many connections are needed."""
+    piece = (b"x-a: " + b"a" * 1000 + b"\r\n") * 16
+    sent, connections, lock = 0, 0, threading.Lock()
 
-    def send(_: int) -> int:
-        sent = 0
-        with attack.connect() as connection, contextlib.suppress(OSError):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n")
-            while sent < HEADERS_BYTES // 20:
-                connection.sendall(piece * 16)
-                sent += len(piece) * 16
-            time.sleep(1)
-        return sent
+    def send(_: int) -> None:
+        nonlocal sent, connections
+        while sent < HEADERS_BYTES:
+            with attack.connect() as connection, contextlib.suppress(OSError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n")
+                with lock:
+                    connections += 1
+                while sent < HEADERS_BYTES:
+                    connection.sendall(piece)
+                    with lock:
+                        sent += len(piece)
 
     with ThreadPoolExecutor(20) as pool:
-        sent = sum(pool.map(send, range(20)))
-    return {"sent_mib": round(sent / MIB, 1)}
+        list(pool.map(send, range(20)))
+    return {"sent_mib": round(sent / MIB, 1), "connections": connections}
 
 
 def half_open(attack: Attack) -> dict[str, Any]:
@@ -95,28 +101,54 @@ def half_open(attack: Attack) -> dict[str, Any]:
 
 
 def large_jobs(attack: Attack) -> dict[str, Any]:
-    """60 creates of 4 MiB and 8 lists of jobs, all at the same time."""
-    body = {
-        "model": BASE_MODEL, "training_file": attack.file_id,
-        "recipe": {"lora": {"target_modules": ["m" * 60] * 60_000}},
-    }  # fmt: skip
-    content = json.dumps(body).ljust(4 * MIB - 1)
+    """60 creates of 4 MiB, which are refused, beside 60 of the heaviest allowed job; then 8 clients
+    read the list of all jobs at the same time."""
+    heaviest = json.dumps(heaviest_job(attack.file_id))
+    bodies = [json.dumps({"model": BASE_MODEL}).ljust(4 * MIB), heaviest] * LARGE_JOBS
 
-    def create(_: int) -> int:
+    def create(content: str) -> int:
         with attack.service.user() as user, contextlib.suppress(httpx.TransportError):
             kind = {"content-type": "application/json"}
             return user.post("fine_tuning/jobs", content=content, headers=kind).status_code
         return 0
 
     def list_all(_: int) -> int:
+        jobs, params = 0, {"limit": "1000"}
         with attack.service.user() as user:
-            return user.get("fine_tuning/jobs", params={"limit": 100}).status_code
+            while True:
+                reply = user.get("fine_tuning/jobs", params=params).raise_for_status().json()
+                jobs += len(reply["data"])
+                if not reply["has_more"]:
+                    return jobs
+                params["after"] = reply["last_id"]
 
-    with ThreadPoolExecutor(LARGE_JOBS + LISTS) as pool:
-        creates = [pool.submit(create, number) for number in range(LARGE_JOBS)]
-        lists = [pool.submit(list_all, number) for number in range(LISTS)]
-        statuses = [sorted({one.result() for one in many}) for many in (creates, lists)]
-    return {"create_statuses": statuses[0], "list_statuses": statuses[1]}
+    with ThreadPoolExecutor(2 * LARGE_JOBS) as pool:
+        statuses = Counter(pool.map(create, bodies))
+    with ThreadPoolExecutor(LISTS) as pool:
+        listed = set(pool.map(list_all, range(LISTS)))
+    return {
+        "job_bytes": len(heaviest),
+        "create_statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "listed_jobs": sorted(listed),
+    }
+
+
+def heaviest_job(file_id: str) -> dict[str, Any]:  # Any: JSON
+    """Return a create request that is near every bound of a job."""
+    grader = {"type": "string_check", "operation": "eq", "reference": "{{item.answer}}"}
+    names = [f"g{number}" for number in range(32)]
+    named = {name: {**grader, "input": "{{sample.output_text}}" + "x" * 7_800} for name in names}
+    multi = {"type": "multi", "graders": named, "calculate_output": " + ".join(names)}
+    return {
+        "model": BASE_MODEL,
+        "training_file": file_id,
+        "metadata": {f"{number:064}": "\u4e2d" * 512 for number in range(16)},
+        "method": {"type": "reinforcement", "reinforcement": {"grader": multi}},
+        "recipe": {
+            "lora": {"target_modules": [f"{number:060}" for number in range(1000)]},
+            "add_tokens": [f"<{number:058}>" for number in range(1000)],
+        },
+    }
 
 
 def completes(attack: Attack) -> dict[str, Any]:
@@ -164,7 +196,7 @@ def slow_readers(attack: Attack) -> dict[str, Any]:
 
 
 def creates(attack: Attack) -> dict[str, Any]:
-    """1,000 creates at 100 a second."""
+    """1,000 creates at 100 a second. The CPU time of the API includes the probe's requests."""
     service = attack.service
     target = Target(host=service.host, port=service.port, key=service.api_key)
     load = Load(
@@ -175,8 +207,13 @@ def creates(attack: Attack) -> dict[str, Any]:
         per_second=100,
         seconds=10,
     )
+    cpu = cpu_seconds(service.api_pid)
     figures = run(target, [load])["create"]
-    return {f"create_{name}": figures[name] for name in ("p50_ms", "p99_ms", "max_ms")}
+    cpu = cpu_seconds(service.api_pid) - cpu
+    return {
+        **{f"create_{name}": figures[name] for name in ("p50_ms", "p99_ms", "max_ms")},
+        "api_cpu_ms_per_create": round(cpu * 1000 / figures["requests"], 2),
+    }
 
 
 ATTACKS: dict[str, Callable[[Attack], dict[str, Any]]] = {

@@ -19,6 +19,7 @@ from tunesmith_server.core.database import Base, Database
 from tunesmith_server.models import EventRow, JobRow
 
 from .installation import Installation, installation
+from .process_use import cpu_seconds
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
@@ -52,6 +53,7 @@ def _paged(service: Installation, path: str, params: dict[str, Any], limit: int)
         first, later, ids = [], [], set[str]()
         cursor: dict[str, str] = {}
         _timed(user, path, {**params, "limit": limit})  # opens the connection and fills the caches
+        cpu = cpu_seconds(service.api_pid)
         while True:
             first.append(_timed(user, path, {**params, "limit": limit})[0])
             milliseconds, page = _timed(user, path, {**params, "limit": limit, **cursor})
@@ -60,6 +62,7 @@ def _paged(service: Installation, path: str, params: dict[str, Any], limit: int)
             if not page["has_more"]:
                 break
             cursor = {"after": page["last_id"]}
+        cpu = cpu_seconds(service.api_pid) - cpu
     size = -(-len(later) // _GROUPS)
     starts = range(0, len(later), size)
     ratios = [
@@ -71,6 +74,7 @@ def _paged(service: Installation, path: str, params: dict[str, Any], limit: int)
         "items": len(ids),
         "first_page_ms": round(statistics.median(first), 2),
         "all_pages_ms": round(statistics.median(later), 2),
+        "api_cpu_ms_per_call": round(cpu * 1000 / len(first + later), 2),
         "over_first_by_fifth": [round(ratio, 2) for ratio in ratios],
     }
 

@@ -30,6 +30,11 @@ from .pages import PageBuilder, json_of, read_page
 from .paging import unknown_cursor
 from .workers import READY_SECONDS
 
+_LIVE_WORKERS = (
+    select(WorkerRow.worker_id, WorkerRow.models)
+    .where(WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > epoch_now() - READY_SECONDS)
+    .order_by(WorkerRow.worker_id)
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -62,11 +67,8 @@ def names(session: Session, settings: Settings) -> list[str]:
 
 def on_workers(session: Session) -> dict[str, list[str]]:
     """Return the ids of the live train workers that have each base model."""
-    live = select(WorkerRow.worker_id, WorkerRow.models).where(
-        WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > epoch_now() - READY_SECONDS
-    )
     workers: dict[str, list[str]] = {}
-    for worker_id, models in session.execute(live.order_by(WorkerRow.worker_id)):
+    for worker_id, models in session.execute(_LIVE_WORKERS):
         for name in models if isinstance(models, list) else ():
             workers.setdefault(name, []).append(worker_id)
     return workers

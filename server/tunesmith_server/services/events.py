@@ -43,8 +43,23 @@ def add(
 ) -> EventRow:
     """Append one event. This transaction must already hold a lock on `job`, from a fenced or state
     UPDATE."""
+    row = new(job, message, kind=kind, level=level, data=data, created_at=created_at)
+    session.add(row)
+    return row
+
+
+def new(
+    job: JobRow,
+    message: str,
+    *,
+    kind: EventKind = EventKind.MESSAGE,
+    level: str = "info",
+    data: dict[str, JsonValue] | None = None,
+    created_at: float | None = None,
+) -> EventRow:
+    """Number the next event of `job`, without adding it to a session."""
     job.last_seq += 1
-    row = EventRow(
+    return EventRow(
         job_id=job.id,
         seq=job.last_seq,
         created_at=created_at or time.time(),
@@ -54,8 +69,6 @@ def add(
         message=message.replace("\0", "\ufffd"),  # PostgreSQL's text cannot hold NUL
         data=data or {},
     )
-    session.add(row)
-    return row
 
 
 def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, Job, JobCreate, JobState, MethodName
+from tunesmith_schema import ErrorCode, Job, JobCreate, MethodName
 from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, Unavailable
@@ -76,7 +76,6 @@ def insert(
     now = time.time()
     job = JobRow(
         id=new_id("ftjob"),
-        state=JobState.VALIDATING_FILES,
         created_at=now,
         owner=requester.owner,
         model=base.name,
@@ -90,13 +89,17 @@ def insert(
         recipe=body.recipe.model_dump(mode="json"),
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
         method=_effective_method(body),
+        attempt=0,
         last_seq=0,
         forked_from=origin and origin.job_id,
         forked_step=origin and origin.step,
         retry_of=origin and origin.retry_of,
     )
-    session.add(job)
-    session.flush()
+    suffix = f", {origin.description}" if origin else ""
+    first = [events.new(job, f"created: {base.name} on {file_rows[0].filename}{suffix}")]
+    if base.missing_on_workers:
+        first.append(waiting.new_warning(job))
+    jobs.insert(session, wake_ups, job, file_rows, first)
     if requester.idempotency_key:
         session.add(
             IdempotencyRow(
@@ -107,10 +110,6 @@ def insert(
                 created_at=now,
             )
         )
-    suffix = f", {origin.description}" if origin else ""
-    events.add(session, job, f"created: {base.name} on {file_rows[0].filename}{suffix}")
-    if base.missing_on_workers:
-        waiting.warn(session, job)
     try:
         session.flush()
     except IntegrityError as error:  # another transaction used the same key (PostgreSQL only)
@@ -119,7 +118,6 @@ def insert(
             f"another request with Idempotency-Key {requester.idempotency_key!r} is in progress",
             hint="repeat the request: it returns the job that the other request creates",
         ) from error
-    jobs.queue_if_validated(session, wake_ups, job, file_rows)
     return job
 
 

@@ -1,7 +1,7 @@
 """Jobs in a list: the same fields as a single job, without large documents.
 
-A list call parses no recipe: the database returns the stored JSON as text, and recipes that were
-seen before are not checked again.
+The database returns the stored documents as text, and documents that were seen before are neither
+parsed nor checked again.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ _COLUMNS = (
     *("id", "created_at", "finished_at", "model", "fine_tuned_model", "state", "training_file"),
     *("validation_file", "trained_tokens", "seed", "suffix", "phase", "adapter_id", "attempt"),
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
-    *("retry_of", "labels", "error", "hyperparameters", "document_version"),
+    *("retry_of", "error", "document_version"),
 )
+_DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
+_MAY_BE_LARGE = ("recipe", "method")
 
 
 @cache
 def query() -> Select[Any]:
     """Return the columns of a summary; a large recipe or method is not read."""
     columns = [getattr(JobRow, name) for name in _COLUMNS]
-    for name in ("recipe", "method"):
+    for name in _DOCUMENTS:
         text = cast(getattr(JobRow, name), Text)
-        short = func.length(text) <= MAX_DOCUMENT
-        columns.append(case((short, text), else_=None).label(f"{name}_text"))
-        columns.append((func.length(text) > MAX_DOCUMENT).label(f"{name}_is_large"))
+        if name in _MAY_BE_LARGE:
+            columns.append((func.length(text) > MAX_DOCUMENT).label(f"{name}_is_large"))
+            text = case((func.length(text) <= MAX_DOCUMENT, text), else_=None)
+        columns.append(text.label(f"{name}_text"))
     return select(*columns)
 
 
@@ -69,7 +72,7 @@ def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:  # Any: rows o
 
 def _unreadable(row: Any) -> Job:  # Any: a row of `query`
     """Return what can be read of a row; its error is `unreadable`."""
-    documents = {name: _json_in(getattr(row, f"{name}_text")) for name in ("recipe", "method")}
+    documents = {name: _json_in(getattr(row, f"{name}_text")) for name in _DOCUMENTS}
     columns = SimpleNamespace(**{**row._mapping, **documents})
     return stored_job.to_wire(cast_type(JobRow, columns))
 
@@ -82,14 +85,11 @@ def _json_in(text: str | None) -> Any:  # Any: JSON
 
 
 def _item(row: Any) -> bytes:  # Any: a row of `query`
-    state = JobState(row.state)
-    omitted = [name for name in ("recipe", "method") if getattr(row, f"{name}_is_large")]
-    names = Hyperparameters.model_fields
-    hyperparameters = {name: row.hyperparameters[name] for name in names}
-    method = _method(row, hyperparameters, "method" in omitted)
-    if not all(isinstance(value, str) for value in (row.labels or {}).values()):
-        raise TypeError("metadata: a value is no text")
-    recipe = b"{}" if "recipe" in omitted else _recipe(row.recipe_text, row.document_version)
+    state, version = JobState(row.state), row.document_version
+    omitted = [name for name in _MAY_BE_LARGE if getattr(row, f"{name}_is_large")]
+    is_large_method = "method" in omitted  # only a grader is large
+    settings = _settings(row.hyperparameters_text, row.method_text, version, is_large_method)
+    recipe = b"{}" if "recipe" in omitted else _recipe(row.recipe_text, version)
     item = {
         "id": row.id,
         "object": "fine_tuning.job",
@@ -102,12 +102,10 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "status": wire_status(state),
         "training_file": row.training_file,
         "validation_file": row.validation_file,
-        "hyperparameters": hyperparameters,
         "result_files": [],
         "trained_tokens": row.trained_tokens,
         "error": JobError.model_validate(row.error) if row.error else None,
         "integrations": None,
-        "metadata": row.labels,
         "seed": row.seed,
         "suffix": row.suffix,
         "state": state,
@@ -123,25 +121,29 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "retry_of": row.retry_of,
         "omitted": omitted,
     }
-    return to_json(item)[:-1] + b',"method":' + method + b',"recipe":' + recipe + b"}"
-
-
-def _method(row: Any, hyperparameters: dict[str, Any], is_large: bool) -> bytes:  # Any: as above
-    if is_large:  # only a grader is large
-        return b'{"type":"reinforcement"}'
-    text = row.method_text
-    reinforcement = bool(text) and _stored_method(text, row.document_version) == "reinforcement"
-    model = ReinforcementHyperparameters if reinforcement else Hyperparameters
-    read_document(model, row.hyperparameters, "hyperparameters", version=row.document_version)
-    if reinforcement:
-        return to_json(from_json(text))
-    return to_json({"type": "supervised", "supervised": {"hyperparameters": hyperparameters}})
+    documents = settings + b',"metadata":' + _labels(row.labels_text) + b',"recipe":' + recipe
+    return to_json(item)[:-1] + documents + b"}"
 
 
 @lru_cache(maxsize=1024)
-def _stored_method(text: str, version: int) -> str:
-    """Return the type of a stored method. Raises Unreadable."""
-    return read_document(Method, from_json(text), "method", version=version).type
+def _settings(text: str, method_text: str | None, version: int, is_large_method: bool) -> bytes:
+    """Return `hyperparameters` and `method` as members of a JSON object. Raises Unreadable."""
+    stored = from_json(text)
+    hyperparameters = {name: stored[name] for name in Hyperparameters.model_fields}
+    is_reinforcement = False
+    if is_large_method:
+        method: Any = {"type": "reinforcement"}  # Any: JSON
+    else:
+        method = from_json(method_text) if method_text else None
+        if method is not None:
+            read = read_document(Method, method, "method", version=version)
+            is_reinforcement = read.type == "reinforcement"
+        model = ReinforcementHyperparameters if is_reinforcement else Hyperparameters
+        read_document(model, stored, "hyperparameters", version=version)
+        if not is_reinforcement:
+            method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    members = {"hyperparameters": hyperparameters, "method": method}
+    return b"," + to_json(members)[1:-1]
 
 
 @lru_cache(maxsize=1024)
@@ -149,3 +151,11 @@ def _recipe(text: str, version: int) -> bytes:
     """Return a stored recipe with today's names and defaults. Raises Unreadable."""
     document = from_json(text)
     return read_document(Recipe, document, "recipe", version=version).model_dump_json().encode()
+
+
+@lru_cache(maxsize=1024)
+def _labels(text: str | None) -> bytes:
+    labels = from_json(text) if text else None
+    if not all(isinstance(value, str) for value in (labels or {}).values()):
+        raise TypeError("metadata: a value is no text")
+    return to_json(labels)

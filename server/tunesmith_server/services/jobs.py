@@ -1,7 +1,7 @@
-"""Job state; no other module writes it. Only `move` changes a job's state: a conditional UPDATE
-that allows only legal transitions, with an event in the same transaction. The callers of `move` are
-leases.py (workers' reports), job_control.py (user commands), job_create.py and job_fork.py (new
-jobs)."""
+"""Job state; no other module writes it. `insert` sets the first state of a job. Only `move` changes
+a job's state: a conditional UPDATE that allows only legal transitions, with an event in the same
+transaction. The callers of `move` are leases.py (workers' reports) and job_control.py (user
+commands)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from tunesmith_schema import (
     EventKind,
     JobFailure,
     JobState,
+    MethodName,
 )
 from tunesmith_schema.queue import TRAIN_TASK
 from tunesmith_server.core.database import readable_object
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
-from tunesmith_server.models import FileRow, JobRow
+from tunesmith_server.models import EventRow, FileRow, JobRow
 
 from . import events, files, job_summaries, stored_job
 from .pages import PageBuilder, read_page
@@ -104,6 +105,30 @@ def invalid_file_code(param: str) -> ErrorCode:
     return ErrorCode.INVALID_TRAINING_FILE if training else ErrorCode.INVALID_VALIDATION_FILE
 
 
+def insert(
+    session: Session,
+    wake_ups: WakeUps,
+    job: JobRow,
+    file_rows: list[FileRow],
+    first_events: list[EventRow],
+) -> None:
+    """Insert a new job with its first events, in the state `queued` if its files are validated. The
+    caller has checked that no file is invalid."""
+    added = list(first_events)
+    job.state = JobState.VALIDATING_FILES
+    if all(file.status == "processed" for file in file_rows):
+        job.state = JobState.QUEUED
+        job.queued_at = job.woken_at = time.time()
+        message = _queued_message(stored_job.method_of(job), file_rows)
+        added.append(
+            events.new(job, message, kind=EventKind.STATE, data={"state": JobState.QUEUED})
+        )
+        wake_ups.send_after_commit(session, TRAIN_TASK, job.id)
+    session.add(job)
+    session.flush()  # before the rows that refer to the job
+    session.add_all(added)
+
+
 def queue_if_validated(
     session: Session, wake_ups: WakeUps, job: JobRow, file_rows: list[FileRow]
 ) -> None:
@@ -122,9 +147,12 @@ def queue_if_validated(
             fail(session, job.id, failure)
             return
     if all(file.status == "processed" for file in file_rows):
-        rows = (file_rows[0].validation or {}).get("rows")
-        noun = "prompts" if method == "reinforcement" else "training rows"
-        enqueue(session, wake_ups, job.id, f"queued: {rows} {noun}")
+        enqueue(session, wake_ups, job.id, _queued_message(method, file_rows))
+
+
+def _queued_message(method: MethodName, file_rows: list[FileRow]) -> str:
+    rows = (file_rows[0].validation or {}).get("rows")
+    return f"queued: {rows} {'prompts' if method == 'reinforcement' else 'training rows'}"
 
 
 def enqueue(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode
@@ -12,6 +12,9 @@ from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import NotFound, Unauthorized
 from tunesmith_server.core.security import key_hash, new_key
 from tunesmith_server.models import ApiKeyRow
+
+_BY_HASH = select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == bindparam("hash"))
+"""Every request runs this query, so it is built once and reads only two columns."""
 
 
 def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:
@@ -61,10 +64,7 @@ def authenticate(session: Session, authorization: str | None) -> str:
             hint="the first start wrote a key to api-key in the server's data directory; "
             "`tunesmith keys create NAME` creates another key",
         )
-    # Every request runs this query, so it reads only two columns.
-    row = session.execute(
-        select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == key_hash(key.strip()))
-    ).one_or_none()
+    row = session.execute(_BY_HASH, {"hash": key_hash(key.strip())}).one_or_none()
     if row is None or row.revoked_at is not None:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,

@@ -27,13 +27,18 @@ REASON = "base_model_not_on_workers"
 
 
 def warn(session: Session, job: JobRow) -> None:
-    """Add the warning to a job that this transaction has locked or inserted before."""
+    """Add the warning to a job that this transaction has locked before."""
+    session.add(new_warning(job))
+
+
+def new_warning(job: JobRow) -> EventRow:
+    """Return the warning as the next event of `job`."""
     message = (
         f"no train worker has the base model {job.model!r}: the job waits. Start a worker whose "
         "TUNESMITH_MODEL_DIRS contains that folder"
     )
     data: dict[str, JsonValue] = {"reason": REASON, "base_model": job.model}
-    events.add(session, job, message, level="warn", data=data)
+    return events.new(job, message, level="warn", data=data)
 
 
 def update_warnings(session: Session) -> None:
