@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -76,7 +76,7 @@ def test_news_is_read_once_however_many_watch(
 ) -> None:
     reads, since = [], events.since
 
-    def counted(*given: Any) -> list[Event]:  # Any: passed on
+    def counted(*given: Any) -> Iterator[Event]:  # Any: passed on
         reads.append(given)
         return since(*given)
 

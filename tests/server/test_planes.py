@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tunesmith_server.core import local_store
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import base_models, files, job_create, upload_completion
 
@@ -283,3 +284,9 @@ def test_a_large_body_that_arrives_slowly_does_not_keep_others_waiting(
         )
         assert reply.status_code == 400
         assert time.monotonic() - began < 6
+
+
+def test_two_hundred_downloads_that_nobody_reads_fit_into_memory() -> None:
+    """The transport and the response keep three pieces of each."""
+    assert 200 * 3 * local_store.READ_PIECE < 60 * 2**20
+    assert local_store.READ_PIECE > 64 * 1024, "asyncio's high-water mark"

@@ -31,10 +31,10 @@ class Plane(Enum):
 
 THREADS = {
     Plane.WORKERS: 8,
-    Plane.USERS: 16,
+    Plane.USERS: 8,
     Plane.BULK: 6,
     Plane.ASSEMBLY: 2,
-    Plane.STREAMS: 4,
+    Plane.STREAMS: 2,
     Plane.HEALTH: 2,
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4

@@ -13,7 +13,7 @@ from typing import Any
 from typing import cast as cast_type
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import Select, Text, case, cast, func, select
+from sqlalchemy import ColumnElement, Select, Text, case, cast, func, select
 
 from tunesmith_schema import (
     Hyperparameters,
@@ -49,7 +49,7 @@ def query() -> Select[Any]:
     """Return the columns of a summary; a large recipe or method is not read."""
     columns = [getattr(JobRow, name) for name in _COLUMNS]
     for name in _DOCUMENTS:
-        text = cast(getattr(JobRow, name), Text)
+        text: ColumnElement[str] = cast(getattr(JobRow, name), Text)
         if name in _MAY_BE_LARGE:
             columns.append((func.length(text) > MAX_DOCUMENT).label(f"{name}_is_large"))
             text = case((func.length(text) <= MAX_DOCUMENT, text), else_=None)
