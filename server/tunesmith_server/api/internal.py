@@ -37,7 +37,6 @@ from tunesmith_server.services import (
     file_readings,
     files,
     leases,
-    received,
     resume_points,
     worker_access,
     workers,
