@@ -177,6 +177,31 @@ def _device_error(error: BaseException) -> JobFailure:
     ).failure
 
 
+class ModelFailed(RunError):
+    """An unexpected error of a model before the first step; its cause has the traceback."""
+
+
+@contextmanager
+def explain_model_errors(architecture: str) -> Iterator[None]:
+    """Convert unexpected errors raised in this block to errors that name the architecture.
+
+    Before the first step, the same model raises the same error on every worker, so the error is not
+    one of the infrastructure. Errors of files, memory and devices are raised unchanged."""
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, RunError | OSError) or is_out_of_memory(error)
+        if known or is_disk_full(error) or is_device_error(error):
+            raise
+        raise ModelFailed(
+            ErrorCode.MODEL_NOT_USABLE,
+            f"{architecture} cannot be trained: {type(error).__name__}: {error_text(error)}",
+            hint="docs/reference/models.md lists the models that train. See the traceback in the "
+            "worker's log for the failing module; stock TRL may fail with the same model.",
+            param="model",
+        ) from error
+
+
 @contextmanager
 def explain_out_of_memory(batch_size: int) -> Iterator[None]:
     """Add the batch size and advice to out-of-memory errors raised in this block."""

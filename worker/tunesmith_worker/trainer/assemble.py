@@ -15,6 +15,7 @@ from tunesmith_worker.engine.model.adapters import adapter_dtype, resolve_adapte
 from tunesmith_worker.engine.model.embeddings import embedding_learning_rate
 from tunesmith_worker.engine.optimizers.choose import optimizer_for
 from tunesmith_worker.engine.patches import Patched, patch
+from tunesmith_worker.engine.patches.own_head import OwnHead, check_head
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
@@ -113,7 +114,16 @@ def add_callbacks(
 
 
 def patch_model(context: RunContext, loaded: LoadedModel) -> Patched | None:
-    patched = patch(loaded.model, loaded.patches) if loaded.patches else None
+    patches = loaded.patches
+    causal = loaded.base.model
+    if reason := check_head(causal):
+        OwnHead(causal)
+        patches -= {"loss"}
+        context.events.message(
+            f"The loss uses the logits of {type(causal).__name__}'s own forward, because {reason}. "
+            "The logits of a whole micro-batch stay in memory."
+        )
+    patched = patch(loaded.model, patches) if patches else None
     context.events.message(
         patched.report.summary() if patched else "no kernels patched: recipe.patches is 'off'"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import transformers
@@ -13,6 +13,8 @@ from tunesmith_worker.engine.model.adapters import adapter_dtype, attach_lora, c
 from tunesmith_worker.engine.model.base_model import Base, find_device, load_base
 from tunesmith_worker.engine.model.embeddings import NewTokens, add_tokens, train_token_rows
 from tunesmith_worker.engine.optimizers.choose import describe_precision
+from tunesmith_worker.engine.patches.unused import unused_modules, unused_parameters
+from tunesmith_worker.rundir.errors import explain_model_errors
 from tunesmith_worker.rundir.plan import Device, LoadPlan
 from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches
 
@@ -41,8 +43,15 @@ def load(context: RunContext) -> LoadedModel:
         device = find_device()
         load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
-        new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
-        model = base.model if full else attach_lora(base.model, recipe, choices)
+        with explain_model_errors(base.architecture):
+            new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
+            base = replace(base, unused=_find_unused(context, base))
+            if full:
+                model = base.model
+                for name in base.unused:
+                    model.get_parameter(name).requires_grad_(False)
+            else:
+                model = attach_lora(base.model, recipe, choices, base.unused)
         if full:
             naive = load_plan.precision == "bf16"
             events.message(
@@ -58,6 +67,24 @@ def load(context: RunContext) -> LoadedModel:
             model=model,
             patches=plan_patches(recipe, choices),
         )
+
+
+def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
+    """Find what the loss on text does not use: with full tuning parameters, else modules."""
+    full = context.spec.recipe.tuning == "full"
+    names = tuple((unused_parameters if full else unused_modules)(base.model))
+    if names:
+        what = "parameters that do not train" if full else "modules without an adapter"
+        context.events.message(
+            f"{base.architecture} has {len(names)} {what}, because the loss on rows of text does "
+            f"not use them: {_some(names)}."
+        )
+    return names
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:

@@ -19,8 +19,10 @@ from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.errors import (
     EXIT_DISK_FULL,
     EXIT_READ_ONLY,
+    ModelFailed,
     RunError,
     disk_full,
+    explain_model_errors,
     explain_out_of_memory,
     failure_of,
     is_disk_full,
@@ -77,7 +79,7 @@ def main(
         events = EventLog(run.events, recorder.clock, console.event)
         result = train(run, events, control, recorder, waited or spawn_delay(), rewards)
     except RunError as error:
-        _print_failure(error.failure)
+        _print_failure(error.failure, with_traceback=isinstance(error, ModelFailed))
         result = RunResult(outcome="failed", error=error.failure)
         unusable = isinstance(error, UnusableRunDirectory)
     except Exception as error:  # result.json must report every failure
@@ -158,7 +160,9 @@ def train(
         else:
             from .assemble_sft import prepare_supervised as prepare
 
-    ready = prepare(context, load(context))
+    loaded = load(context)
+    with explain_model_errors(loaded.base.architecture):
+        ready = prepare(context, loaded)
     trainer, callbacks = ready.trainer, ready.callbacks
     with events.phase("train"):
         control.training_begins()

@@ -56,8 +56,10 @@ def _config(family: str, **changes: Untyped) -> Untyped:
 
 
 UNKNOWN = {
-    "CohereDecoderLayer": lambda: transformers.CohereConfig(**COMMON),
-    "Glm4DecoderLayer": lambda: transformers.Glm4Config(**COMMON, head_dim=12),
+    "StableLmDecoderLayer": lambda: transformers.StableLmConfig(**COMMON),
+    "PhimoeDecoderLayer": lambda: transformers.PhimoeConfig(
+        **COMMON, num_local_experts=4, output_router_logits=True
+    ),
     "DeepseekV3DecoderLayer": lambda: transformers.DeepseekV3Config(
         **COMMON | {"num_key_value_heads": 4},
         **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
@@ -65,9 +67,6 @@ UNKNOWN = {
     ),
     "GptOssDecoderLayer": lambda: transformers.GptOssConfig(
         **COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8
-    ),
-    "MixtralDecoderLayer": lambda: transformers.MixtralConfig(
-        **COMMON, num_local_experts=4, output_router_logits=True
     ),
 }
 

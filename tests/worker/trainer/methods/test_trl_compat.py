@@ -18,6 +18,8 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from tunesmith_worker.engine.patches.families import FAMILIES
 
+from . import pins
+
 HYPERCLOVAX = "transformers.models.hyperclovax.modeling_hyperclovax:"
 VAULTGEMMA = "transformers.models.vaultgemma.modeling_vaultgemma:"
 MINISTRAL = "transformers.models.ministral.modeling_ministral:"
@@ -120,6 +122,7 @@ PINNED: dict[str, dict[str, str]] = {
         f"{VAULTGEMMA}apply_rotary_pos_emb": "ea234325c15d",
         "transformers.models.olmo3.modeling_olmo3:apply_rotary_pos_emb": "8ec8ad602003",
         f"{HYPERCLOVAX}apply_rotary_pos_emb": "ea234325c15d",
+        **pins.LAYERS,
     },
     "engine/patches/decoder.py": {
         "transformers.modeling_layers:GradientCheckpointingLayer.__init_subclass__": "2fe55f666f1f",
@@ -139,6 +142,7 @@ PINNED: dict[str, dict[str, str]] = {
         f"{VAULTGEMMA}VaultGemmaModel.forward": "ba8debfa84ea",
         "transformers.models.olmo3.modeling_olmo3:Olmo3Model.forward": "1b33d278573b",
         f"{HYPERCLOVAX}HyperCLOVAXModel.forward": "e15428838f0b",
+        **pins.BACKBONES,
     },
     "engine/patches/head.py": {
         "trl.trainer.utils:FusedCausalLMOutput": "5ccdd6e41dcb",

@@ -6,6 +6,7 @@ With full tuning, the module saves the whole model. The saved files are only saf
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,9 +35,13 @@ PROBE_LOGITS = 8
 in probe.safetensors."""
 
 
-def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
+def attach_lora(
+    model: Untyped, recipe: Recipe, choices: Choices, unused: Sequence[str] = ()
+) -> Untyped:
     """Attach a new adapter to the model. LoRA's B matrices start at 0, so the model first equals
-    the base model."""
+    the base model.
+
+    `unused`: paths of modules that get no adapter, with all modules inside."""
     lora = recipe.lora or LoraRecipe()
     targets = _targets(model, lora, choices)
     whole = whole_matrices(
@@ -51,6 +56,7 @@ def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=_without(targets, whole),
+        exclude_modules=_inside(unused) if unused else None,
         modules_to_save=whole and whole.modules_to_save,
         ensure_weight_tying=whole is not None and whole.tied,
         bias=lora.bias,
@@ -60,6 +66,8 @@ def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
         with warnings.catch_warnings():
             # peft reads an attribute that transformers has renamed; the warning is harmless.
             warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            # PEFT corrects the setting itself for GPT-2's transposed layers.
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
             attached = peft.get_peft_model(model, config)
     except ValueError as error:  # PEFT lists the missing target modules
         raise RunError(
@@ -70,6 +78,11 @@ def attach_lora(model: Untyped, recipe: Recipe, choices: Choices) -> Untyped:
         ) from error
     keep_in_fp32(attached)
     return attached
+
+
+def _inside(paths: Sequence[str]) -> str:
+    """Return a regular expression for all modules inside `paths`."""
+    return rf"({'|'.join(map(re.escape, paths))})(\..*)?"
 
 
 def adapter_dtype(recipe: Recipe) -> torch.dtype:

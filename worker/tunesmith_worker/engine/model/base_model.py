@@ -16,6 +16,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 from tunesmith_worker.rundir.errors import RunError, is_disk_full, is_out_of_memory
 from tunesmith_worker.rundir.plan import Device, LoadPlan
 
+from .config_values import config_size
 from .quantization import fix_nf4_layout, quantization_config
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
@@ -32,6 +33,14 @@ class Base:
     tokenizer: Untyped
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
+    unused: tuple[str, ...] = ()
+    """Paths of the modules without an adapter, or of the frozen parameters of full tuning: those
+    that the loss on text does not use."""
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class in transformers."""
+        return type(self.model).__name__
 
     @property
     def vocabulary(self) -> int:
@@ -89,7 +98,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
     if tokenizer.pad_token is None:
         # Any token works as padding, because the mask uses positions and not token ids.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    context = config_size(config.get_text_config(), "max_position_embeddings")
     _fix_generation_config(model)
     return Base(model=model, tokenizer=tokenizer, context=context)
 

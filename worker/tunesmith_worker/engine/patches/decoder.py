@@ -50,12 +50,16 @@ class DecoderLayerPatch:
                 half.release()
 
     def run(self, x: torch.Tensor, segments: Segments, kwargs: dict[str, Untyped]) -> torch.Tensor:
-        if self._attention is not None:
-            x = self._attention(x, kwargs["position_embeddings"], segments)
+        layer, family = self._layer, self._family
+        normed = _apply(layer, family.before_attention, x) if family.parallel else None
+        if self._attention is not None and self._attention.computes(segments):
+            x = self._attention(x, kwargs["position_embeddings"], segments, normed)
         else:
             no_cache = {"segments": segments, "past_key_values": None}
-            x = _stock_attention(self._layer, self._family, x, kwargs | no_cache)
-        return self._mlp(x) if self._mlp is not None else _stock_mlp(self._layer, self._family, x)
+            x = _stock_attention(layer, family, x, normed, kwargs | no_cache)
+        if self._mlp is not None:
+            return self._mlp(x, normed)
+        return _stock_mlp(layer, family, x, normed)
 
 
 def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
@@ -98,14 +102,21 @@ def _make_half(
 
 
 def _stock_attention(
-    layer: Untyped, family: Family, x: torch.Tensor, kwargs: dict[str, Untyped]
+    layer: Untyped,
+    family: Family,
+    x: torch.Tensor,
+    normed: torch.Tensor | None,
+    kwargs: dict[str, Untyped],
 ) -> torch.Tensor:
-    y, _ = layer.self_attn(hidden_states=_apply(layer, family.before_attention, x), **kwargs)
+    h = _apply(layer, family.before_attention, x) if normed is None else normed
+    y, _ = layer.self_attn(hidden_states=h, **kwargs)
     return x + _apply(layer, family.after_attention, y) * getattr(layer, "residual_multiplier", 1.0)
 
 
-def _stock_mlp(layer: Untyped, family: Family, x: torch.Tensor) -> torch.Tensor:
-    y = layer.mlp(_apply(layer, family.before_mlp, x))
+def _stock_mlp(
+    layer: Untyped, family: Family, x: torch.Tensor, normed: torch.Tensor | None
+) -> torch.Tensor:
+    y = layer.mlp(_apply(layer, family.before_mlp, x) if normed is None else normed)
     return x + _apply(layer, family.after_mlp, y) * getattr(layer, "residual_multiplier", 1.0)
 
 

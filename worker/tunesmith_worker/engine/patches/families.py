@@ -1,20 +1,27 @@
 """Table of model families: names of the modules in a decoder layer, by architecture.
 
-In all families, a layer adds attention and a gated MLP to the residual stream, each with an RMSNorm
-before it, after it or both. Each row of the table of model families lists only the differences from
-Llama. To support a new model family, add a row to the table.
+In all families, a layer adds attention and an MLP to the residual stream, each with a norm before
+it, after it or both. Each row of the table of model families lists only the differences from Llama.
+To support a new model family, add a row to the table.
+
+A family may have only one of the two halves on our kernels: an MLP without a gate, or with experts,
+stays stock. A norm other than RMSNorm runs as the model's own module.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
 
 from tunesmith_kernels.rms_norm import NormKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    norm: NormKind = NormKind.LLAMA
+    norm: NormKind | None = NormKind.LLAMA
+    """Kind of RMSNorm; None if the norms are of another kind, which run as they are."""
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
@@ -23,6 +30,20 @@ class Family:
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     activation: str = "act_fn"
     """Name of the MLP's activation module."""
+    rope: Literal["halves", "pairs", "pairs_repeated"] = "halves"
+    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours. The
+    tables of `pairs_repeated` have each value twice in a row; the other tables have equal
+    halves."""
+    parallel: bool = False
+    """True if attention and MLP read the same normalised input."""
+    scaled_queries: bool = False
+    """True if queries are scaled by their position in long rows (Ministral 3)."""
+
+    @property
+    def decodes(self) -> bool:
+        """True if the rollout engine computes this family."""
+        plain = self.rope == "halves" and not self.parallel and not self.scaled_queries
+        return plain and self.norm is not None and bool(self.gate_up) and bool(self.qkv)
 
 
 _LLAMA = Family()
@@ -39,6 +60,10 @@ _OLMO = Family(
     before_mlp=None,
     after_mlp="post_feedforward_layernorm",
 )
+
+_NO_GATE = Family(gate_up=())
+_OTHER_NORM = Family(norm=None, gate_up=())
+_GLM = Family(gate_up=("gate_up_proj",), activation="activation_fn", rope="pairs")
 
 FAMILIES: dict[str, Family] = {
     "LlamaDecoderLayer": _LLAMA,
@@ -59,6 +84,32 @@ FAMILIES: dict[str, Family] = {
     "Phi3DecoderLayer": Family(
         qkv=("qkv_proj",), gate_up=("gate_up_proj",), activation="activation_fn"
     ),
+    "SeedOssDecoderLayer": _LLAMA,
+    "Ministral3DecoderLayer": Family(scaled_queries=True),
+    "Exaone4DecoderLayer": Family(
+        before_attention=None,
+        after_attention="post_attention_layernorm",
+        before_mlp=None,
+        after_mlp="post_feedforward_layernorm",
+    ),
+    "Ernie4_5DecoderLayer": Family(rope="pairs"),
+    "HeliumDecoderLayer": Family(norm=NormKind.OLMO, rope="pairs"),
+    "GlmDecoderLayer": _GLM,
+    "Glm4DecoderLayer": replace(
+        _GLM, after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"
+    ),
+    "CohereDecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
+    "Cohere2DecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
+    "OlmoDecoderLayer": Family(norm=None),
+    # RMSNorm is applied after RoPE in the attention of this family, so only the MLP is ours.
+    "HunYuanDenseV1DecoderLayer": Family(qkv=()),
+    # The MLP of these families has no gate or has experts, so only the attention is ours.
+    "ArceeDecoderLayer": _NO_GATE,
+    "MixtralDecoderLayer": _NO_GATE,
+    "Qwen3MoeDecoderLayer": _NO_GATE,
+    "Starcoder2DecoderLayer": _OTHER_NORM,
+    "Jais2DecoderLayer": _OTHER_NORM,
+    "NemotronDecoderLayer": _OTHER_NORM,
 }
 """Families, keyed by the decoder layer's class name in transformers 5.23."""
 
@@ -69,3 +120,9 @@ def is_known(layer: object) -> bool:
     A class with the same name from another package may compute something else."""
     kind = type(layer)
     return kind.__name__ in FAMILIES and kind.__module__.startswith("transformers.models.")
+
+
+def is_known_model(causal: Any) -> bool:  # Any: transformers is not typed
+    """Return True if all decoder layers of a causal language model are in the table."""
+    layers = getattr(causal.base_model, "layers", None)
+    return isinstance(layers, torch.nn.ModuleList) and all(map(is_known, layers))

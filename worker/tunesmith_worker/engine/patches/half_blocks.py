@@ -21,6 +21,7 @@ from tunesmith_kernels.lora import Norm, lora_linear
 from tunesmith_kernels.qk_norm import qk_norm
 from tunesmith_kernels.rms_norm import NormKind, rms_norm
 from tunesmith_kernels.rope import rope_table
+from tunesmith_kernels.rope_pairs import halves_of_pairs, split_pairs
 from tunesmith_kernels.segments import AttentionShape, Segments
 
 from .families import Family
@@ -40,18 +41,27 @@ class AttentionHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         attention = layer.self_attn
+        if not family.qkv:
+            raise Unsupported("norms of queries and keys after RoPE")
         check_unmodified(layer, attention)
         check_no_dropout(layer, "resid_attn_dropout")
+        if getattr(attention, "residual_dropout", 0.0):
+            raise Unsupported("dropout on the residual stream")
+        if getattr(attention.config, "clip_qkv", None) is not None:
+            raise Unsupported("clipped queries, keys and values")
+        if getattr(attention, "use_qk_norm", False):
+            raise Unsupported("norms of queries and keys that are not RMSNorm")
         if attention.attention_dropout:
             raise Unsupported("attention dropout")
         if not attention.is_causal:
             raise Unsupported("non-causal attention")
         self._out = Projections([attention.o_proj])
-        self._before = get_norm(layer, family.before_attention)
-        self._after = get_norm(layer, family.after_attention)
+        self._before = _HalfNorm(layer, family.before_attention, family.norm)
+        self._after = _HalfNorm(layer, family.after_attention, family.norm)
         self._q_norm, self._k_norm = (get_norm(layer, name, attention) for name in QK_NORMS)
         self._kind = family.norm
-        self._rope = bool(getattr(attention, "use_rope", True))
+        self._rope = family.rope if has_rope(attention) else None
+        self._scaled_from = _scaled_from(attention) if family.scaled_queries else None
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._shape = attention_shape(attention)
         # Fuse weights last, because an Unsupported error does not undo the fusion.
@@ -62,21 +72,29 @@ class AttentionHalf:
         x: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         segments: Segments,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return `x + attention(x)` for x [1, T, hidden] and RoPE's cos and sin [1, T, rotary]."""
+        """Return `x + attention(norm(x))` for x [1, T, hidden] and RoPE's cos and sin [1, T,
+        rotary]. `normed`: `norm(x)`, if the caller has computed it."""
         qkv_parts, weight = self._qkv.current()
-        qkv = lora_linear(
-            x.flatten(0, 1),
-            qkv_parts,
-            fused_weight=weight,
-            norm=_as_norm(self._before, self._kind),
-        )
-        if self._q_norm is not None and self._k_norm is not None:
+        h, norm = self._before.of(x, normed)
+        qkv = lora_linear(h.flatten(0, 1), qkv_parts, fused_weight=weight, norm=norm)
+        if self._q_norm is not None and self._k_norm is not None and self._kind is not None:
             weights = self._q_norm.weight, self._k_norm.weight
             qkv = qk_norm(qkv, *weights, norm_eps(self._q_norm), self._kind, self._shape)
-        cos, sin = rope_table(*position_embeddings) if self._rope else (None, None)
+        cos = sin = None
+        if self._rope == "pairs_repeated":
+            position_embeddings = tuple(map(halves_of_pairs, position_embeddings))
+        if self._rope is not None:
+            cos, sin = rope_table(*position_embeddings)
+            if self._rope != "halves":
+                qkv = split_pairs(qkv, 2 * cos.shape[-1], self._shape)
         out = segment_attention(qkv, cos, sin, segments, self._shape)
-        return _add(x, out.unsqueeze(0), self._out, self._after, self._kind, self._multiplier)
+        return _add(x, out.unsqueeze(0), self._out, self._after, self._multiplier)
+
+    def computes(self, segments: Segments) -> bool:
+        """Return False if a row is so long that the stock attention scales its queries."""
+        return self._scaled_from is None or segments.tokens <= self._scaled_from
 
     def release(self) -> None:
         self._qkv.release()
@@ -86,51 +104,80 @@ class MLPHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         mlp = layer.mlp
+        if not family.gate_up or not all(hasattr(mlp, name) for name in family.gate_up):
+            raise Unsupported(f"{type(mlp).__name__} is not a gated MLP")
         check_unmodified(layer, mlp)
+        if getattr(mlp, "residual_dropout", 0.0):
+            raise Unsupported("dropout on the residual stream")
         check_no_dropout(layer, "resid_mlp_dropout")
         activation = type(getattr(mlp, family.activation))
         if activation not in ACTIVATIONS:
             raise Unsupported(f"unsupported activation {activation.__name__}")
         self._activation: Activation = ACTIVATIONS[activation]
         self._down = Projections([mlp.down_proj])
-        self._before = get_norm(layer, family.before_mlp)
-        self._after = get_norm(layer, family.after_mlp)
-        self._kind = family.norm
+        before = family.before_attention if family.parallel else family.before_mlp
+        self._before = _HalfNorm(layer, before, family.norm)
+        self._after = _HalfNorm(layer, family.after_mlp, family.norm)
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self._gate_up = Projections(
             [getattr(mlp, name) for name in family.gate_up]
         )  # Fuse weights last, because an error does not undo the fusion.
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x + mlp(x)` for x [1, T, hidden]."""
+    def __call__(self, x: torch.Tensor, normed: torch.Tensor | None = None) -> torch.Tensor:
+        """Return `x + mlp(norm(x))` for x [1, T, hidden]. `normed`: input of the MLP, if the caller
+        has computed it."""
         parts, weight = self._gate_up.current()
-        norm = _as_norm(self._before, self._kind)
-        gate_up = lora_linear(x, parts, fused_weight=weight, norm=norm)
-        return _add(
-            x, gate_up, self._down, self._after, self._kind, self._multiplier, self._activation
-        )
+        h, norm = self._before.of(x, normed)
+        gate_up = lora_linear(h, parts, fused_weight=weight, norm=norm)
+        return _add(x, gate_up, self._down, self._after, self._multiplier, self._activation)
 
     def release(self) -> None:
         self._gate_up.release()
+
+
+class _HalfNorm:
+    """The norm before or after a half block; the identity if the layer has none."""
+
+    def __init__(self, layer: Untyped, name: str | None, kind: NormKind | None) -> None:
+        """`kind`: None for a norm that runs as the model's own module."""
+        self._kind = kind
+        self._module = get_norm(layer, name) if kind else getattr(layer, name or "", None)
+
+    @property
+    def exists(self) -> bool:
+        return self._module is not None
+
+    def of(self, x: torch.Tensor, normed: torch.Tensor | None) -> tuple[torch.Tensor, Norm | None]:
+        """Return the input of the half's projections, and the norm that they still apply."""
+        if normed is not None:
+            return normed, None
+        if self._kind is None and self._module is not None:
+            return self._module(x), None
+        return x, None if self._kind is None else _as_norm(self._module, self._kind)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._kind is None:
+            normed: torch.Tensor = self._module(x)
+            return normed
+        return rms_norm(x, self._module.weight, norm_eps(self._module), self._kind)
 
 
 def _add(
     x: torch.Tensor,
     inner: torch.Tensor,
     projection: Projections,
-    after: Untyped,
-    kind: NormKind,
+    after: _HalfNorm,
     multiplier: float,
     activation: Activation | None = None,
 ) -> torch.Tensor:
     """Return `x + multiplier * after(projection(activation(inner)))`."""
     parts, _ = projection.current()
-    if after is None:
+    if not after.exists:
         return lora_linear(
             inner, parts, activation=activation, residual=x, residual_scale=multiplier
         )
     y = lora_linear(inner, parts, activation=activation)
-    y = rms_norm(y, after.weight, norm_eps(after), kind)
+    y = after(y)
     return x + (y if multiplier == 1.0 else y * multiplier)
 
 
@@ -139,6 +186,8 @@ def attention_shape(attention: Untyped) -> AttentionShape:
     name = type(attention).__name__
     # In Mistral and Phi-3, the window is in the configuration; in other families, in the module.
     window = getattr(attention, "sliding_window", None)
+    if not getattr(attention, "is_sliding", True):  # Exaone 4 sets the window in every layer
+        window = None
     if not hasattr(attention, "sliding_window") and name in _WINDOW_IN_CONFIG:
         window = getattr(config, "sliding_window", None)
     # Gemma 3 reads a soft cap from its configuration, but does not apply it.
@@ -153,9 +202,28 @@ def attention_shape(attention: Untyped) -> AttentionShape:
     )
 
 
-_WINDOW_IN_CONFIG = ("MistralAttention", "Phi3Attention")
+_WINDOW_IN_CONFIG = (
+    *("MistralAttention", "Ministral3Attention", "MixtralAttention"),
+    *("Phi3Attention", "Starcoder2Attention"),
+)
 _SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
 QK_NORMS = ("q_norm", "k_norm")
+
+
+def has_rope(attention: Untyped) -> bool:
+    """Return False for an attention layer without RoPE."""
+    name = type(attention).__name__
+    if name == "Cohere2Attention":
+        return attention.sliding_window is not None
+    if name == "Exaone4Attention":
+        return attention.sliding_window is None or bool(attention.is_sliding)
+    return bool(getattr(attention, "use_rope", True))
+
+
+def _scaled_from(attention: Untyped) -> int | None:
+    """Return the position from which queries are scaled; None if they never are."""
+    rope = attention.config.rope_parameters
+    return int(rope["original_max_position_embeddings"]) if rope["llama_4_scaling_beta"] else None
 
 
 def get_norm(layer: Untyped, name: str | None, parent: Untyped = None) -> Untyped:

@@ -23,6 +23,7 @@ from tunesmith_worker.engine.patches.half_blocks import (
     attention_shape,
     check_unmodified,
     get_norm,
+    has_rope,
     norm_eps,
 )
 from tunesmith_worker.engine.patches.projections import Unsupported, check_linear
@@ -97,9 +98,13 @@ def _read(causal: Untyped) -> Architecture:
     for layer in layers:
         if not is_known(layer):
             raise Unsupported(f"unsupported model family ({type(layer).__name__})")
+    family = FAMILIES[type(layers[0]).__name__]
+    if not family.decodes:
+        raise Unsupported(f"the rollout engine does not compute {type(layers[0]).__name__}")
     _check_model(causal, layers[0])
     config = backbone.config
-    kind = FAMILIES[type(layers[0]).__name__].norm
+    kind = family.norm
+    assert kind is not None, "such a family does not decode"
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
     # layer_types has too many entries if a model is cut to its first layers.
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
@@ -153,6 +158,7 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
         module = get_norm(layer, name, parent)
         if module is None:
             return None
+        assert family.norm is not None, "such a family does not decode"
         return NormSpec(module=module, eps=norm_eps(module), kind=family.norm)
 
     return LayerSpec(
@@ -162,7 +168,7 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
         k_norm=norm(QK_NORMS[1], attention),
         shape=attention_shape(attention),
         layer_type=layer_type,
-        rope=bool(getattr(attention, "use_rope", True)),
+        rope=has_rope(attention),
         out=_linears(attention, ["o_proj"])[0],
         after_attention=norm(family.after_attention),
         before_mlp=norm(family.before_mlp),

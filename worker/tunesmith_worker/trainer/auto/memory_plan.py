@@ -36,11 +36,12 @@ from tunesmith_worker.engine.memory.estimate import (
     predict,
 )
 from tunesmith_worker.engine.memory.free_memory import HostPeak, measure_speed, read_free_memory
+from tunesmith_worker.engine.memory.model_shape import read_shape
 from tunesmith_worker.engine.memory.parameter_sizes import read_tuning
 from tunesmith_worker.engine.memory.probe import Probe, run_probe
 from tunesmith_worker.engine.memory.recompute import LayerCounters, LayerModes
 from tunesmith_worker.engine.memory.retry import EvaluationRetry, StepRetry, first_line
-from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch, shape_of
+from tunesmith_worker.engine.memory.shapes import Engine, MicroBatch
 from tunesmith_worker.engine.patches.report import PatchReport
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 from tunesmith_worker.rundir.events import EventLog
@@ -82,7 +83,7 @@ class MemoryPlan:
         model = trainer.model
         self._modes = LayerModes(model)
         self._device: torch.device = trainer.args.device
-        shape = shape_of(model.config)
+        shape = read_shape(model)
         can_recompute = len(self._modes.layers) == shape.layers
         if checkpointing in (True, "offload") and not can_recompute:
             raise RunError(

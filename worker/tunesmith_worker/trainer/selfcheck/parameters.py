@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import peft
@@ -24,7 +26,9 @@ def check_trained_parameters(context: CheckContext) -> Outcome:
     """Check `trained_parameters`: adapters are attached and train; base weights are frozen."""
     model = context.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    faults = _frozen(model) if context.full else _adapter_faults(model, trained)
+    faults = (
+        _frozen(model, context.base.unused) if context.full else _adapter_faults(model, trained)
+    )
     findings = [_finding("trained_parameters", what, names) for what, names in faults if names]
     numbers = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return make_outcome(
@@ -78,8 +82,9 @@ def _finding(check: str, what: str, names: list[str]) -> Finding:
     )
 
 
-def _frozen(model: Untyped) -> list[tuple[str, list[str]]]:
-    names = [name for name, p in model.named_parameters() if not p.requires_grad]
+def _frozen(model: Untyped, unused: Collection[str]) -> list[tuple[str, list[str]]]:
+    """List frozen tensors. `unused`: tensors that get no gradient and may be frozen."""
+    names = [n for n, p in model.named_parameters() if not p.requires_grad and n not in unused]
     return [("tensors are frozen although recipe.tuning is 'full'", names)]
 
 
@@ -110,10 +115,13 @@ def _without_adapter(model: Untyped, config: Untyped) -> list[str]:
     targets = config.target_modules
     if isinstance(targets, str):
         return []
+    excluded = config.exclude_modules  # modules that rows of text do not use
     missing = []
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and not _inside_peft(name):
             path = name.removeprefix("base_model.model.")
+            if isinstance(excluded, str) and re.fullmatch(excluded, path):
+                continue
             if any(path == target or path.endswith(f".{target}") for target in targets):
                 missing.append(name)
     return missing
@@ -250,7 +258,9 @@ def _head_has_bias(matrices: Matrices) -> bool:
 
 
 def _config_ties(causal: Untyped) -> bool:
-    return bool(getattr(causal.config.get_text_config(), "tie_word_embeddings", False))
+    """Return True if the configuration ties the head and the model's class supports this."""
+    ties = getattr(causal.config.get_text_config(), "tie_word_embeddings", False)
+    return bool(ties) and bool(getattr(causal, "_tied_weights_keys", None))
 
 
 def _shares(matrices: Matrices) -> bool:

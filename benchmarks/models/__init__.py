@@ -1,0 +1,1 @@
+"""Training of small random models of every causal language model in transformers."""

@@ -1,0 +1,105 @@
+"""Train every small model by every method, and record what happened."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+
+from .configs import small_config
+from .needs import needs
+from .train import Trained, build, train_ours, train_stock
+
+Untyped = Any  # Any: transformers is not typed
+
+METHODS = ("lora", "full", "grpo")
+LIMIT = 1e-5
+"""Largest relative difference between both sides' losses of a step, in fp32."""
+MOST_PARAMETERS = 4_000_000
+State = Literal["fast", "stock", "refused", "failed", "different"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training a small model by one method did."""
+
+    state: State
+    """`fast`: our kernels in the layers. `stock`: stock layers. `refused`: an error that names the
+    cause, before the first step. `failed`: any other error. `different`: losses that are not
+    TRL's."""
+    detail: str
+    """Summary of the patched modules, or the error's message."""
+    difference: float | None = None
+    """Largest relative difference of a step's loss from stock TRL; None if not compared."""
+    own_logits: bool = False
+    """True if the loss uses the logits of the model's own forward; TRL's fused head does not
+    compute them."""
+    stock_fails: str | None = None
+    """Error of stock TRL on the same model, if our trainer refused it."""
+
+
+def record(model_type: str, name: str, tokenizer: Untyped, methods: tuple[str, ...]) -> Untyped:
+    """Return the row of a model type for results/models.json."""
+    row: dict[str, Untyped] = {
+        "model_type": model_type,
+        "class": name,
+        "transformers": transformers.__version__,
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        try:
+            config = small_config(model_type, len(tokenizer))
+            with torch.device("meta"):
+                empty = transformers.AutoModelForCausalLM.from_config(config)
+            parameters = sum(p.numel() for p in empty.parameters())
+            if parameters > MOST_PARAMETERS:
+                raise ValueError(f"{parameters:,} parameters with the smallest known sizes")
+            build(folder / "model", config, tokenizer)
+        except Exception as error:  # configurations and models raise anything
+            return row | {"not_built": first_line(error)}
+        row |= {"parameters": parameters, "needs": needs(empty)}
+        for method in methods:
+            row[method] = asdict(outcome(folder / method, folder / "model", method))
+    return row
+
+
+def outcome(folder: Path, model: Path, method: str) -> Outcome:
+    ours = train_ours(folder / "ours", model, method)
+    if ours.error is not None:
+        return _not_trained(folder, model, method, ours)
+    state: State = "fast" if "_block" in ours.patched.partition(";")[0] else "stock"
+    if method == "grpo":
+        return Outcome(state=state, detail=ours.patched)
+    stock = train_stock(folder / "stock", model, ours.adapter, own_logits=ours.own_logits)
+    pairs = zip(ours.losses, stock, strict=True)
+    difference = max(abs(a - b) / abs(b) for a, b in pairs)
+    return Outcome(
+        state=state if difference <= LIMIT else "different",
+        detail=ours.patched,
+        difference=difference,
+        own_logits=ours.own_logits,
+    )
+
+
+def _not_trained(folder: Path, model: Path, method: str, ours: Trained) -> Outcome:
+    refused = ours.error.code != "trainer_crashed" and not ours.losses
+    stock_fails = None
+    if method == "full":
+        try:
+            train_stock(folder / "stock", model, None)
+        except Exception as error:  # stock TRL on an unsupported model raises anything
+            stock_fails = first_line(error)
+    return Outcome(
+        state="refused" if refused else "failed",
+        detail=ours.error.message,
+        stock_fails=stock_fails,
+    )
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:200]}"

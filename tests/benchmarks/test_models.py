@@ -1,0 +1,62 @@
+"""docs/reference/models.md: generated from training every model type, and complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.models.configs import architectures
+from benchmarks.models.page import PAGE, Row, page, read_rows
+from benchmarks.models.record import LIMIT, record
+
+from tests.tiny_model import make_tiny_tokenizer
+from tunesmith_worker.engine.patches.families import FAMILIES
+
+
+def row(state: str, **changes: object) -> Row:
+    run = {"state": state, "detail": "patched 1 x loss; left unchanged: x", "difference": 1e-7}
+    run |= {"own_logits": False}
+    return {"model_type": "some", "class": "SomeForCausalLM", "needs": ["experts"], "lora": run} | (
+        changes
+    )
+
+
+def test_the_page_is_what_the_results_give() -> None:
+    assert PAGE.read_text() == page(read_rows()), "run: python -m benchmarks.models --page"
+
+
+def test_no_run_failed_or_differed() -> None:
+    runs = [r[m] for r in read_rows() for m in ("lora", "full", "grpo") if m in r]
+    assert {run["state"] for run in runs} <= {"fast", "stock", "refused"}
+    assert max(run["difference"] or 0.0 for run in runs) <= LIMIT
+
+
+def test_at_least_26_layer_classes_are_on_the_fast_path() -> None:
+    assert len(FAMILIES) >= 26
+
+
+def test_a_row_says_which_halves_are_ours() -> None:
+    fast = row("fast")
+    fast["lora"]["detail"] = "patched 3 x attention_block, 1 x loss; left unchanged: 3 x mlp_block"
+    assert "| `some` | SomeForCausalLM | fast: attention | not run | not run | experts |" in page(
+        [fast]
+    )
+    assert "| stock | not run | not run | experts |" in page([row("stock")])
+
+
+def test_a_refusal_is_listed_with_its_reason() -> None:
+    refused = row("refused")
+    refused["lora"]["detail"] = "SomeForCausalLM is not a causal language model"
+    text = page([refused])
+    assert "| `some` | lora | `some` is not a causal language model |" in text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", sorted(architectures()))
+def test_every_model_type_trains_as_stock_or_says_why_not(model_type: str, tmp_path: Path) -> None:
+    name = architectures()[model_type]
+    result = record(model_type, name, make_tiny_tokenizer(), ("lora", "full", "grpo"))
+    if "not_built" in result:
+        pytest.skip(result["not_built"])
+    states = {result[method]["state"] for method in ("lora", "full", "grpo")}
+    assert states <= {"fast", "stock", "refused"}

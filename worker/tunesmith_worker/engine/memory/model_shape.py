@@ -1,0 +1,91 @@
+"""Read the sizes of any causal language model, for the memory prediction.
+
+The configuration of a Llama-like model has all sizes. Other model families name their sizes
+differently or lack them (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4
+has two head sizes). Their sizes are counted from the model's weights. Counted sizes are
+approximate, and the probe run corrects the prediction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tunesmith_worker.engine.model.config_values import config_size, config_value
+
+from .shapes import ModelShape, shape_of
+
+Untyped = Any  # Any: transformers and PEFT are not typed
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
+
+
+def read_shape(model: Untyped) -> ModelShape:
+    """Return the sizes from the model's configuration, or counted from the model's weights if the
+    configuration does not give them."""
+    try:
+        return shape_of(model.config)
+    except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
+        # Each of these errors means that a size is missing, not a number, or differs by layer.
+        return count_shape(model)
+
+
+def count_shape(model: Untyped) -> ModelShape:
+    """Count the sizes from the weights of a model, with or without PEFT's adapters."""
+    config = model.config.get_text_config()
+    vocabulary, hidden = _table(model, config)
+    blocks = _blocks(model)
+    layers = config_size(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = layers or max(1, len(blocks))
+    heads = config_size(config, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
+    head_dim = config_size(config, "head_dim") or max(1, hidden // heads)
+    kv_heads = config_size(config, "num_key_value_heads", "num_kv_heads") or heads
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    per_layer = sum(_active_weights(block, config) for block in blocks) / layers
+    tied = config_value(config, "tie_word_embeddings")
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=max(hidden, round((per_layer - attention) / (3 * hidden))),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotary=head_dim,
+        vocabulary=vocabulary,
+        tied=bool(tied),
+        before_norms=True,
+        after_norms=False,
+        qk_norm=False,
+        softcap=False,
+    )
+
+
+def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
+    """Return the number of tokens and the width of the residual stream."""
+    weight: torch.Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
+    rows, columns = (1, 1) if weight is None else (int(weight.shape[0]), int(weight.shape[-1]))
+    vocabulary = config_size(config, "vocab_size") or rows
+    return vocabulary, config_size(config, "hidden_size", "d_model", "n_embd") or columns
+
+
+def _blocks(model: Untyped) -> list[torch.nn.Module]:
+    """Return the model's layers: those that can recompute, else the longest list of modules."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    return layers or max(lists, key=len, default=[])
+
+
+def _active_weights(block: torch.nn.Module, config: Untyped) -> float:
+    """Return the number of matrix weights of a layer that one token uses."""
+    experts = config_size(config, *EXPERTS)
+    share = min(1.0, (config_size(config, *_ACTIVE) or 1) / experts) if experts else 1.0
+    total = 0.0
+    for name, weight in block.named_parameters():
+        if weight.dim() < 2 or ".lora_" in name:
+            continue
+        routed = weight.dim() > 2 or ".experts." in f".{name}"
+        total += weight.numel() * (share if routed else 1.0)
+    return total

@@ -1,0 +1,31 @@
+"""Read values of a model's configuration that a model family may lack or set per layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Untyped = Any  # Any: a configuration of transformers, which is not typed
+
+
+def config_value(config: Untyped, *names: str) -> Untyped:
+    """Return the first of the values `names` that the configuration sets, or None.
+
+    A value that differs between layers also counts as not set: transformers raises an error for
+    it."""
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # AmbiguousGlobalPerLayerAttributeError
+            continue
+        if value is not None:
+            return value
+    return None
+
+
+def config_size(config: Untyped, *names: str) -> int | None:
+    """Return the first of the values `names` that is a positive integer, or None."""
+    for name in names:
+        value = config_value(config, name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

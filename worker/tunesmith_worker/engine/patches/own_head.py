@@ -1,0 +1,165 @@
+"""Loss from the model's own logits, for models whose logits TRL's fused head does not compute.
+
+TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models do
+more: BERT transforms the hidden state first, RecurrentGemma and xLSTM cap the logits under names
+that TRL does not read, and Llama 4 has no separate backbone. Training such a model with the fused
+head would minimise another loss than the model's own.
+
+`check_head` compares both on a few tokens. The same tokens show whether the model is causal.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import log_softmax
+
+from tunesmith_schema import ErrorCode
+from tunesmith_worker.rundir.errors import RunError, error_text, is_out_of_memory
+
+from .families import is_known_model
+from .trl_compat import FusedCausalLMOutput
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+_IGNORED = -100
+_TOKENS = 16
+_LIMITS = {True: 1e-5, False: 2e-2}
+"""Largest relative difference (RMS) of log-probs. Key: True in fp32."""
+
+
+def check_head(causal: Untyped) -> str | None:
+    """Return why the loss needs the model's own logits; None if TRL's fused head computes them.
+
+    `causal`: a causal language model, without PEFT's wrapper, that has TRL's fused head. Raises
+    RunError if a logit depends on later tokens. Families with our kernels are not checked."""
+    if is_known_model(causal):
+        return None
+    ids = sample_ids(causal)
+    changed = ids.clone()
+    changed[0, -1] = ids[0, 0]
+    limit = _LIMITS[causal.dtype == torch.float32]
+    with _evaluating(causal):
+        own = own_output(causal, input_ids=ids)
+        later = own_output(causal, input_ids=changed)
+        _check_causal(causal, own.logits[:, :-1], later.logits[:, :-1], limit)
+        expected = _score(own, ids, None)
+        try:
+            fused = causal(input_ids=ids, labels=ids, use_cache=False, fused_lm_head=True)
+        except Exception as error:  # any model code may fail here
+            if is_out_of_memory(error):
+                raise
+            return f"TRL's fused head fails with {type(error).__name__}: {error_text(error)}"
+    difference = _difference(fused.log_probs, expected.log_probs)
+    if difference <= limit:
+        return None
+    return f"the log-probs of TRL's fused head differ by {difference:.1e} from the model's"
+
+
+class OwnHead:
+    """Replaces TRL's fused head by the model's own forward."""
+
+    def __init__(self, causal: Untyped) -> None:
+        stock = causal.forward
+
+        @functools.wraps(type(causal).forward)
+        def forward(
+            this: Untyped,
+            *args: Untyped,
+            fused_lm_head: bool = False,
+            labels: torch.Tensor | None = None,
+            num_items_in_batch: torch.Tensor | int | None = None,
+            **kwargs: Untyped,
+        ) -> Untyped:
+            if not fused_lm_head or labels is None:
+                if labels is not None:
+                    kwargs |= {"labels": labels, "num_items_in_batch": num_items_in_batch}
+                return stock(*args, fused_lm_head=fused_lm_head, **kwargs)
+            result = _score(own_output(this, *args, **kwargs), labels, num_items_in_batch)
+            if kwargs.get("output_router_logits") and result.aux_loss is None:
+                result.aux_loss = result.loss.new_zeros(())  # Llama 4 computes none
+            return result
+
+        causal.forward = types.MethodType(forward, causal)
+
+
+def own_output(causal: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
+    """Run the forward of the model's class, without a cache and without TRL's head."""
+    kwargs["use_cache"] = False
+    # The class's forward: TRL's fused head is an attribute of the instance.
+    return type(causal).forward(causal, *args, **kwargs)
+
+
+def _score(
+    output: Untyped, labels: torch.Tensor, count: torch.Tensor | int | None
+) -> FusedCausalLMOutput:
+    """Return TRL's fields for labels [B, T], from the model's own logits [B, T, V]."""
+    mask = labels[:, 1:] != _IGNORED
+    targets = labels[:, 1:][mask]
+    logits = output.logits[:, :-1][mask].float()
+    log_probs = log_softmax(logits, dim=-1)
+    of_targets = log_probs.gather(1, targets[:, None])[:, 0]
+    with torch.no_grad():
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        is_top1 = (logits.argmax(-1) == targets).to(logits.dtype)
+
+    def full(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    of_tokens = full(of_targets)
+    total = mask.sum().clamp(min=1) if count is None else count
+    return FusedCausalLMOutput(
+        loss=-of_tokens.sum() / total,
+        log_probs=of_tokens,
+        entropy=full(entropy),
+        is_top1=full(is_top1),
+        label_mask=mask,
+        aux_loss=getattr(output, "aux_loss", None),
+    )
+
+
+def _check_causal(
+    causal: Untyped, logits: torch.Tensor, with_other_end: torch.Tensor, limit: float
+) -> None:
+    difference = _difference(with_other_end, logits)
+    if difference <= limit:
+        return
+    name = type(causal).__name__
+    raise RunError(
+        ErrorCode.MODEL_NOT_USABLE,
+        f"{name} is not a causal language model: another last token changes the logits of earlier "
+        f"tokens by {difference:.1e} (relative), so the loss would be low without learning.",
+        hint="Set is_decoder=true in the model's config.json if the architecture has this setting "
+        "(BERT, XLM); else use another model.",
+        param="model",
+    )
+
+
+def sample_ids(causal: Untyped) -> torch.Tensor:
+    """Return token ids [1, T], evenly spaced over the vocabulary."""
+    rows = int(causal.get_input_embeddings().weight.shape[0])
+    step = max(1, rows // (_TOKENS + 1))
+    ids = torch.arange(1, _TOKENS + 1, device=causal.device) * step % rows
+    return ids[None]
+
+
+def _difference(actual: torch.Tensor, truth: torch.Tensor) -> float:
+    """Return the RMS of the error divided by the RMS of the true values."""
+    error = (actual.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30)
+    return float(error)
+
+
+@contextmanager
+def _evaluating(causal: torch.nn.Module) -> Iterator[None]:
+    was_training = causal.training
+    causal.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        causal.train(was_training)
