@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .configs import architectures
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "models.json"
 PAGE = ROOT / "docs" / "reference" / "models.md"
@@ -18,10 +20,10 @@ INTRO = """# Models
 
 Generated from `benchmarks/results/models.json` by `python -m benchmarks.models`; do not edit.
 
-The table lists every model type with a causal language model in transformers {version}. A small
-random model of each type trained with LoRA, with all weights and with GRPO, on a CPU in fp32. The
-losses of LoRA and full tuning were compared with stock TRL on the same rows: the largest relative
-difference of a step's loss is {largest:.0e} (limit 1e-5).
+Transformers {version} has causal language models of {known} types; {tried} were tried so far. A
+small random model of each type trained with LoRA, with all weights and with GRPO, on a CPU in fp32.
+The losses of LoRA and full tuning were compared with stock TRL on the same rows: the largest
+relative difference of a step's loss is {largest:.0e} (limit 1e-5).
 
 - **fast**: our kernels compute the layers. `attention` and `MLP` name the halves of a layer.
 - **stock**: the layers are those of transformers. Training is as fast as with stock TRL, or faster
@@ -54,8 +56,10 @@ def page(rows: Sequence[Row]) -> str:
     states = Counter(row["lora"]["state"] for row in built if "lora" in row)
     count = ", ".join(f"{states[state]} {state}" for state in ("fast", "stock", "refused"))
     parts = [
-        INTRO.format(version=_version(rows), largest=largest),
-        f"{len(rows)} model types, {len(built)} of them built small. LoRA: {count}.\n",
+        INTRO.format(
+            version=_version(rows), known=len(architectures()), tried=len(rows), largest=largest
+        ),
+        f"{len(built)} types were built small. LoRA: {count}.\n",
         "| model type | class | LoRA | full | GRPO | what the fast path would need |",
         "|---|---|---|---|---|---|",
         *(_line(row) for row in sorted(built, key=lambda row: row["model_type"])),

@@ -25,7 +25,7 @@ State = Literal["fast", "stock", "refused", "failed", "different"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What training a small model by one method did."""
+    """Result of training a small model by one method."""
 
     state: State
     """`fast`: our kernels in the layers. `stock`: stock layers. `refused`: an error that names the

@@ -143,16 +143,18 @@ def score_own_logits(causal: Untyped) -> None:
         num_items_in_batch: Untyped = None,
         **kwargs: Untyped,
     ) -> Untyped:
-        logits = type(this).forward(this, *args, **kwargs).logits[:, :-1].transpose(1, 2)
+        output = type(this).forward(this, *args, **kwargs)
+        logits = output.logits[:, :-1].transpose(1, 2)
         losses = torch.nn.functional.cross_entropy(logits, labels[:, 1:], reduction="none")
         mask = labels[:, 1:] != -100
         zero = torch.zeros_like(losses)
+        aux_loss = getattr(output, "aux_loss", None)  # of a mixture of experts
         return FusedCausalLMOutput(
             log_probs=-losses,
             entropy=zero,
             is_top1=zero,
             label_mask=mask,
-            aux_loss=losses.new_zeros(()),
+            aux_loss=losses.new_zeros(()) if aux_loss is None else aux_loss,
         )
 
     causal.forward = types.MethodType(forward, causal)

@@ -45,7 +45,8 @@ def split_pairs_reference(qkv: torch.Tensor, rotary: int, shape: AttentionShape)
 
 def halves_of_pairs(x: torch.Tensor) -> torch.Tensor:
     """Move the even elements of the last dimension before the odd ones, as a new tensor."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    halves: torch.Tensor = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return halves
 
 
 class _SplitPairs(torch.autograd.Function):
@@ -68,4 +69,5 @@ class _SplitPairs(torch.autograd.Function):
 
 def _rotated(qkv: torch.Tensor, rotary: int, shape: AttentionShape) -> torch.Tensor:
     """Return a view [T, heads + kv_heads, R] of the elements that RoPE rotates."""
-    return qkv.unflatten(1, (-1, shape.head_dim))[:, : shape.rotated, :rotary]
+    heads: torch.Tensor = qkv.unflatten(1, (-1, shape.head_dim))
+    return heads[:, : shape.rotated, :rotary]

@@ -57,9 +57,9 @@ class DecoderLayerPatch:
         else:
             no_cache = {"segments": segments, "past_key_values": None}
             x = _stock_attention(layer, family, x, normed, kwargs | no_cache)
-        if self._mlp is not None:
-            return self._mlp(x, normed)
-        return _stock_mlp(layer, family, x, normed)
+        mlp = functools.partial(_stock_mlp, layer, family) if self._mlp is None else self._mlp
+        result: torch.Tensor = mlp(x, normed)
+        return result
 
 
 def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:

@@ -82,14 +82,16 @@ class AttentionHalf:
         if self._q_norm is not None and self._k_norm is not None and self._kind is not None:
             weights = self._q_norm.weight, self._k_norm.weight
             qkv = qk_norm(qkv, *weights, norm_eps(self._q_norm), self._kind, self._shape)
-        cos = sin = None
-        if self._rope == "pairs_repeated":
-            position_embeddings = tuple(map(halves_of_pairs, position_embeddings))
-        if self._rope is not None:
-            cos, sin = rope_table(*position_embeddings)
+        if self._rope is None:
+            out = segment_attention(qkv, None, None, segments, self._shape)
+        else:
+            cos, sin = position_embeddings
+            if self._rope == "pairs_repeated":
+                cos, sin = halves_of_pairs(cos), halves_of_pairs(sin)
+            cos, sin = rope_table(cos, sin)
             if self._rope != "halves":
                 qkv = split_pairs(qkv, 2 * cos.shape[-1], self._shape)
-        out = segment_attention(qkv, cos, sin, segments, self._shape)
+            out = segment_attention(qkv, cos, sin, segments, self._shape)
         return _add(x, out.unsqueeze(0), self._out, self._after, self._multiplier)
 
     def computes(self, segments: Segments) -> bool:
@@ -141,7 +143,7 @@ class _HalfNorm:
     def __init__(self, layer: Untyped, name: str | None, kind: NormKind | None) -> None:
         """`kind`: None for a norm that runs as the model's own module."""
         self._kind = kind
-        self._module = get_norm(layer, name) if kind else getattr(layer, name or "", None)
+        self._module: Untyped = get_norm(layer, name) if kind else getattr(layer, name or "", None)
 
     @property
     def exists(self) -> bool:

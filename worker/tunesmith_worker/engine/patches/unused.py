@@ -1,8 +1,10 @@
 """Find the modules and parameters of a model that its loss on text does not use.
 
 A model for images and text has a vision encoder that rows of text never call. BERT has a pooler
-that a language model does not read. A router's bias may only choose experts and gets no gradient. An adapter on such a module, or training such a parameter,
-would have no effect. A forward and a backward pass on a few tokens find both. Families with our kernels use all their modules and are not tried.
+that a language model does not read. A router's bias may only choose experts and gets no gradient.
+An adapter on such a module, or training such a parameter, would have no effect. A forward and a
+backward pass on a few tokens find both. Families with our kernels use all their modules and are
+not tried.
 """
 
 from __future__ import annotations

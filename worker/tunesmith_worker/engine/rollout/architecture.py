@@ -100,7 +100,7 @@ def _read(causal: Untyped) -> Architecture:
             raise Unsupported(f"unsupported model family ({type(layer).__name__})")
     family = FAMILIES[type(layers[0]).__name__]
     if not family.decodes:
-        raise Unsupported(f"the rollout engine does not compute {type(layers[0]).__name__}")
+        raise Unsupported(f"unsupported model family ({type(layers[0]).__name__})")
     _check_model(causal, layers[0])
     config = backbone.config
     kind = family.norm
