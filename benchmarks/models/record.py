@@ -86,7 +86,7 @@ def outcome(folder: Path, model: Path, method: str) -> Outcome:
 
 
 def _not_trained(folder: Path, model: Path, method: str, ours: Trained) -> Outcome:
-    refused = ours.error.code != "trainer_crashed" and not ours.losses
+    refused = ours.error.category in ("user", "data") and not ours.losses
     stock_fails = None
     if method == "full":
         try:

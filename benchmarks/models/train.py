@@ -165,6 +165,9 @@ def build(folder: Path, config: Untyped, tokenizer: Untyped) -> None:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if not parameter.any():  # zeros would stop gradients, which released weights do not
+                parameter.normal_(std=0.02)
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx].normal_(std=0.02)  # a row of zeros is untrained

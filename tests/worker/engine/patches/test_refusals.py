@@ -56,9 +56,9 @@ def _config(family: str, **changes: Untyped) -> Untyped:
 
 
 UNKNOWN = {
-    "StableLmDecoderLayer": lambda: transformers.StableLmConfig(**COMMON),
-    "PhimoeDecoderLayer": lambda: transformers.PhimoeConfig(
-        **COMMON, num_local_experts=4, output_router_logits=True
+    "ApertusDecoderLayer": lambda: transformers.ApertusConfig(**COMMON),
+    "OlmoeDecoderLayer": lambda: transformers.OlmoeConfig(
+        **COMMON, num_experts=4, num_experts_per_tok=2, output_router_logits=True
     ),
     "DeepseekV3DecoderLayer": lambda: transformers.DeepseekV3Config(
         **COMMON | {"num_key_value_heads": 4},

@@ -31,8 +31,9 @@ def unused_modules(causal: Untyped) -> list[str]:
     if is_known_model(causal):
         return []
     offsets: dict[str, torch.Tensor] = {}
+    others: set[str] = set()
     handles = [
-        module.register_forward_hook(partial(_add_zero, offsets, path))
+        module.register_forward_hook(partial(_add_zero, offsets, others, path))
         for path, module in causal.named_modules()
         if not any(True for _ in module.children())
     ]
@@ -43,16 +44,24 @@ def unused_modules(causal: Untyped) -> list[str]:
         for handle in handles:
             handle.remove()
     gradients = torch.autograd.grad(total, list(offsets.values()), allow_unused=True)
-    used = [path for path, grad in zip(offsets, gradients, strict=True) if grad is not None]
-    reached = {path[:end] for path in used for end in _ends(path)}
+    used = {path for path, grad in zip(offsets, gradients, strict=True) if grad is not None}
+    reached = {path[:end] for path in used | others for end in _ends(path)}
     return list(_unreached(causal, "", reached))
 
 
 def _add_zero(
-    offsets: dict[str, torch.Tensor], path: str, module: Untyped, inputs: Untyped, output: Untyped
+    offsets: dict[str, torch.Tensor],
+    others: set[str],
+    path: str,
+    module: Untyped,
+    inputs: Untyped,
+    output: Untyped,
 ) -> Untyped:
-    """Forward hook: add a zero to the output, whose gradient shows if the logits use it."""
+    """Forward hook: add a zero to the output, whose gradient shows if the logits use it.
+
+    A module with several outputs, such as a router, is added to `others` and counts as used."""
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+        others.add(path)
         return output
     if path not in offsets:
         offsets[path] = output.new_zeros((), requires_grad=True)
