@@ -16,6 +16,7 @@ from datasets import Dataset
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tunesmith_schema import Recipe, RunEvent, RunResult, RunSpec
+from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 from tunesmith_worker.trainer.run import main
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -121,7 +122,7 @@ def train_stock(
             bf16=False,
             use_cpu=True,
             dataloader_pin_memory=False,
-            activation_checkpointing=False,
+            **{RECOMPUTE: False},
             report_to="none",
             disable_tqdm=True,
         ),

@@ -97,9 +97,9 @@ def test_success_without_files_or_with_files_that_are_not_stored_is_refused(
     claim = server.worker.claim()
     outcome = {"state": "succeeded", "step": 1, "trained_tokens": 1}
     ghost = {"name": "a.safetensors", "bytes": 3, "sha256": "0" * 64}
-    for files in ([], [ghost]):
+    for files, status in (([], 400), ([ghost], 409)):  # 409: the worker uploads the file again
         reply = server.worker.report_reply(claim, outcome={**outcome, "files": files})
-        assert reply.status_code == 400
+        assert reply.status_code == status
     stored = server.worker.store(claim, {"a.safetensors": b"abc"})
     wrong = [{**stored[0], "bytes": 4}]
     reply = server.worker.report_reply(claim, outcome={**outcome, "files": wrong})

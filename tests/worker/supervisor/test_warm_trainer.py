@@ -104,9 +104,9 @@ def run_of(launcher: Launcher, tmp_path: Path, name: str = "run") -> dict[str, f
 
 
 def logged(folder: Path) -> list[str]:
-    """Without what torch's profiler writes when memory is measured: its time and process."""
+    """Lines of the log without those of torch's profiler, which have times. It measures memory."""
     lines = (folder / "trainer.log").read_text().splitlines()
-    return [line for line in lines if not line.startswith("USDT:")]
+    return [line for line in lines if not line.startswith("USDT:") and "profil" not in line]
 
 
 def test_a_run_in_a_warm_trainer_is_the_run_of_a_fresh_one(
