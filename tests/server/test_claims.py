@@ -103,7 +103,7 @@ def test_success_without_files_or_with_files_that_are_not_stored_is_refused(
     stored = server.worker.store(claim, {"a.safetensors": b"abc"})
     wrong = [{**stored[0], "bytes": 4}]
     reply = server.worker.report_reply(claim, outcome={**outcome, "files": wrong})
-    assert reply.status_code == 400
+    assert reply.status_code == 409
     assert server.user.json(f"/v1/fine_tuning/jobs/{claim['job_id']}")["state"] == "running"
 
 

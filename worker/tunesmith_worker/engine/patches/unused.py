@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from tunesmith_worker.engine.random_state import random_state, restore_random_state
+
 from .families import is_known_model
 from .own_head import own_output, sample_ids
 
@@ -112,9 +114,12 @@ def _unreached(module: torch.nn.Module, path: str, reached: set[str]) -> Iterato
 
 @contextmanager
 def _evaluating(causal: torch.nn.Module) -> Iterator[None]:
-    was_training = causal.training
+    """Put the model into evaluation mode; restore its mode and the random state afterwards. A model
+    may draw random numbers also in evaluation mode."""
+    was_training, state = causal.training, random_state()
     causal.eval()
     try:
         yield
     finally:
         causal.train(was_training)
+        restore_random_state(state)
