@@ -92,6 +92,13 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_public_address_without_tls_or_proxy_starts_nothing": ("api",),
     },
     "docs/test_commands.py": {ALL: ()},
+    "worker/trainer/grpo/test_rollout_gap.py": {
+        "test_the_measurement_changes_no_bit_of_a_run_with_dropout": (),
+        "test_a_gap_is_warned_of_and_a_far_larger_one_ends_the_run": ("a little-plain", "far-d*"),
+    },
+    "benchmarks/test_bare_machine.py": {
+        "test_tests_that_need_a_gpu_need_no_package_of_the_server": (),
+    },
     # More model families, real models and rare settings.
     "worker/trainer/auto/test_memory_report.py": {
         "test_the_prediction_is_within_its_tolerance": ("llama-lora-bf16-tiny", "mixtral*-tiny"),
