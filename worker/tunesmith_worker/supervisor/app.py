@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, bootsteps, signals
 from celery.apps.worker import Worker
+from celery.concurrency.prefork import BlockingPool, TaskPool
 
 from tunesmith_schema.log_lines import secure_handlers
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, broker_transport
@@ -105,6 +107,23 @@ class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
         return False
 
 
+class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyped
+    """Pool of one process that can be killed at any time.
+
+    An idle process of billiard's pool holds a lock that all its processes share. If it is killed,
+    the lock is never released, and the process that replaces it waits forever. With one process,
+    nobody shares the queues, so each process has locks of its own."""
+
+    def _setup_queues(self) -> None:
+        super()._setup_queues()
+        for queue in (self._inqueue, self._outqueue):
+            queue._rlock, queue._wlock = threading.Lock(), threading.Lock()
+
+
+class OneProcessPool(TaskPool):  # type: ignore[misc]  # celery is untyped
+    BlockingPool = PrivateLocksPool
+
+
 def secure_logs() -> None:
     """Let the handlers that Celery creates write one line per message."""
     for created in (signals.after_setup_logger, signals.after_setup_task_logger):
@@ -123,6 +142,7 @@ def make_app(broker_url: str) -> Celery:
         accept_content=["json"],
         task_acks_late=False,
         worker_prefetch_multiplier=1,
+        worker_pool=f"{__name__}:{OneProcessPool.__name__}",
         worker_disable_prefetch=url.startswith("redis"),
         worker_hijack_root_logger=False,
         task_default_queue=LIGHT_QUEUE,

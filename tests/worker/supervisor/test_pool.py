@@ -1,0 +1,35 @@
+"""The worker's pool survives the death of its process, idle or busy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from celery.concurrency import get_implementation
+
+from tunesmith_worker.supervisor.app import OneProcessPool, PrivateLocksPool, make_app
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_killed_process_is_replaced_by_one_that_takes_work(busy: bool) -> None:
+    pool = PrivateLocksPool(1, threads=True)
+    try:
+        for _ in range(2):
+            pid = pool.apply_async(os.getpid).get(timeout=30)
+            if busy:
+                pool.apply_async(time.sleep, (60,))
+            time.sleep(0.3)  # the process waits for work, or sleeps
+            os.kill(pid, signal.SIGKILL)
+            # A process that dies while a message arrives takes the message along.
+            while Path(f"/proc/{pid}").exists():
+                time.sleep(0.01)
+        assert pool.apply_async(os.getpid).get(timeout=30) != pid
+    finally:
+        pool.terminate()
+
+
+def test_the_worker_uses_this_pool() -> None:
+    assert get_implementation(make_app("memory://").conf.worker_pool) is OneProcessPool
