@@ -59,7 +59,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "benchmarks/test_sft.py": {ALL: ()},
     "benchmarks/test_gpu.py": {ALL: ()},
     "benchmarks/test_models.py": {
-        "test_every_model_type_trains_as_stock_or_says_why_not": (),
+        "test_a_recorded_model_type_trains_as_recorded": (),
     },
     "benchmarks/test_gpu_memory.py": {ALL: ()},
     "benchmarks/test_layouts.py": {"test_a_tiny_cell_is_measured": ()},

@@ -52,11 +52,13 @@ def test_a_refusal_is_listed_with_its_reason() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", sorted(architectures()))
-def test_every_model_type_trains_as_stock_or_says_why_not(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", sorted(row["model_type"] for row in read_rows())[::4])
+def test_a_recorded_model_type_trains_as_recorded(model_type: str, tmp_path: Path) -> None:
+    """One of four recorded types. `python -m benchmarks.models` trains all, which takes long."""
     name = architectures()[model_type]
     result = record(model_type, name, make_tiny_tokenizer(), ("lora", "full", "grpo"))
     if "not_built" in result:
         pytest.skip(result["not_built"])
-    states = {result[method]["state"] for method in ("lora", "full", "grpo")}
-    assert states <= {"fast", "stock", "refused"}
+    recorded = next(row for row in read_rows() if row["model_type"] == model_type)
+    for method in ("lora", "full", "grpo"):
+        assert result[method]["state"] == recorded[method]["state"], method
