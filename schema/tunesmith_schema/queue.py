@@ -16,18 +16,23 @@ VALIDATE_FILE_TASK = "tunesmith.validate_file"
 """Task that validates an uploaded data set; its argument is the file id."""
 
 
-def broker_transport(url: str) -> tuple[str, dict[str, Any]]:  # Any: options are kombu's own
-    """Return Celery's broker URL and transport options for `TUNESMITH_BROKER_URL`.
+def celery_broker(url: str) -> dict[str, Any]:  # Any: the settings are Celery's
+    """Return Celery's broker settings for `TUNESMITH_BROKER_URL`.
 
     A `filesystem:///folder` broker is polled ten times per second. Other brokers have a connection
     timeout of 2 s. A lost wake-up is harmless, because the job state is in the database.
     """
     if not url.startswith("filesystem://"):
-        return url, {"socket_connect_timeout": 2, "socket_timeout": 10}
+        options = {"socket_connect_timeout": 2, "socket_timeout": 10}
+        return {"broker_url": url, "broker_transport_options": options}
     folder = url.removeprefix("filesystem://")
-    return "filesystem://", {
-        "data_folder_in": folder,
-        "data_folder_out": folder,
-        "control_folder": f"{folder}/control",
-        "polling_interval": 0.1,
+    return {
+        "broker_url": "filesystem://",
+        "broker_transport": "tunesmith_schema.folder_broker:Transport",
+        "broker_transport_options": {
+            "data_folder_in": folder,
+            "data_folder_out": folder,
+            "control_folder": f"{folder}/control",
+            "polling_interval": 0.1,
+        },
     }

@@ -25,7 +25,7 @@ from tunesmith_schema import (
     RunSpec,
     StoredFile,
 )
-from tunesmith_schema.queue import broker_transport
+from tunesmith_schema.queue import celery_broker
 
 SHA256 = "0123456789abcdef" * 4
 
@@ -117,8 +117,9 @@ def test_attempts_and_fences_count_from_one(field: str) -> None:
 
 
 def test_a_broker_url_passes_through_unless_it_is_a_folder() -> None:
-    url, options = broker_transport("redis://host:6379/0")
-    assert url == "redis://host:6379/0"
-    assert options["socket_connect_timeout"] == 2
-    url, options = broker_transport("filesystem:///a/b")
-    assert (url, options["data_folder_in"]) == ("filesystem://", "/a/b")
+    settings = celery_broker("redis://host:6379/0")
+    assert settings["broker_url"] == "redis://host:6379/0"
+    assert settings["broker_transport_options"]["socket_connect_timeout"] == 2
+    settings = celery_broker("filesystem:///a/b")
+    assert settings["broker_url"] == "filesystem://"
+    assert settings["broker_transport_options"]["data_folder_in"] == "/a/b"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith_schema.queue import broker_transport
+from tunesmith_schema.queue import celery_broker
 from tunesmith_server.broker import embedded_broker, find_server
 
 
@@ -16,8 +16,9 @@ def test_without_a_server_files_are_the_broker(tmp_path: Path) -> None:
     broker = embedded_broker(tmp_path, None)
     assert (broker.url, broker.command) == (f"filesystem://{tmp_path / 'broker'}", None)
     assert (tmp_path / "broker").stat().st_mode & 0o777 == 0o700
-    url, options = broker_transport(broker.url)
-    assert url == "filesystem://"
+    settings = celery_broker(broker.url)
+    options = settings["broker_transport_options"]
+    assert settings["broker_url"] == "filesystem://"
     assert options["data_folder_in"] == options["data_folder_out"] == str(tmp_path / "broker")
     assert options["polling_interval"] == 0.1
     assert Path(options["control_folder"]).is_dir()

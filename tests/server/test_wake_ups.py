@@ -18,7 +18,7 @@ from tunesmith_schema.queue import (
     TRAIN_QUEUE,
     TRAIN_TASK,
     VALIDATE_FILE_TASK,
-    broker_transport,
+    celery_broker,
 )
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.queue import WakeUps
@@ -47,9 +47,13 @@ def sender(broker_url: str) -> Iterator[WakeUps]:
 
 def received(broker_url: str, queue: str) -> list[tuple[str, list[str]]]:
     """(task, arguments) of the waiting messages."""
-    url, options = broker_transport(broker_url)
+    settings = celery_broker(broker_url)
     found = []
-    with kombu.Connection(url, transport_options=options) as connection:
+    with kombu.Connection(
+        settings["broker_url"],
+        transport=settings.get("broker_transport"),
+        transport_options=settings["broker_transport_options"],
+    ) as connection:
         waiting = connection.SimpleQueue(queue)
         for _ in range(2):
             try:

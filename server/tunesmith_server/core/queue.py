@@ -21,7 +21,7 @@ from tunesmith_schema.queue import (
     TRAIN_QUEUE,
     TRAIN_TASK,
     VALIDATE_FILE_TASK,
-    broker_transport,
+    celery_broker,
 )
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,12 @@ class WakeUps:
     """Sender of wake-up messages, through Celery."""
 
     def __init__(self, broker_url: str) -> None:
-        url, options = broker_transport(broker_url)
-        self._celery = Celery("tunesmith", broker=url)
+        settings = celery_broker(broker_url)
+        # Retry once without delay: kombu's default would block the caller for 6 s.
+        settings["broker_transport_options"] |= {"max_retries": 1, "interval_start": 0}
+        self._celery = Celery("tunesmith")
         self._celery.conf.update(
-            # Retry once without delay: kombu's default would block the caller for 6 s.
-            broker_transport_options={**options, "max_retries": 1, "interval_start": 0},
+            settings,
             task_ignore_result=True,
             task_serializer="json",
             accept_content=["json"],

@@ -17,7 +17,7 @@ from celery.apps.worker import Worker
 from celery.concurrency.prefork import BlockingPool, TaskPool
 
 from tunesmith_schema.log_lines import secure_handlers
-from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, broker_transport
+from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, celery_broker
 from tunesmith_worker.rundir.paths import KEEP_SECONDS, remove_unused
 
 from . import tasks
@@ -132,10 +132,9 @@ def secure_logs() -> None:
 
 def make_app(broker_url: str) -> Celery:
     """Create a Celery app with settings that make lost or duplicate messages harmless."""
-    url, options = broker_transport(broker_url)
-    app = Celery("tunesmith", broker=url)
+    app = Celery("tunesmith")
     app.conf.update(
-        broker_transport_options=options,
+        celery_broker(broker_url),
         broker_connection_retry_on_startup=True,
         task_ignore_result=True,
         task_serializer="json",
@@ -143,7 +142,7 @@ def make_app(broker_url: str) -> Celery:
         task_acks_late=False,
         worker_prefetch_multiplier=1,
         worker_pool=f"{__name__}:{OneProcessPool.__name__}",
-        worker_disable_prefetch=url.startswith("redis"),
+        worker_disable_prefetch=broker_url.startswith("redis"),
         worker_hijack_root_logger=False,
         task_default_queue=LIGHT_QUEUE,
     )

@@ -25,7 +25,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 SETTINGS: dict[str, dict[str, Untyped]] = {
     "rank-1": {"r": 1, "lora_alpha": 2},  # 12 magnifies stock's own rounding to 2e-5
     "rank-above-the-layer": {"r": 96},
-    "rank-stabilised": {"use_rslora": True, "r": 7},
+    "rank-stabilised": {"use_rslora": True, "r": 7, "lora_alpha": 4},
     "patterns": {
         "rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 9},
         "alpha_pattern": {"v_proj": 3, "down_proj": 40},

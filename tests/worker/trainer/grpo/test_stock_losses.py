@@ -127,7 +127,9 @@ def test_all_weights_too(model: Untyped, tokenizer: Untyped, tmp_path: Path, nam
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    compare(found, tokenizer, make_task(by_length), tmp_path, **VARIANTS[name])
+    # At 1e-2 the first step moves all weights so far that rounding alone changes the KL by 1.3e-6.
+    given = VARIANTS[name] | {"learning_rate": 1e-3}
+    compare(found, tokenizer, make_task(by_length), tmp_path, **given)
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "highest entropy"])
