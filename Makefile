@@ -5,7 +5,8 @@ JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
+# An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests share compiled modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 
 .PHONY: setup demo test test-long-tail test-full test-quick chaos test-openai check format serve clean
 

@@ -82,6 +82,13 @@ def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for _, file in sorted(placed, key=lambda one: one[0]) for item in file]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_for_the_garbage_collector() -> None:
+    """Exclude what earlier files imported from garbage collection: a trainer collects twice."""
+    gc.collect()
+    gc.freeze()
+
+
 def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
     if items:
         import torch  # a GPU test has already imported it

@@ -27,7 +27,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_run(tiny_model: Path, tmp_path: Path) -> MakeRun:
+def recipe_defaults() -> dict[str, Any]:
+    """Recipe of every run unless a test says otherwise. The self-check takes a fifth of a tiny run;
+    the tests in `trainer/selfcheck` and of whole services leave it on."""
+    return {"self_check": False}
+
+
+@pytest.fixture
+def make_run(tiny_model: Path, tmp_path: Path, recipe_defaults: dict[str, Any]) -> MakeRun:
     """Makes a run directory: `make_run(rows, valid=rows, recipe={...}, name="run", **spec)`."""
 
     def make(
@@ -51,7 +58,7 @@ def make_run(tiny_model: Path, tmp_path: Path) -> MakeRun:
             "training_file": "data/train.jsonl",
             "validation_file": "data/valid.jsonl" if valid is not None else None,
             "seed": 7,
-            "recipe": Recipe.model_validate(recipe or {}),
+            "recipe": Recipe.model_validate(recipe_defaults | (recipe or {})),
         }
         (folder / "spec.json").write_text(RunSpec(**{**fields, **spec}).model_dump_json())
         return folder

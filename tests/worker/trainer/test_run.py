@@ -116,7 +116,7 @@ def test_training_from_scratch_needs_no_weights(make_run: MakeRun, tmp_path: Pat
 
 
 def test_events_tell_phases_choices_metrics_and_checkpoints(make_run: MakeRun) -> None:
-    recipe = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
+    recipe = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "self_check": True}
     run = make_run(QUESTIONS, valid=QUESTIONS[:3], recipe=recipe)
     first = {"source_seq": 1, "created_at": 1.0, "message": "claimed"}
     (run / "events.jsonl").write_text(json.dumps(first) + '\n{"source_seq": 2, "cut off')

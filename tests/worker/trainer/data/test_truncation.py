@@ -57,6 +57,7 @@ def test_cut_answers_are_not_taken_for_a_wrong_template(make_run: MakeRun, only:
         "max_seq_length": 60,
         "overlong": "truncate",
         "assistant_only_loss": only,
+        "self_check": True,
     }
     run = make_run(rows, recipe=recipe)
     assert main(run) == 0, read_result(run).error
