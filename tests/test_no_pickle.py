@@ -14,10 +14,10 @@ from tests.worker.trainer.checkpoints.interrupted import interrupt
 from tunesmith_worker.trainer.run import main
 
 from .test_house_rules import ROOT, python_files
-from .worker.conftest import MakeRun, make_run, tiny_model
+from .worker.conftest import MakeRun, make_run, recipe_defaults, tiny_model
 from .worker.runs import QUESTIONS
 
-__all__ = ["make_run", "tiny_model"]  # fixtures
+__all__ = ["make_run", "recipe_defaults", "tiny_model"]  # fixtures
 
 PICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAGIC = (b"PK\x03\x04", b"PK\x05\x06", *(b"\x80" + bytes([n]) for n in range(2, 6)))
