@@ -78,7 +78,8 @@ def test_a_job_writes_and_reads_no_pickle(
 
     monkeypatch.setattr(torch, "save", refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    recipe = {"tuning": tuning, "max_steps": 4, "save_steps": 2, "add_tokens": ["plus"]}
+    recipe: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "self_check": True}
+    recipe |= {"tuning": tuning, "add_tokens": ["plus"]}
     run = make_run(QUESTIONS, valid=QUESTIONS[:2], recipe=recipe)
     assert interrupt(run, monkeypatch, stop=3) == 75
     kept = tmp_path / "kept"
