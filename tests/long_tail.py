@@ -122,6 +122,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
             *("gpt2", "opt", "falcon", "gptj", "mpt", "gemma3n_text", "phimoe", "llama4_text"),
             *("mamba", "gemma3", "big_bird", "afmoe"),
         ),
+        "test_reinforcement_generates_by_transformers": ("gpt2", "bert", "mamba"),
     },
     "worker/engine/patches/test_first_step.py": {
         "test_gradients_equal_stocks": ("stories260K-lora",),

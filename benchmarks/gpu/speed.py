@@ -100,7 +100,7 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
         result["blas_tflop_per_s"] = round(blas / 1e12, 2)
     if task.whole:
         result["model_tflop_per_s"] = round(
-            operations_per_token(built.model, task.length) * rate / 1e12, 2
+            operations_per_token(built.model, task.length) * rate / 1e12, 6
         )
     return result
 

@@ -30,7 +30,8 @@ relative difference of a step's loss is {largest:.0e} (limit 1e-5).
   by our loss head.
 - **refused**: the run ends before the first step. The notes name the cause.
 
-GRPO needs a model that our rollout engine computes. Dropout in the layers turns the fast path off.
+With GRPO, our rollout engine generates for most models on the fast path. For the others,
+transformers generates, which is slower. Dropout in the layers turns the fast path off.
 """
 
 _NOTES = """

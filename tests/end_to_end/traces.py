@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-SMALL = {"spec.json", "plan.json", "events.jsonl", "report.json", "result.json", "trainer.log"}
+RECORDS = {"spec.json", "plan.json", "events.jsonl", "report.json", "result.json", "trainer.log"}
+SMALL = RECORDS | {"progress"}  # a run of less than a second leaves no progress mark
 """Files that remain after a run has ended. `KEPT` also has the files from which a run can
 resume."""
 KEPT = SMALL | {"control.json", "checkpoints"}

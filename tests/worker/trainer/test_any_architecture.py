@@ -83,9 +83,14 @@ def test_a_model_that_sees_later_tokens_is_refused(models: Path, tmp_path: Path)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_reinforcement_names_the_architecture_that_it_cannot_sample(
-    models: Path, tmp_path: Path
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "mixtral", "mamba"])
+def test_reinforcement_generates_by_transformers(
+    models: Path, tmp_path: Path, model_type: str
 ) -> None:
-    run = train_ours(tmp_path / "run", make(models, "gpt2"), "grpo")
-    assert run.error.category == "user"
-    assert "GPT2LMHeadModel" in run.error.message
+    """The self-check compares completions, training and stock forward passes."""
+    run = train_ours(tmp_path / "run", make(models, model_type), "grpo")
+    assert run.error is None
+    assert len(run.losses) == 2
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "Generation is slower: transformers generates" in events
+    assert ("The loss has no load-balancing part" in events) == (model_type == "mixtral")

@@ -15,7 +15,7 @@ from tunesmith_worker.engine.model.adapters import adapter_dtype, resolve_adapte
 from tunesmith_worker.engine.model.embeddings import embedding_learning_rate
 from tunesmith_worker.engine.optimizers.choose import optimizer_for
 from tunesmith_worker.engine.patches import Patched, patch
-from tunesmith_worker.engine.patches.own_head import OwnHead, check_head
+from tunesmith_worker.engine.patches.own_head import use_own_head
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
@@ -116,8 +116,7 @@ def add_callbacks(
 def patch_model(context: RunContext, loaded: LoadedModel) -> Patched | None:
     patches = loaded.patches
     causal = loaded.base.model
-    if reason := check_head(causal):
-        OwnHead(causal)
+    if reason := use_own_head(causal):
         patches -= {"loss"}
         context.events.message(
             f"The loss uses the logits of {type(causal).__name__}'s own forward, because {reason}. "

@@ -12,12 +12,16 @@ from tunesmith_schema import Choice, GRPORecipe, PhaseName, RolloutRecipe
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
 from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.patches.own_head import use_own_head
 from tunesmith_worker.engine.rollout import (
     Interrupted,
     NativeEngine,
     RolloutPlan,
+    StockEngine,
+    UnsupportedModel,
     eos_token_ids,
     plan_rollout,
+    plan_stock_rollout,
 )
 from tunesmith_worker.rundir.plan import Choices, DataPlan
 from tunesmith_worker.rundir.samples import write_samples
@@ -105,8 +109,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         spec.grader, context.rewards, steps=-(-train_plan.total_steps // plan.num_iterations)
     )
     with rollout_failures():
-        engine_plan = _plan_engine(loaded, plan, prompts.longest, choices)
-        engine = NativeEngine(model, engine_plan, base.tokenizer)
+        engine, engine_plan = _make_engine(context, loaded, plan, prompts.longest)
     runner = RolloutRunner(
         engine,
         base.tokenizer,
@@ -140,7 +143,14 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
     callbacks = add_callbacks(context, loaded, saving, trainer, train_plan)
     patched = patch_model(context, loaded)
     if trainer.ref_model is not None and loaded.patches:
-        patch(trainer.ref_model, loaded.patches)
+        own_head = use_own_head(trainer.ref_model)
+        patch(trainer.ref_model, loaded.patches - ({"loss"} if own_head else set()))
+    if trainer.left_out_router_loss:
+        events.message(
+            f"The loss has no load-balancing part for the router of {type(base.model).__name__}. "
+            f"TRL adds this part times {trainer.left_out_router_loss:g}.",
+            level="warn",
+        )
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
     tuning = memory.planner.tuning
     self_check(
@@ -203,18 +213,29 @@ def _one_layout(plan: GRPOPlan, choices: Choices) -> Layouts:
     return Layouts(LayoutPlan(layouts={layout.kind: layout}, reason=reason), choices)
 
 
-def _plan_engine(
-    loaded: LoadedModel, plan: GRPOPlan, longest_prompt: int, choices: Choices
-) -> RolloutPlan:
-    """Plan the rollout engine; a resumed run keeps its earlier plan."""
-    device = next(loaded.model.parameters()).device
-    engine_plan = plan_rollout(
-        loaded.model,
-        rows=plan.completions_per_step,
-        prompt_tokens=longest_prompt,
-        max_tokens=plan.max_completion_length,
-        free=read_free_memory(device, 0).free,
-    )
+def _make_engine(
+    context: RunContext, loaded: LoadedModel, plan: GRPOPlan, longest_prompt: int
+) -> tuple[NativeEngine | StockEngine, RolloutPlan]:
+    """Return the engine and its plan; a resumed run keeps its earlier plan."""
+    model, choices = loaded.model, context.plan.choices
+    sizes: dict[str, int] = {
+        "rows": plan.completions_per_step,
+        "prompt_tokens": longest_prompt,
+        "max_tokens": plan.max_completion_length,
+        "free": read_free_memory(next(model.parameters()).device, 0).free,
+    }
+    make: type[NativeEngine | StockEngine] = NativeEngine
+    try:
+        engine_plan = plan_rollout(model, **sizes)
+    except UnsupportedModel as reason:
+        make = StockEngine
+        engine_plan = plan_stock_rollout(model, **sizes, reason=str(reason))
+        context.events.message(f"Generation is slower: {engine_plan.reason}.", level="warn")
+    engine_plan = _chosen_before(engine_plan, choices)
+    return make(model, engine_plan, loaded.base.tokenizer), engine_plan
+
+
+def _chosen_before(engine_plan: RolloutPlan, choices: Choices) -> RolloutPlan:
     earlier = choices.earlier(_WEIGHTS)
     if earlier is not None and earlier.value in ("merged", "in_place"):
         choices.reuse(earlier)

@@ -12,6 +12,7 @@ from tunesmith_worker.engine.rollout import (
     Completion,
     NativeEngine,
     Request,
+    RolloutEngine,
     RolloutPlan,
     SamplingParams,
 )
@@ -36,7 +37,7 @@ def engine_of(
     return NativeEngine(model.eval(), RolloutPlan(weights=weights, max_rows=max_rows), tokenizer)
 
 
-def greedy(engine: NativeEngine, prompts: Sequence[tuple[int, ...]], new: int) -> list[Completion]:
+def greedy(engine: RolloutEngine, prompts: Sequence[tuple[int, ...]], new: int) -> list[Completion]:
     return engine.generate(
         [Request(prompt_ids=one, max_tokens=new, seed=0, sampling=GREEDY) for one in prompts]
     )

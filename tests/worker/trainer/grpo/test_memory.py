@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from tests.tiny_model import make_tiny_tokenizer
 from tests.worker.conftest import MakeRun
-from tests.worker.engine.patches.models import COMMON
 from tests.worker.runs import event_data, losses, read_events, read_result
 from tests.worker.trainer.auto.test_memory_plan import Device, chosen
 from tests.worker.trainer.checkpoints.interrupted import weights_hash
@@ -69,20 +66,6 @@ def ends_with(run: Path) -> tuple[str, str, str]:
     error = read_result(run).error
     assert error is not None
     return error.code, error.category, error.message
-
-
-def test_a_model_that_the_engine_does_not_know_is_the_users_matter(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
-    tokenizer = make_tiny_tokenizer()
-    given = COMMON | {"vocab_size": len(tokenizer), "bos_token_id": None}
-    config = transformers.MixtralConfig(**given, num_local_experts=2)
-    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
-    tokenizer.save_pretrained(tmp_path / "experts")
-    run = make(make_run, "run", {}, model_path=str(tmp_path / "experts"))
-    code, category, message = ends_with(run)
-    assert (code, category) == ("model_not_usable", "user")
-    assert "unsupported model family (MixtralDecoderLayer)" in message
 
 
 @pytest.mark.parametrize("when", ["planned", "generating"])

@@ -37,7 +37,7 @@ def count_shape(model: Untyped) -> ModelShape:
     """Count the sizes from the weights of a model, with or without PEFT's adapters."""
     config = model.config.get_text_config()
     vocabulary, hidden = _table(model, config)
-    blocks = _blocks(model)
+    blocks = decoder_layers(model)
     layers = config_size(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     layers = layers or max(1, len(blocks))
     heads = config_size(config, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
@@ -71,7 +71,7 @@ def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
     return vocabulary, config_size(config, "hidden_size", "d_model", "n_embd") or columns
 
 
-def _blocks(model: Untyped) -> list[torch.nn.Module]:
+def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
     """Return the model's layers: those that can recompute, else the longest list of modules."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]

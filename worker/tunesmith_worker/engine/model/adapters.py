@@ -43,7 +43,8 @@ def attach_lora(
 
     `unused`: paths of modules that get no adapter, with all modules inside."""
     lora = recipe.lora or LoraRecipe()
-    targets = _targets(model, lora, choices)
+    targets = _targets(model, lora, choices, unused)
+    excluded = [*unused, *_read_by_scans(model)] if targets == "all-linear" else unused
     whole = whole_matrices(
         model,
         targets,
@@ -56,7 +57,7 @@ def attach_lora(
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=_without(targets, whole),
-        exclude_modules=_inside(unused) if unused else None,
+        exclude_modules=_inside(excluded) if excluded else None,
         modules_to_save=whole and whole.modules_to_save,
         ensure_weight_tying=whole is not None and whole.tied,
         bias=lora.bias,
@@ -78,6 +79,19 @@ def attach_lora(
         ) from error
     keep_in_fp32(attached)
     return attached
+
+
+def _read_by_scans(model: Untyped) -> list[str]:
+    """Return the paths of layers whose weights a state-space scan (Mamba) reads directly.
+
+    The scan would skip an adapter of such a layer."""
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if hasattr(module, "A_log")
+        for name in ("conv1d", "x_proj", "dt_proj", "out_proj")
+        if hasattr(module, name)
+    ]
 
 
 def _inside(paths: Sequence[str]) -> str:
@@ -104,8 +118,12 @@ def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | lis
     return left
 
 
-def _targets(model: Untyped, lora: LoraRecipe, choices: Choices) -> str | list[str]:
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+def _targets(
+    model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
+) -> str | list[str]:
+    is_unused = re.compile(_inside(unused)).fullmatch if unused else lambda _: None
+    used = (name for name, _ in model.named_modules() if not is_unused(name))
+    names = {name.rpartition(".")[2] for name in used}
     projections = [name for name in PROJECTIONS if name in names]
     requested = lora.target_modules
     if isinstance(requested, list):

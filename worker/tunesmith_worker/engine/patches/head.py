@@ -26,6 +26,11 @@ _IGNORED = -100
 _patched: WeakSet[torch.nn.Module] = WeakSet()
 
 
+def computes_scored_tokens(model: torch.nn.Module) -> None:
+    """Record that the model's forward supports `scored` in a batch layout."""
+    _patched.add(model)
+
+
 def is_head_patched(model: torch.nn.Module) -> bool:
     """Return True if this causal language model supports `scored` in a batch layout."""
     return model in _patched
@@ -56,7 +61,7 @@ class HeadPatch:
             return _score(this, labels, *args, **kwargs)
 
         model.forward = types.MethodType(forward, model)
-        _patched.add(model)
+        computes_scored_tokens(model)
 
     def undo(self) -> None:
         _patched.discard(self._model)

@@ -22,7 +22,9 @@ from torch.nn.functional import log_softmax
 from tunesmith_schema import ErrorCode
 from tunesmith_worker.rundir.errors import RunError, error_text, is_out_of_memory
 
+from .batch_layout import ScoredTokens, current_layout
 from .families import is_known_model
+from .head import computes_scored_tokens
 from .trl_compat import FusedCausalLMOutput
 
 Untyped = Any  # Any: transformers and TRL are not typed
@@ -61,6 +63,16 @@ def check_head(causal: Untyped) -> str | None:
     return f"the log-probs of TRL's fused head differ by {difference:.1e} from the model's"
 
 
+def use_own_head(causal: Untyped) -> str | None:
+    """Replace TRL's fused head by the model's own forward if `check_head` finds a difference.
+
+    Returns the difference, or None."""
+    reason = check_head(causal)
+    if reason is not None:
+        OwnHead(causal)
+    return reason
+
+
 class OwnHead:
     """Replaces TRL's fused head by the model's own forward."""
 
@@ -76,6 +88,9 @@ class OwnHead:
             num_items_in_batch: torch.Tensor | int | None = None,
             **kwargs: Untyped,
         ) -> Untyped:
+            layout = current_layout()
+            if fused_lm_head and layout is not None and layout.scored is not None:
+                return _score_flat(own_output(this, *args, **kwargs), layout.scored)
             if not fused_lm_head or labels is None:
                 if labels is not None:
                     kwargs |= {"labels": labels, "num_items_in_batch": num_items_in_batch}
@@ -86,6 +101,7 @@ class OwnHead:
             return result
 
         causal.forward = types.MethodType(forward, causal)
+        computes_scored_tokens(causal)
 
 
 def own_output(causal: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
@@ -121,6 +137,18 @@ def _score(
         label_mask=mask,
         aux_loss=getattr(output, "aux_loss", None),
     )
+
+
+def _score_flat(output: Untyped, scored: ScoredTokens) -> FusedCausalLMOutput:
+    """Return the log-probs and entropies [N] of the pairs in `scored`."""
+    logits = output.logits.flatten(0, 1).index_select(0, scored.sources).float()
+    log_probs = log_softmax(logits / scored.temperature, dim=-1)
+    entropy = None
+    if scored.entropy:
+        with torch.set_grad_enabled(scored.entropy == "grad" and torch.is_grad_enabled()):
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+    of_targets = log_probs.gather(1, scored.targets[:, None])[:, 0]
+    return FusedCausalLMOutput(log_probs=of_targets, entropy=entropy)
 
 
 def _check_causal(

@@ -16,6 +16,7 @@ from .protocol import (
     UnsupportedModel,
     UnusableRequest,
 )
+from .stock import StockEngine, plan_stock_rollout
 from .stopping import eos_token_ids
 
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "RolloutFigures",
     "RolloutPlan",
     "SamplingParams",
+    "StockEngine",
     "UnsupportedModel",
     "UnusableRequest",
     "eos_token_ids",
     "plan_rollout",
+    "plan_stock_rollout",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -15,10 +14,9 @@ from .architecture import Architecture
 from .cache import Prefix, RowCache
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
-from .protocol import Completion, Interrupted, Request
+from .protocol import Interrupted
 from .rope_tables import RopeTables
-from .sampling import PenaltyState, SampledTokens, Uniforms, sample
-from .stopping import StopChecker
+from .rows import Row, sample_rows
 
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
@@ -27,45 +25,6 @@ _RESERVED = 1024
 costs time, because a recorded step reads all of it; less room needs more recordings."""
 _ENDED_SHARE = 0.25
 """Fraction of ended rows at which the batch is rebuilt."""
-
-
-@dataclass(eq=False)
-class Row:
-    """Request in progress."""
-
-    index: int
-    request: Request
-    uniforms: Uniforms
-    stop_checker: StopChecker
-    prefix: Prefix | None = None
-    penalty_state: PenaltyState | None = None
-    tokens: list[int] = field(default_factory=list)
-    sampling_logprobs: list[float] = field(default_factory=list)
-    policy_logprobs: list[float] = field(default_factory=list)
-    completion: Completion | None = None
-    """Completion, set when the row has ended."""
-
-    def add(self, token: int, sampling_logprob: float, policy_logprob: float) -> None:
-        """Append the next token and its log-probs to the row."""
-        self.tokens.append(token)
-        self.sampling_logprobs.append(sampling_logprob)
-        self.policy_logprobs.append(policy_logprob)
-        if self.penalty_state is not None:
-            self.penalty_state.add(token)
-        end = self.stop_checker.check(token)
-        if end is not None:
-            self.completion = Completion(
-                token_ids=self.tokens,
-                sampling_logprobs=self.sampling_logprobs,
-                policy_logprobs=self.policy_logprobs,
-                finish_reason=end[0],
-                stop_reason=end[1],
-            )
-            self.release()
-
-    def release(self) -> None:
-        """Drop references, so that a prompt's memory is freed after its last row ends."""
-        self.prefix = self.penalty_state = None
 
 
 class Batch:
@@ -227,38 +186,7 @@ class Batch:
             return self._decoder.prefill(prompts)
 
     def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
-        """Sample and append the next token of each row from logits [rows, V]."""
-        by_params: dict[object, list[int]] = {}
-        for i, row in enumerate(rows):
-            by_params.setdefault(row.request.sampling, []).append(i)
-        for indices in by_params.values():
-            group = [rows[i] for i in indices]
-            part = logits if len(group) == len(rows) else logits[indices]
-            self._append(
-                group,
-                sample(
-                    part,
-                    group[0].request.sampling,
-                    [row.uniforms[len(row.tokens)] for row in group],
-                    [
-                        self._penalty_state(row)
-                        for row in group
-                        if row.request.sampling.has_penalties
-                    ],
-                ),
-            )
-
-    def _append(self, rows: Sequence[Row], sampled: SampledTokens) -> None:
-        for i, row in enumerate(rows):
-            row.add(sampled.tokens[i], sampled.sampling_logprobs[i], sampled.policy_logprobs[i])
-            if row.completion is not None:
-                self._on_end(row)
-
-    def _penalty_state(self, row: Row) -> PenaltyState:
-        if row.penalty_state is None:
-            vocabulary = self._model.vocabulary
-            row.penalty_state = PenaltyState(row.request.prompt_ids, vocabulary, self._model.device)
-        return row.penalty_state
+        sample_rows(rows, logits, self._on_end)
 
 
 def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from .architecture import Architecture, read_architecture
-from .batch import Batch, Row
+from .batch import Batch
 from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
 from .graphs import RecordingDecoder, recorder_for
 from .plan import RolloutPlan
 from .protocol import Completion, OnCompletion, Request, UnusableRequest
 from .rope_tables import RopeTables
+from .rows import Row
 from .sampling import Uniforms
 from .stopping import StopChecker
 from .weights import decoder_weights

@@ -21,7 +21,7 @@ from .weights import Layout
 Untyped = Any  # Any: transformers is not typed
 
 MAX_ROWS = 256
-_USABLE_SHARE = 0.8
+USABLE_SHARE = 0.8
 """Fraction of the free memory that a plan may use."""
 
 
@@ -64,7 +64,7 @@ def plan_rollout(
     UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
-    usable = int(free * _USABLE_SHARE)
+    usable = int(free * USABLE_SHARE)
     copy = _copy_bytes(architecture)
     row = _row_bytes(architecture, prompt_tokens + max_tokens)
     rows = max(1, min(rows, MAX_ROWS))

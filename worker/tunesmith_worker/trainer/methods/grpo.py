@@ -72,6 +72,11 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         )
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs  # TRL drops this argument
         self.beta = self.args.beta = plan.beta
+        has_router_loss: bool = self.aux_loss_enabled  # type: ignore[has-type]  # TRL is untyped
+        self.left_out_router_loss = self.router_aux_loss_coef if has_router_loss else 0.0
+        """Coefficient of the load-balancing loss of a mixture of experts, which is left out: our
+        forward skips rows without a gradient, but TRL's load-balancing loss reads them."""
+        self.aux_loss_enabled = False
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
         self.reward_weights = torch.tensor(runner.grading.weights, dtype=torch.float32)

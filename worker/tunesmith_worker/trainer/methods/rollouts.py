@@ -23,6 +23,7 @@ from tunesmith_worker.engine.rollout import (
     Request,
     RolloutDoesNotFit,
     SamplingParams,
+    StockEngine,
     UnsupportedModel,
 )
 from tunesmith_worker.rundir.clock import WallClock
@@ -59,7 +60,7 @@ class Rollout:
 class RolloutRunner:
     def __init__(
         self,
-        engine: NativeEngine,
+        engine: NativeEngine | StockEngine,
         tokenizer: Untyped,
         prompts: Prompts,
         grading: Grading,

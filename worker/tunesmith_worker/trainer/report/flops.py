@@ -103,7 +103,10 @@ def model_shape(model: Untyped, *, full: bool) -> FlopsShape | str:
     )
     if not isinstance(heads, int) or not isinstance(layers, int):
         return f"{config.model_type}: its config does not give the number of heads and layers"
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    try:
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    except RuntimeError:  # AmbiguousGlobalPerLayerAttributeError
+        return f"{config.model_type}: its layers differ in the size of attention heads"
     windows = _windows(config, layers)
     if windows is None:
         return f"{config.model_type}: not every layer has softmax attention"

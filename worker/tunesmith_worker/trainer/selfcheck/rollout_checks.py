@@ -274,7 +274,9 @@ class _RolloutChecks:
         model, recipe = self.context.model, self.context.recipe
         if self.exact or recipe.quantization != "none" or has_whole_matrices(model):
             return 0
-        layers = backbone_of(model).layers
+        layers = getattr(backbone_of(model), "layers", None)
+        if not isinstance(layers, torch.nn.ModuleList):
+            return 0
         count = min(LAYERS, len(layers))
         while count and 2 * fp32_bytes(model, layers, count) > FP32_SHARE * self.context.free:
             count //= 2

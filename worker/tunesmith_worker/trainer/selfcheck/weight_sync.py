@@ -7,21 +7,22 @@ copies of weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
 
+from tunesmith_worker.engine.memory.model_shape import decoder_layers
 from tunesmith_worker.engine.rollout import SamplingParams
 
 from .check_context import ReinforcementContext, TokenIds, Untyped
 from .findings import Finding, Outcome, make_outcome, not_applicable
 from .model_runs import (
     PERTURBATION,
-    backbone_of,
     disabled_adapter,
     perturbed_adapter,
     zeroed_adapter,
@@ -46,8 +47,8 @@ would not work, because a following norm would cancel it."""
 @dataclass(frozen=True, kw_only=True)
 class _Module:
     name: str
-    change: AbstractContextManager[None]
-    """Context manager in whose block the module's weights are changed."""
+    change: Callable[[], AbstractContextManager[None]]
+    """Returns a context manager in whose block the module's weights are changed."""
 
 
 class WeightSyncCheck:
@@ -94,12 +95,12 @@ class WeightSyncCheck:
             return not_applicable(NAME, "no decoder layer has trained modules")
         least = LEAST_CHANGE[self._limits.single]
         for module in modules:
-            with module.change:
+            with module.change():
                 changed = generate(self._context, self._requests)
                 training = training_scores(self._context, changed)
             engine_change = _difference(changed, unchanged)
             apart = change(changed.policy, training, self._limits)
-            if not engine_change > least:
+            if not engine_change > least and self._stock_change(module, unchanged) > least:
                 message = (
                     f"noise on {module.name} changes the engine's log-probabilities by only "
                     f"{engine_change:.1e} (more than {least:.0e} is expected): the engine has "
@@ -110,6 +111,13 @@ class WeightSyncCheck:
                 return make_outcome(NAME, [self._differs_from_training(module.name, apart)], "")
         detail = f"the engine follows changes in {len(modules)} modules of a layer"
         return make_outcome(NAME, [], detail)
+
+    def _stock_change(self, module: _Module, unchanged: Generated) -> float:
+        """Return by how much noise on a module changes the stock model's log-probs: a small model
+        may react to no noise at all."""
+        before = stock_scores(self._context, unchanged)
+        with module.change():
+            return float((stock_scores(self._context, unchanged) - before).abs().max())
 
     def _differs_from_training(self, name: str, apart: float) -> Finding:
         return fault(
@@ -130,7 +138,9 @@ def _difference(changed: Generated, unchanged: Generated) -> float:
 
 def _modules_of_a_layer(model: Untyped, size: float) -> list[_Module]:
     """List the trained modules of the middle layer, or of the first layer that has any."""
-    layers = list(backbone_of(model).layers)
+    layers = decoder_layers(model)
+    if not layers:
+        return []
     middle = len(layers) // 2
     names = {id(module): name for name, module in model.named_modules()}
     for layer in (layers[middle], *layers):
@@ -139,14 +149,14 @@ def _modules_of_a_layer(model: Untyped, size: float) -> list[_Module]:
             name = names[id(module)]
             short = name.removeprefix("base_model.model.")
             if isinstance(module, LoraLayer):
-                change = perturbed_adapter(model, f"{name}.", size)
+                change = partial(perturbed_adapter, model, f"{name}.", size)
                 modules.append(_Module(name=short, change=change))
             elif (
                 type(module) is torch.nn.Linear
                 and module.weight.requires_grad
                 and "lora_" not in name
             ):
-                modules.append(_Module(name=short, change=_noise_added(module.weight)))
+                modules.append(_Module(name=short, change=partial(_noise_added, module.weight)))
         if modules:
             return modules
     return []
