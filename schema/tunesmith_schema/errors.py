@@ -77,6 +77,7 @@ class ErrorCode(StrEnum):
     BASE_MODEL_GONE = "base_model_gone"
     TRAINER_CRASHED = "trainer_crashed"
     RESUME_MISMATCH = "resume_mismatch"
+    RESULT_MISMATCH = "result_mismatch"
     GRADER_INVALID = "grader_invalid"
     GRADER_FAILED = "grader_failed"
 

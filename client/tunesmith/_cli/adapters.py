@@ -18,6 +18,7 @@ from .output import (
     show_table,
     size,
 )
+from .server_and_worker import verify_adapter
 from .session import connected
 
 adapters = typer.Typer(
@@ -50,6 +51,7 @@ def show(
                 ("step", adapter.step),
                 ("created", moment(adapter.created_at)),
                 ("size", size(adapter.bytes)),
+                ("verified", "yes" if adapter.verified else "no"),
                 ("files", "\n".join(files)),
             ]
         )
@@ -75,6 +77,26 @@ def download(
             typer.echo(json.dumps({"path": str(path)}))
         else:
             typer.echo(str(path))
+
+
+@adapters.command("verify")
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a download.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Folder or Hugging Face id of the base model; default: the name in "
+            "adapter_config.json.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a downloaded adapter with plain PEFT and compare it with the trained model.
+
+    Exit status 1: the files are not the trained model; 2: they cannot be compared."""
+    options = ["--base", base] if base is not None else []
+    verify_adapter([str(folder), *options, *(["--json"] if as_json else [])])
 
 
 @models.command("list")

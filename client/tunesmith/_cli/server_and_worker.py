@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NoReturn
 
 import typer
 
@@ -52,6 +53,13 @@ COMMANDS = {
     "run": _worker("Train one run directory, without a service.", "tunesmith_worker.trainer"),
 }
 
+_VERIFY = _Command(
+    help="",
+    module=("tunesmith_worker.engine.verify",),
+    extra="worker",
+    libraries=("torch", "transformers", "peft"),
+)
+
 
 def add_to(app: typer.Typer) -> None:
     for name, command in COMMANDS.items():
@@ -67,15 +75,23 @@ def add_to(app: typer.Typer) -> None:
 
 def _exec(name: str) -> Callable[[typer.Context], None]:
     def exec_program(ctx: typer.Context) -> None:
-        command = COMMANDS[name]
-        missing = [library for library in command.libraries if find_spec(library) is None]
-        if missing:
-            fail(
-                f"`tunesmith {name}` needs {' and '.join(missing)}, which are not installed",
-                hint=f"pip install 'tunesmith[{command.extra}]'",
-                status=2,
-            )
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", *command.module, *ctx.args])
+        _run(name, COMMANDS[name], ctx.args)
 
     return exec_program
+
+
+def verify_adapter(arguments: list[str]) -> NoReturn:
+    """Run `tunesmith adapters verify` with the worker's libraries."""
+    _run("adapters verify", _VERIFY, arguments)
+
+
+def _run(name: str, command: _Command, arguments: list[str]) -> NoReturn:
+    missing = [library for library in command.libraries if find_spec(library) is None]
+    if missing:
+        fail(
+            f"`tunesmith {name}` needs {' and '.join(missing)}, which are not installed",
+            hint=f"pip install 'tunesmith[{command.extra}]'",
+            status=2,
+        )
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", *command.module, *arguments])

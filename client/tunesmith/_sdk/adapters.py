@@ -7,11 +7,15 @@ import secrets
 import shutil
 from pathlib import Path
 
+from pydantic import ValidationError
+
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import DownloadError
 from tunesmith._transfer.download import fetch, file_sha256
 from tunesmith_schema import Adapter
+from tunesmith_schema.documents import read_file
+from tunesmith_schema.verification import VERIFICATION_FILE, Verification
 
 
 class Adapters:
@@ -26,8 +30,9 @@ class Adapters:
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
         """Download an adapter into `dir`, by its id (`adp-...`) or by the job's id (`ftjob-...`).
 
-        Every file is verified by sha256. After an error, `dir` is unchanged. If `dir` already has
-        the adapter's files, nothing is downloaded.
+        Every file is verified by sha256. If the trainer verified the adapter, all files, with the
+        probe, must be those in verification.json. After an error, `dir` is unchanged. If `dir`
+        already has the adapter's files, nothing is downloaded.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))
@@ -51,6 +56,7 @@ class Adapters:
                     sha256=file.sha256,
                     to=partial / file.name,
                 )
+            _check_verification(partial, adapter)
             _fsync(partial)
             partial.rename(target)
             _fsync(target.parent)
@@ -84,6 +90,32 @@ def _has_files(target: Path, adapter: Adapter) -> bool:
         and file_sha256(path) == file.sha256
         for file in adapter.files
     )
+
+
+def _check_verification(folder: Path, adapter: Adapter) -> None:
+    """Compare the downloaded files with the list of files that the trainer read back."""
+    path = folder / VERIFICATION_FILE
+    if not path.exists():
+        return
+    hint = "the server's files are not those of the trainer: do not use them, and report this"
+    try:
+        verified = read_file(Verification, path.read_bytes()).files
+    except ValidationError as error:
+        raise DownloadError(
+            f"{VERIFICATION_FILE} of {adapter.id} has {error.error_count()} wrong fields",
+            hint=hint,
+        ) from error
+    stored = {file.name: file for file in adapter.files if file.name != VERIFICATION_FILE}
+    for name in sorted(stored.keys() | verified.keys()):
+        if name not in verified or name not in stored:
+            where = "in the download" if name in stored else f"in {VERIFICATION_FILE}"
+            raise DownloadError(f"{name} of {adapter.id} is only {where}", hint=hint)
+        if stored[name].sha256 != verified[name].sha256:
+            raise DownloadError(
+                f"{name} of {adapter.id} has the sha256 {stored[name].sha256}, but the trainer "
+                f"verified {verified[name].sha256}",
+                hint=hint,
+            )
 
 
 def _fsync(directory: Path) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import Adapter, ErrorCode, StoredFile
+from tunesmith_schema.verification import VERIFICATION_FILE
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.storage import Storage
@@ -120,6 +121,8 @@ def to_wire(row: AdapterRow) -> Adapter:
 
 
 def _to_wire(row: AdapterRow) -> Adapter:
+    files = [StoredFile.model_validate(file) for file in row.files]
+    verification = next((file for file in files if file.name == VERIFICATION_FILE), None)
     return Adapter(
         id=row.id,
         created_at=int(row.created_at),
@@ -129,7 +132,10 @@ def _to_wire(row: AdapterRow) -> Adapter:
         kind=row.kind,
         step=row.step,
         bytes=row.bytes,
-        files=[StoredFile.model_validate(file) for file in row.files],
+        files=files,
+        # A worker uploads verification.json only after a successful read-back.
+        verified=None if verification is None else True,
+        verification_sha256=None if verification is None else verification.sha256,
     )
 
 

@@ -61,6 +61,7 @@ def test_a_lora_run_leaves_an_adapter_that_stock_peft_loads(
         "adapter_config.json",
         "adapter_model.safetensors",
         "probe.safetensors",
+        "verification.json",
     ]
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "acme/tiny"

@@ -35,6 +35,8 @@ class PreparedRun:
     trainer: Untyped
     callbacks: Callbacks
     saving: OutputWriter
+    patched: Patched | None
+    """Our kernels in the model; None if recipe.patches is 'off'."""
     memory: MemoryPlan
     rows_at_a_time: int
     """Rows per forward pass, shown in out-of-memory errors."""

@@ -192,6 +192,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         trainer=trainer,
         callbacks=callbacks,
         saving=saving,
+        patched=patched,
         memory=memory,
         rows_at_a_time=train_plan.per_device_train_batch_size,
         interruption=Interrupted,

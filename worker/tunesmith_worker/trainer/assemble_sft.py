@@ -128,6 +128,7 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         trainer=trainer,
         callbacks=callbacks,
         saving=saving,
+        patched=patched,
         memory=memory,
         rows_at_a_time=train_plan.per_device_train_batch_size,
     )

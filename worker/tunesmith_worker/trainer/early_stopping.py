@@ -16,7 +16,7 @@ from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCategory, ErrorCode, RunSpec
 from tunesmith_schema.early_stopping import HIGHER_IS_BETTER, selection_metric
-from tunesmith_worker.engine.model.adapters import SavedAdapter
+from tunesmith_worker.engine.model.adapters import SavedAdapter, SavedWeights
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.checkpoints.best_weights import BestWeights, Save
@@ -72,7 +72,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         self._grader = spec.grader and spec.grader.model_dump(mode="json")
         self._events, self._evaluated = events, evaluated
         self._kept = best if recipe.keep == "best" else None
-        self._saved: SavedAdapter | None = None
+        self._saved: SavedWeights | None = None
         self.course = Course(metric=selection_metric(self._rule, spec.method))
         self.fired = False
         """True if early stopping ended the training."""
@@ -87,7 +87,8 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         return {
             "course": asdict(self.course),
             "kept": self._kept is not None,
-            "saved": self._saved and asdict(self._saved),
+            "saved": self._saved and self._saved.adapter and asdict(self._saved.adapter),
+            "probe_sha256": self._saved and self._saved.probe_sha256,
             "grader": self._grader,
         }
 
@@ -111,7 +112,10 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
                     hint="Start the run from step 0: this resume point is incomplete.",
                 )
         self.course = course
-        self._saved = SavedAdapter(**stored["saved"]) if stored["saved"] else None
+        self._saved = SavedWeights(
+            adapter=SavedAdapter(**stored["saved"]) if stored["saved"] else None,
+            probe_sha256=stored.get("probe_sha256"),
+        )
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         step, value = state.global_step, self._evaluated().get(self.course.metric)
@@ -125,7 +129,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             control.should_save = False
             self._log_stop(step, state.max_steps)
 
-    def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedAdapter | None]:
+    def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedWeights]:
         """Write the best or the last weights to `folder`; `save` writes the last weights.
 
         Return the step of the written weights, and the result of saving."""
@@ -140,6 +144,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             return last_step, save(folder)
         self._kept.move_to(self.course.best_step, folder)
         self._log_kept(last_step)
+        assert self._saved is not None  # set together with the best step
         return self.course.best_step, self._saved
 
     def _log_stop(self, step: int, total: int) -> None:

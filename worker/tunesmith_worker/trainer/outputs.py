@@ -11,7 +11,7 @@ import transformers
 
 from tunesmith_schema import EventKind, PhaseName, RunSpec
 from tunesmith_schema.retention import selection_loss
-from tunesmith_worker.engine.model.adapters import SavedAdapter, adapter_dtype, save_trained
+from tunesmith_worker.engine.model.adapters import SavedWeights, adapter_dtype, save_trained
 from tunesmith_worker.engine.optimizers.choose import rounded_weights
 from tunesmith_worker.engine.optimizers.lost_updates import LostUpdatesCallback
 from tunesmith_worker.rundir.control import StopControl
@@ -60,7 +60,7 @@ class OutputWriter:
         self._model, self._tokenizer = model, tokenizer
         self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
 
-    def weights(self, folder: Path) -> SavedAdapter | None:
+    def weights(self, folder: Path) -> SavedWeights:
         """Save the current weights in the format of stock PEFT and transformers."""
         with rounded_weights(self._trainer.optimizer):
             return save_trained(
@@ -73,7 +73,7 @@ class OutputWriter:
                 with_tokenizer=self._with_tokenizer,
             )
 
-    def best(self, folder: Path) -> SavedAdapter | None:
+    def best(self, folder: Path) -> SavedWeights:
         with self._recorder.clock.during(PhaseName.CHECKPOINTING):
             return self.weights(folder)
 

@@ -154,6 +154,7 @@ def train(
     quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
         from .load import load
+        from .read_back import read_back
 
         if spec.method == "reinforcement":
             from .assemble_grpo import prepare_reinforcement as prepare
@@ -187,8 +188,9 @@ def train(
 
     with events.phase("save"):
         step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
-        if saved is not None:
-            events.message(saved.summary(), data=saved.as_data())
+        if saved.adapter is not None:
+            events.message(saved.adapter.summary(), data=saved.adapter.as_data())
+        read_back(context, loaded, ready.patched, step, saved)
     return RunResult(
         outcome="succeeded",
         kind="full" if recipe.tuning == "full" else "lora",

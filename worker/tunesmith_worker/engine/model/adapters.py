@@ -26,13 +26,9 @@ from tunesmith_worker.rundir.paths import new_folder
 from tunesmith_worker.rundir.plan import Choices
 
 from .embeddings import WholeMatrices, keep_in_fp32, whole_matrices
+from .probe import record_probe, run_probe
 
 Untyped = Any  # Any: transformers and peft are not typed
-
-PROBE_TOKENS = 64
-PROBE_LOGITS = 8
-"""Number of positions in probe.safetensors that have logits. PROBE_TOKENS is the number of tokens
-in probe.safetensors."""
 
 
 def attach_lora(
@@ -171,6 +167,16 @@ class SavedAdapter:
         return {"adapter_bytes": self.bytes, "logit_rounding": self.rounding}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavedWeights:
+    """Weights that were written to a folder."""
+
+    adapter: SavedAdapter | None = None
+    """Size and rounding of an adapter; None with full tuning."""
+    probe_sha256: str | None
+    """SHA-256 of probe.safetensors; None if an earlier version saved the weights."""
+
+
 def save_trained(
     path: Path,
     model: Untyped,
@@ -180,8 +186,8 @@ def save_trained(
     probe_ids: Sequence[int],
     dtype: torch.dtype,
     with_tokenizer: bool,
-) -> SavedAdapter | None:
-    """Save the adapter in `dtype`; with full tuning, save the model and return None.
+) -> SavedWeights:
+    """Save the adapter in `dtype`, or the model with full tuning, and a probe.
 
     Stock libraries can load the files. `with_tokenizer`: True if tokens were added, so that the
     adapter needs its own tokenizer."""
@@ -189,16 +195,18 @@ def save_trained(
         if not isinstance(model, peft.PeftModel):
             model.save_pretrained(folder, safe_serialization=True)
             _save_tokenizer(folder, tokenizer)
-            _save_probe(folder, *_probe(model, probe_ids))
-            return None
-        _, trained = _probe(model, probe_ids)
+            probe = record_probe(model, probe_ids, dtype)
+            return SavedWeights(probe_sha256=probe.save(folder))
         with _rounded(model, dtype):
             size = _save_lora(folder, model, base_name, dtype)
-            probe = _probe(model, probe_ids)
-        _save_probe(folder, *probe)
+            probe = record_probe(model, probe_ids, dtype)
+        probe_sha256 = probe.save(folder)
         if with_tokenizer:
             _save_tokenizer(folder, tokenizer)
-        return SavedAdapter(bytes=size, rounding=float((probe[1] - trained).abs().max()))
+        trained = run_probe(model, probe.input_ids)
+        rounding = float((probe.logits - trained).abs().max())
+        adapter = SavedAdapter(bytes=size, rounding=rounding)
+        return SavedWeights(adapter=adapter, probe_sha256=probe_sha256)
 
 
 @contextmanager
@@ -255,27 +263,6 @@ def _sort_names(path: Path) -> None:
         if isinstance(config.get(key), list):
             config[key].sort()
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _probe(model: Untyped, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a short input [1, T] and the model's logits [1, n, V] for its last n tokens."""
-    input_ids_1T = torch.tensor([ids[:PROBE_TOKENS]], dtype=torch.int64)
-    was_training = model.training
-    model.eval()
-    with torch.inference_mode():
-        # Call the class's forward, because accelerate wraps the instance's forward in autocast.
-        logits_1TV = (
-            type(model)
-            .forward(model, input_ids=input_ids_1T.to(model.device), use_cache=False)
-            .logits
-        )
-    model.train(was_training)
-    return input_ids_1T, logits_1TV[:, -PROBE_LOGITS:].float().cpu().contiguous()
-
-
-def _save_probe(folder: Path, input_ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Save the probe: an input and its logits, to verify a loaded copy of the model."""
-    save_file({"input_ids": input_ids, "logits": logits}, folder / "probe.safetensors")
 
 
 def adapter_tensors(model: Untyped) -> dict[str, torch.Tensor]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from tunesmith_worker.rundir.paths import move_folder, new_folder
 
 if TYPE_CHECKING:  # for types only, because this import loads torch
-    from tunesmith_worker.engine.model.adapters import SavedAdapter
+    from tunesmith_worker.engine.model.adapters import SavedWeights
 
-Save = Callable[[Path], "SavedAdapter | None"]
+Save = Callable[[Path], "SavedWeights"]
 """Function that writes the model's current weights into a folder, atomically."""
 
 _PREFIX = "best-step-"
@@ -33,7 +33,7 @@ class BestWeights:
     def folder(self, step: int) -> Path:
         return self._checkpoints / f"{_PREFIX}{step}"
 
-    def keep(self, step: int) -> SavedAdapter | None:
+    def keep(self, step: int) -> SavedWeights:
         """Save the weights of `step`, then remove earlier best weights."""
         saved = self._save(self.folder(step))
         _remove(self._checkpoints, but=self.folder(step))

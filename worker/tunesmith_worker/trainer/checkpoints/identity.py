@@ -3,27 +3,19 @@ torch."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
 from tunesmith_schema import Hyperparameters, Recipe, RunSpec
 from tunesmith_schema.versions import installed_version
+from tunesmith_worker.rundir.fingerprint import fingerprint
 from tunesmith_worker.rundir.paths import RunDirectory, file_hash
 from tunesmith_worker.rundir.resume_point import RunIdentity
 
 Json = dict[str, Any]  # Any: JSON
 
-_WHOLE = 64 * 2**20
-"""Maximum size in bytes of a file that is hashed completely."""
-_BLOCK = 64 * 1024
-_BLOCKS = 256
-"""Number of evenly spaced blocks to hash in a larger file. Training changes every block of a weight
-file."""
-_SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
 _LIBRARIES = ("tunesmith", "torch", "transformers", "trl", "peft")
 
 
@@ -44,22 +36,6 @@ def made_for(run: RunDirectory, spec: RunSpec) -> RunIdentity:
 
 def made_with() -> dict[str, str]:
     return {name: installed_version(name) for name in _LIBRARIES}
-
-
-def fingerprint(model_path: str) -> str:
-    """Return a hash of a model folder's file names, sizes and content (sampled in large files).
-
-    For a model on the Hugging Face Hub, return its name.
-    """
-    folder, digest = Path(model_path), hashlib.sha256()
-    if not folder.is_dir():
-        return f"hub:{model_path}"
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _SUFFIXES and path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.name}:{size}:".encode())
-            digest.update(file_hash(path).encode() if size <= _WHOLE else _sampled(path, size))
-    return digest.hexdigest()
 
 
 def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
@@ -101,12 +77,3 @@ def _changed(prefix: str, then: JsonValue, now: JsonValue) -> list[tuple[str, st
     if then == now:
         return []
     return [(prefix, f"changed from {json.dumps(then)} to {json.dumps(now)}")]
-
-
-def _sampled(path: Path, size: int) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for number in range(_BLOCKS):
-            file.seek((size - _BLOCK) * number // (_BLOCKS - 1))
-            digest.update(file.read(_BLOCK))
-    return digest.hexdigest().encode()

@@ -1,0 +1,59 @@
+"""verification.json: proof that the files of a result are the model that was trained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Request
+from .documents import DOCUMENT_VERSION
+
+VERIFICATION_FILE = "verification.json"
+Arithmetic = Literal["fp32", "tf32", "bf16", "int8"]
+"""Arithmetic of matrix multiplications; determines the tolerance of logits."""
+Quantization = Literal["none", "nf4", "int8"]
+
+
+class VerifiedFile(Request):
+    """One file of a verified result."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Verification(Request):
+    """Content of verification.json, which the trainer writes after it has read the result back."""
+
+    document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
+    """Version of the document's form."""
+    kind: Literal["lora", "full"]
+    """`lora`: a PEFT adapter; `full`: all weights."""
+    step: int
+    """Optimiser step of the weights."""
+    base_model: str
+    """Name of the base model; with LoRA the same as in adapter_config.json."""
+    base_fingerprint: str | None
+    """Hash of the base model's files (large files are sampled); None for a model on the Hugging
+    Face Hub."""
+    dtype: Literal["fp32", "bf16"]
+    """Dtype in which the base model, or the fully tuned model, was loaded."""
+    quantization: Quantization
+    """Quantization of the base model."""
+    vocabulary: int
+    """Rows of the embedding. A base model with fewer rows must be resized before the adapter is
+    loaded."""
+    arithmetic: Arithmetic
+    """Arithmetic in which the logits were computed."""
+    probe: list[list[int]]
+    """Token ids of the probe; probe.safetensors has their logits."""
+    max_difference: float
+    """Largest difference of a logit between the loaded files and the model in memory."""
+    tolerance: float
+    """Largest difference that rounding explains."""
+    rule: str
+    """Formula of the tolerance."""
+    made_with: dict[str, str]
+    """Versions of the libraries."""
+    files: dict[str, VerifiedFile]
+    """Files of the result, by name."""

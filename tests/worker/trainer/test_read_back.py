@@ -1,0 +1,275 @@
+"""What is saved is what was trained: every planted fault of saving is refused before `succeeded`,
+and by `tunesmith adapters verify` after a download."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.worker.conftest import MakeRun
+from tests.worker.engine.verify import faults
+from tests.worker.runs import QUESTIONS, read_events, read_result
+from tunesmith_schema import ErrorCategory, ErrorCode, Recipe, RunSpec
+from tunesmith_schema.verification import Verification
+from tunesmith_worker.engine.verify.__main__ import verify
+from tunesmith_worker.engine.verify.compare import ResultMismatch
+from tunesmith_worker.engine.verify.files import verified_files
+from tunesmith_worker.rundir.paths import write_json
+from tunesmith_worker.trainer import outputs, read_back
+from tunesmith_worker.trainer.run import main
+
+FAST: dict[str, Any] = {  # Any: JSON
+    "max_steps": 2,
+    "save_steps": 1,
+    "self_check": False,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "lora": {"r": 4},
+}
+NEW = FAST | {"add_tokens": ["<think>", "zwölf"]}
+FULL = FAST | {"tuning": "full", "lora": None}
+
+FAULTS: list[tuple[str, faults.Fault | None, dict[str, Any], str]] = [
+    ("module missing", faults.lose_a_module, FAST, "up_proj"),
+    ("alpha doubled", faults.double_alpha, FAST, "scales LoRA in 14 of 14 layers"),
+    ("stale weights", None, FAST, "lacks the values of 28 of 28 trained tensors"),
+    ("wrong base named", faults.name_another_base, FAST, "'acme/other' instead of 'acme/tiny'"),
+    ("rows of new tokens lost", faults.lose_token_rows, NEW, "trainable_tokens_delta"),
+    ("head untied", faults.untie_the_head, FULL, "lm_head.weight"),
+    ("one B zero", faults.zero_one_b, FAST, "q_proj.lora_B"),
+    ("truncated file", faults.truncate, FAST, "adapter_model.safetensors cannot be read"),
+]
+
+
+def stale(folder: Path) -> None:
+    faults.put_stale_weights(folder.parent / "checkpoints" / "step-1")(folder)
+
+
+MODES = ("checksums", "record", "logits")
+"""What notices a fault: the checksums of verification.json; the record of tensors and scaling, if
+the checksums are those of the wrong files; the logits, if there is no record."""
+
+
+@pytest.fixture(scope="module")
+def honest(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return `honest(recipe)`, which trains a recipe once."""
+    folder = tmp_path_factory.mktemp("honest")
+
+    def train(recipe: dict[str, Any]) -> Path:
+        run = folder / hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:8]
+        if not run.exists():
+            write_run(run, tiny_model, recipe)
+            assert main(run) == 0
+        return run
+
+    return train
+
+
+def write_run(run: Path, model: Path, recipe: dict[str, Any]) -> None:
+    (run / "data").mkdir(parents=True)
+    rows = "".join(json.dumps(row) + "\n" for row in QUESTIONS)
+    (run / "data" / "train.jsonl").write_text(rows)
+    spec = RunSpec(
+        job_id="ftjob-1",
+        attempt=1,
+        model="acme/tiny",
+        model_path=str(model),
+        training_file="data/train.jsonl",
+        seed=7,
+        recipe=Recipe.model_validate(recipe),
+    )
+    (run / "spec.json").write_text(spec.model_dump_json())
+
+
+@pytest.fixture(params=FAULTS, ids=[name for name, *_ in FAULTS])
+def planted(request: pytest.FixtureRequest) -> tuple[faults.Fault, dict[str, Any], str]:
+    """A fault, the recipe of the run that has it, and words of the message."""
+    _, fault, recipe, named = request.param
+    return fault or stale, recipe, named
+
+
+def test_a_fault_of_saving_is_refused_after_a_download(
+    honest: Callable[..., Path],
+    tiny_model: Path,
+    tmp_path: Path,
+    planted: tuple[faults.Fault, dict[str, Any], str],
+) -> None:
+    fault, recipe, named = planted
+    run = honest(recipe)
+    shutil.copytree(run / "checkpoints", tmp_path / "checkpoints")
+    for mode in MODES:
+        download = tmp_path / mode
+        shutil.copytree(run / "adapter", download)
+        if mode == "logits":
+            forget_record(download)
+            relabel(download)
+        verify(download, str(tiny_model))
+        fault(download)
+        if mode != "checksums":
+            relabel(download)
+        with pytest.raises(ResultMismatch) as caught:
+            verify(download, str(tiny_model))
+        assert mode != "record" or named in str(caught.value)
+
+
+def test_a_fault_of_saving_is_refused_before_success(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    planted: tuple[faults.Fault, dict[str, Any], str],
+) -> None:
+    fault, recipe, named = planted
+    save = outputs.save_trained
+
+    def save_wrongly(folder: Path, *args: Any, **kwargs: Any) -> Any:
+        saved = save(folder, *args, **kwargs)
+        if folder.name == "adapter":
+            fault(folder)
+        return saved
+
+    monkeypatch.setattr(outputs, "save_trained", save_wrongly)
+    run = tmp_path / "run"
+    write_run(run, tiny_model, recipe)
+    assert main(run) == 1
+    result = read_result(run)
+    assert result.outcome == "failed"
+    assert result.error is not None
+    assert result.error.code == ErrorCode.RESULT_MISMATCH
+    assert result.error.category == ErrorCategory.INFRASTRUCTURE
+    assert named in result.error.message
+    assert not (run / "adapter" / "verification.json").exists()
+
+
+def forget_record(folder: Path) -> None:
+    """Keep only token ids and logits, as earlier versions did."""
+    save_file(load_file(folder / "probe.safetensors"), folder / "probe.safetensors")
+
+
+def relabel(folder: Path) -> None:
+    path = folder / "verification.json"
+    verification = Verification.model_validate_json(path.read_bytes())
+    write_json(path, verification.model_copy(update={"files": verified_files(folder)}))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        FAST,
+        FAST | {"precision": "bf16", "patches": "off"},
+        FAST | {"lora": {"r": 4, "bias": "all", "use_rslora": True}},
+        NEW,
+        FAST
+        | {
+            "lora": {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+            "allow_full_embeddings": True,
+        },
+        FULL,
+        FULL | {"precision": "bf16_split_master", "add_tokens": ["<think>"]},
+    ],
+    ids=["lora", "bf16", "biases", "new-tokens", "whole-matrices", "full", "full-bf16"],
+)
+def test_an_honest_run_is_verified_far_below_the_tolerance(
+    tmp_path: Path,
+    tiny_model: Path,
+    recipe: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds: list[float] = []
+    compare = read_back._compare
+
+    def timed(*args: Any) -> Any:
+        began = time.process_time()
+        comparison = compare(*args)
+        seconds.append(time.process_time() - began)
+        return comparison
+
+    monkeypatch.setattr(read_back, "_compare", timed)
+    run = tmp_path / "run"
+    write_run(run, tiny_model, recipe)
+    assert main(run) == 0
+    content = (run / "adapter" / "verification.json").read_bytes()
+    verification = Verification.model_validate_json(content)
+    assert verification.max_difference <= verification.tolerance / 10
+    assert 0 < verification.tolerance < 0.1
+    assert verification.files.keys() == {
+        path.name for path in (run / "adapter").iterdir() if path.name != "verification.json"
+    }
+    assert verification.step == 2
+    assert verification.base_fingerprint
+    assert any("read back from disk" in event.message for event in read_events(run))
+    again = verify(run / "adapter", None if recipe.get("tuning") == "full" else str(tiny_model))
+    assert again.max_difference <= again.tolerance / 10
+    assert seconds[0] < 1.5
+
+
+def test_the_probe_has_the_new_tokens(honest: Callable[..., Path]) -> None:
+    probe = json.loads((honest(NEW) / "adapter" / "verification.json").read_text())["probe"]
+    assert len(probe) == 2
+    assert {384, 385} <= set(probe[1])
+
+
+def test_the_best_weights_are_compared_with_the_model_of_their_step(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = FAST | {"keep": "best", "max_steps": 3, "eval_steps": 1}
+    save = outputs.save_trained
+    folders: list[Path] = []
+
+    def save_stale(folder: Path, *args: Any, **kwargs: Any) -> Any:
+        """The writer leaves the whole folder of an earlier step, with its probe."""
+        saved = save(folder, *args, **kwargs)
+        if folder.name.startswith("best-"):
+            earlier = folder.parent / "step-1"
+            if folder.name != "best-step-1" and earlier.is_dir():
+                shutil.copytree(earlier, folder, dirs_exist_ok=True)
+                folders.append(folder)
+        return saved
+
+    monkeypatch.setattr(outputs, "save_trained", save_stale)
+    run = make_run(QUESTIONS, valid=QUESTIONS[:3], recipe=recipe)
+    assert main(run) == 1
+    assert folders
+    error = read_result(run).error
+    assert error is not None
+    assert (error.code, "is not the file that was written" in error.message) == (
+        ErrorCode.RESULT_MISMATCH,
+        True,
+    )
+
+
+def test_another_base_model_is_not_the_trained_one(
+    honest: Callable[..., Path], tmp_path: Path
+) -> None:
+    import torch
+    import transformers
+
+    from tests.tiny_model import make_tiny_model
+
+    other = make_tiny_model(tmp_path / "other")
+    model = transformers.AutoModelForCausalLM.from_pretrained(other)
+    model.model.layers[1].mlp.up_proj.weight.data += 0.01 * torch.randn(96, 48)
+    model.save_pretrained(other)
+    with pytest.raises(ResultMismatch, match=r"differ .* are not those of the training"):
+        verify(honest(FAST) / "adapter", str(other))
+
+
+def test_an_error_that_is_no_mismatch_is_a_warning(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(read_back, "unwrap", fail)
+    run = make_run(QUESTIONS, recipe=FAST)
+    assert main(run) == 0
+    assert not (run / "adapter" / "verification.json").exists()
+    warnings = [event.message for event in read_events(run) if event.level == "warn"]
+    assert any("The result was not read back: MemoryError" in text for text in warnings)

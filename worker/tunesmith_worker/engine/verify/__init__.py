@@ -1,0 +1,22 @@
+"""Read saved weights back through plain PEFT and transformers, and compare them with the probe."""
+
+from .compare import Comparison, ResultMismatch
+from .files import check_base_name, check_files, verified_files
+from .folder import compare_folder
+from .load import load_adapter, load_base, load_full, unwrap
+from .tolerance import RULE, arithmetic_of
+
+__all__ = [
+    "RULE",
+    "Comparison",
+    "ResultMismatch",
+    "arithmetic_of",
+    "check_base_name",
+    "check_files",
+    "compare_folder",
+    "load_adapter",
+    "load_base",
+    "load_full",
+    "unwrap",
+    "verified_files",
+]

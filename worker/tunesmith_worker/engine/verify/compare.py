@@ -1,0 +1,77 @@
+"""Comparisons of saved weights with the probe. A difference raises ResultMismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+_SHOWN = 3
+
+
+class ResultMismatch(Exception):
+    """Raised if the saved files are not the model that was in memory. The text names the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Largest difference of the logits, and the largest difference that rounding explains."""
+
+    max_difference: float
+    tolerance: float
+    rows: list[list[int]]
+    """Token rows of the probe."""
+
+    def summary(self) -> str:
+        return (
+            f"read back from disk: the probe's logits differ from the model in memory by at most "
+            f"{self.max_difference:.1e} (tolerance {self.tolerance:.1e})"
+        )
+
+
+def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: float) -> float:
+    """Compare logits [B, n, V] with the recorded logits and return the largest difference."""
+    if actual.shape != recorded.shape:
+        raise ResultMismatch(
+            f"the loaded model's logits have the shape {list(actual.shape)}, the model in memory "
+            f"had {list(recorded.shape)}"
+        )
+    difference = float((actual.double() - recorded.double()).abs().max())
+    if not difference <= tolerance:  # NaN is a mismatch too
+        raise ResultMismatch(
+            f"the probe's logits differ from the model in memory by {difference:.1e} (tolerance "
+            f"{tolerance:.1e})"
+        )
+    return difference
+
+
+def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
+    """Check that each trained tensor is among the saved tensors, bit for bit."""
+    present = set(saved.values())
+    lost = [name for name, checksum in trained.items() if checksum not in present]
+    if lost:
+        raise ResultMismatch(
+            f"{where} lacks the values of {len(lost)} of {len(trained)} trained tensors "
+            f"(tolerance: 0): {_some(lost)}"
+        )
+
+
+def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) -> None:
+    """Check that the same layers have LoRA with the same lora_alpha / r."""
+    if missing := sorted(recorded.keys() ^ actual.keys()):
+        raise ResultMismatch(
+            f"adapter_config.json gives LoRA to other layers than training (tolerance: 0): "
+            f"{_some(missing)}"
+        )
+    other = [name for name, value in recorded.items() if actual[name] != value]
+    if other:
+        name = other[0]
+        raise ResultMismatch(
+            f"adapter_config.json scales LoRA in {len(other)} of {len(recorded)} layers by another "
+            f"factor: {actual[name]:g} instead of {recorded[name]:g} in {name}"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

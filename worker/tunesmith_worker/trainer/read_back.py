@@ -1,0 +1,133 @@
+"""Last step of a run: read the result back from disk and prove that it is the trained model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+
+from tunesmith_schema import ErrorCategory, ErrorCode
+from tunesmith_schema.verification import VERIFICATION_FILE, Arithmetic, Verification
+from tunesmith_worker.engine.model.adapters import SavedWeights
+from tunesmith_worker.engine.model.base_model import weights_dtype
+from tunesmith_worker.engine.model.probe import PROBE_FILE
+from tunesmith_worker.engine.patches import Patched
+from tunesmith_worker.engine.verify import (
+    RULE,
+    Comparison,
+    ResultMismatch,
+    arithmetic_of,
+    check_base_name,
+    compare_folder,
+    load_adapter,
+    load_full,
+    unwrap,
+    verified_files,
+)
+from tunesmith_worker.rundir.errors import RunError, error_text
+from tunesmith_worker.rundir.fingerprint import fingerprint
+from tunesmith_worker.rundir.paths import file_hash, write_json
+from tunesmith_worker.trainer.checkpoints.identity import made_with
+
+from .context import RunContext
+from .load import LoadedModel
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+_HINT = (
+    "The result is not published; its files stay in the run directory. The next attempt saves it "
+    "again. If the error repeats, check the worker's disk, and report the error with the job's "
+    "events."
+)
+
+
+def read_back(
+    context: RunContext,
+    loaded: LoadedModel,
+    patched: Patched | None,
+    step: int,
+    saved: SavedWeights,
+) -> None:
+    """Read the result back, compare it with the probe and write verification.json.
+
+    The model cannot train afterwards: our kernels and the adapter are removed from it, and with
+    full tuning its weights. Raises RunError `result_mismatch` if the files are not the trained
+    model. Any other error is a warning, because it does not tell that the files are wrong."""
+    try:
+        comparison = _compare(context, loaded, patched, saved)
+    except ResultMismatch as error:
+        raise RunError(
+            ErrorCode.RESULT_MISMATCH,
+            f"The saved result is not the trained model: {error}.",
+            category=ErrorCategory.INFRASTRUCTURE,
+            hint=_HINT,
+        ) from error
+    except Exception as error:  # any model code may fail here
+        context.events.message(
+            f"The result was not read back: {type(error).__name__}: {error_text(error)}. It is "
+            f"published without {VERIFICATION_FILE}; compare it with {PROBE_FILE} before use.",
+            level="warn",
+        )
+        return
+    verification = _verification(context, loaded, step, comparison)
+    write_json(context.run.adapter / VERIFICATION_FILE, verification)
+    context.events.message(
+        comparison.summary(),
+        data={"max_difference": comparison.max_difference, "tolerance": comparison.tolerance},
+    )
+
+
+def _compare(
+    context: RunContext, loaded: LoadedModel, patched: Patched | None, saved: SavedWeights
+) -> Comparison:
+    folder, model = context.run.adapter, loaded.model
+    probe = folder / PROBE_FILE
+    if not probe.is_file():
+        raise ResultMismatch(f"{PROBE_FILE} is missing")
+    if saved.probe_sha256 is not None and file_hash(probe) != saved.probe_sha256:
+        raise ResultMismatch(f"{PROBE_FILE} is not the file that was written with these weights")
+    if patched is not None:
+        patched.undo()
+    arithmetic = _arithmetic(context, loaded)
+    if isinstance(model, peft.PeftModel):
+        check_base_name(folder, context.spec.model)
+        base = unwrap(model)
+        return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
+    device, dtype = model.device, weights_dtype(loaded.load_plan)
+    _free_weights(model)
+    return compare_folder(folder, lambda: load_full(folder, dtype, device), arithmetic)
+
+
+def _free_weights(model: Untyped) -> None:
+    """Free the memory of a fully tuned model, which the model from the files takes."""
+    for parameter in model.parameters():
+        parameter.grad = None
+        parameter.data = parameter.data.new_empty(0)
+
+
+def _arithmetic(context: RunContext, loaded: LoadedModel) -> Arithmetic:
+    dtype = weights_dtype(loaded.load_plan)
+    return arithmetic_of(dtype, context.spec.recipe.quantization, loaded.model.device)
+
+
+def _verification(
+    context: RunContext, loaded: LoadedModel, step: int, comparison: Comparison
+) -> Verification:
+    spec = context.spec
+    base = fingerprint(spec.model_path)
+    return Verification(
+        kind="full" if spec.recipe.tuning == "full" else "lora",
+        step=step,
+        base_model=spec.model,
+        base_fingerprint=None if base.startswith("hub:") else base,
+        dtype="fp32" if loaded.load_plan.precision == "fp32" else "bf16",
+        quantization=spec.recipe.quantization,
+        vocabulary=loaded.new_tokens.rows,
+        arithmetic=_arithmetic(context, loaded),
+        probe=comparison.rows,
+        max_difference=comparison.max_difference,
+        tolerance=comparison.tolerance,
+        rule=RULE,
+        made_with=made_with(),
+        files=verified_files(context.run.adapter),
+    )
