@@ -152,6 +152,8 @@ def test_adapters_are_shown_and_downloaded(
     server.answers["GET /v1/adapters/adp-1"] = ADAPTER
     server.answers["GET /v1/adapters/adp-1/content/weights"] = b"rows"
     assert "ft:tiny:x" in tunesmith("adapters", "show", "adp-1").stdout
+    server.answers["GET /v1/adapters/adp-1"] = {**ADAPTER, "verified": True}
+    assert "verified    yes" in tunesmith("adapters", "show", "adp-1").stdout
     done = tunesmith("adapters", "download", "adp-1", "out")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "weights").read_bytes() == b"rows"
@@ -186,6 +188,22 @@ def test_commands_of_other_parts_exec_with_unchanged_arguments(
     arguments = ["dir", "--port", "80", "--help", "-v", "--name=x", "list"]
     assert tunesmith(verb, *arguments).exit_code == 0
     assert started == [[sys.executable, sys.executable, "-m", *module, *arguments]]
+
+
+def test_an_adapter_is_verified_by_the_worker(
+    tunesmith: Tunesmith, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, argv: started.append(argv))
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: object())
+    assert tunesmith("adapters", "verify", "out", "--base", "tiny", "--json").exit_code == 0
+    program = [sys.executable, "-m", "tunesmith_worker.engine.verify"]
+    assert started == [[*program, "out", "--base", "tiny", "--json"]]
+    monkeypatch.setattr(server_and_worker, "find_spec", lambda name: None)
+    done = tunesmith("adapters", "verify", "out")
+    assert done.exit_code == 2
+    assert "needs torch and transformers and peft, which are not installed" in done.stderr
+    assert "pip install 'tunesmith[worker]'" in done.stderr
 
 
 @pytest.mark.parametrize(("verb", "extra"), [("serve", "server"), ("run", "worker")])

@@ -154,13 +154,17 @@ class TrainWorker(Caller):
             stored.append({**reply.json(), "name": name})
         return stored
 
-    def succeed(self, claim: dict[str, Any], kind: str = "lora") -> dict[str, bytes]:
+    def succeed(
+        self, claim: dict[str, Any], kind: str = "lora", verification: bytes | None = None
+    ) -> dict[str, bytes]:
         """Store a small adapter and report success. Return the adapter's files."""
         files = {
             "adapter_config.json": b'{"peft_type": "LORA"}',
             "adapter_model.safetensors": bytes(range(256)) * 5,
             "empty.txt": b"",
         }
+        if verification is not None:
+            files["verification.json"] = verification
         outcome = {"state": "succeeded", "kind": kind, "step": 3, "trained_tokens": 30}
         self.report(claim, outcome={**outcome, "files": self.store(claim, files)})
         return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 
@@ -32,6 +33,19 @@ def test_an_adapter_lists_its_files(server: Server, adapter: str, files: dict[st
     }
     assert shown["bytes"] == sum(map(len, files.values()))
     assert server.user.json(f"/v1/models/{shown['model']}")["adapter_id"] == shown["id"]
+
+
+def test_an_adapter_is_verified_if_it_has_a_verification(server: Server, adapter: str) -> None:
+    shown = server.user.json(adapter)
+    assert (shown["verified"], shown["verification_sha256"]) == (None, None)  # as of old workers
+    server.create_job(server.good_file())
+    content = b'{"kind": "lora"}'
+    claim = server.worker.claim()
+    server.worker.succeed(claim, verification=content)
+    job = server.user.json(f"/v1/fine_tuning/jobs/{claim['job_id']}")
+    shown = server.user.json(f"/v1/adapters/{job['adapter_id']}")
+    assert shown["verified"] is True
+    assert shown["verification_sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_the_tar_holds_exactly_the_files(

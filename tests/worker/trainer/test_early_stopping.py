@@ -17,6 +17,7 @@ import transformers
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_events, read_result
 from tunesmith_schema import EventKind, RunSpec
+from tunesmith_worker.engine.model.adapters import SavedWeights
 from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
@@ -118,7 +119,7 @@ def test_the_best_weights_are_those_of_their_step(make_run: MakeRun, tuning: str
     assert 1 < best < 8, f"neither the first nor the last is to be the best: {found}"
     assert read_result(run).step == best
     result, checkpoint = run / "adapter", run / "checkpoints" / f"step-{best}"
-    names = sorted(path.name for path in result.iterdir())
+    names = sorted({path.name for path in result.iterdir()} - {"verification.json"})
     assert names == sorted(path.name for path in checkpoint.iterdir())
     for name in names:
         assert (result / name).read_bytes() == (checkpoint / name).read_bytes(), name
@@ -222,9 +223,10 @@ class Trainer:
         )
         self.state = transformers.TrainerState(max_steps=99, stateful_callbacks=[self.stopping])
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> SavedWeights:
         with new_folder(folder) as part:
             (part / "weights").write_text(f"of step {self.state.global_step}")
+        return SavedWeights(probe_sha256=f"probe of step {self.state.global_step}")
 
     def begin(self, point: Path | None = None) -> None:
         if point is not None:
@@ -248,7 +250,8 @@ class Trainer:
         return point
 
     def result(self) -> tuple[int, str]:
-        step, _ = self.stopping.result(self.run.adapter, self.state.global_step, self.save)
+        step, saved = self.stopping.result(self.run.adapter, self.state.global_step, self.save)
+        assert saved.probe_sha256 == f"probe of step {step}"
         return step, (self.run.adapter / "weights").read_text()
 
 

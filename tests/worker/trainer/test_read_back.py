@@ -19,6 +19,7 @@ from tests.worker.engine.verify import faults
 from tests.worker.runs import QUESTIONS, read_events, read_result
 from tunesmith_schema import ErrorCategory, ErrorCode, Recipe, RunSpec
 from tunesmith_schema.verification import Verification
+from tunesmith_worker.engine.model import adapters
 from tunesmith_worker.engine.verify.__main__ import verify
 from tunesmith_worker.engine.verify.compare import ResultMismatch
 from tunesmith_worker.engine.verify.files import verified_files
@@ -127,7 +128,7 @@ def test_a_fault_of_saving_is_refused_before_success(
     planted: tuple[faults.Fault, dict[str, Any], str],
 ) -> None:
     fault, recipe, named = planted
-    save = outputs.save_trained
+    save = adapters.save_trained
 
     def save_wrongly(folder: Path, *args: Any, **kwargs: Any) -> Any:
         saved = save(folder, *args, **kwargs)
@@ -220,7 +221,7 @@ def test_the_best_weights_are_compared_with_the_model_of_their_step(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = FAST | {"keep": "best", "max_steps": 3, "eval_steps": 1}
-    save = outputs.save_trained
+    save = adapters.save_trained
     folders: list[Path] = []
 
     def save_stale(folder: Path, *args: Any, **kwargs: Any) -> Any:
