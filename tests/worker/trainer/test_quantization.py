@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tests.tiny_model import make_tiny_model
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, losses, read_events, read_result
+from tunesmith_schema.verification import Verification
 
 RECIPE: dict[str, Any] = {  # Any: JSON
     "max_steps": 3,
@@ -46,6 +47,9 @@ probe = load_file(run / "adapter" / "probe.safetensors")
 with torch.no_grad():
     logits = model(input_ids=probe["input_ids"]).logits[:, -probe["logits"].shape[1]:]
 print(float((logits - probe["logits"]).abs().max()))
+from tunesmith_worker.engine.verify.__main__ import verify
+for folder in (sys.argv[1], sys.argv[3]):
+    verify(Path(folder) / "adapter", str(run.parent / "base"))
 """
 
 
@@ -86,6 +90,11 @@ def test_a_quantised_base_is_trained_or_refused(
     (tmp_path / "base").symlink_to(wide_model)
     error = python(TRAIN + PROBE, ours, stock, eight, narrow)
     assert float(error) <= 1e-5, "stock PEFT on stock bitsandbytes gives the probe's logits"
+    for run in (ours, stock, eight):
+        content = (run / "adapter" / "verification.json").read_bytes()
+        verification = Verification.model_validate_json(content)
+        assert verification.quantization == ("int8" if run == eight else "nf4")
+        assert verification.max_difference <= verification.tolerance / 10
     assert_nf4_trains_by_our_kernels_as_by_the_stock_trainer(ours, stock)
     assert_int8_stays_stock_by_name_and_learns(eight)
     assert_what_bitsandbytes_reads_wrongly_is_refused(narrow)

@@ -141,7 +141,7 @@ def weight_checksums(model: Untyped) -> dict[str, str]:
 def checksum(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of the tensor's bytes, without its shape."""
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(data.numpy())).hexdigest()
+    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def lora_scaling(model: Untyped) -> dict[str, float]:
