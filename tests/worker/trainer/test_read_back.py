@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.tiny_model import make_tiny_model
 from tests.worker.conftest import MakeRun
 from tests.worker.engine.verify import faults
 from tests.worker.runs import QUESTIONS, read_events, read_result
@@ -249,11 +252,6 @@ def test_the_best_weights_are_compared_with_the_model_of_their_step(
 def test_another_base_model_is_not_the_trained_one(
     honest: Callable[..., Path], tmp_path: Path
 ) -> None:
-    import torch
-    import transformers
-
-    from tests.tiny_model import make_tiny_model
-
     other = make_tiny_model(tmp_path / "other")
     model = transformers.AutoModelForCausalLM.from_pretrained(other)
     model.model.layers[1].mlp.up_proj.weight.data += 0.01 * torch.randn(96, 48)
@@ -274,3 +272,21 @@ def test_an_error_that_is_no_mismatch_is_a_warning(
     assert not (run / "adapter" / "verification.json").exists()
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
     assert any("The result was not read back: MemoryError" in text for text in warnings)
+
+
+def test_a_model_that_derives_positions_from_the_padding_token_is_saved_as_trained(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """transformers' Trainer puts the tokenizer's padding token, 0, into the configuration."""
+    base = tmp_path / "roberta"
+    config = transformers.RobertaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=258, is_decoder=True, pad_token_id=1,
+    )  # fmt: skip
+    transformers.RobertaForCausalLM(config).save_pretrained(base)
+    transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(base)
+    run = tmp_path / "run"
+    write_run(run, base, FULL)
+    assert main(run) == 0
+    assert json.loads((run / "adapter" / "config.json").read_text())["pad_token_id"] == 1
+    assert verify(run / "adapter", None).max_difference == 0

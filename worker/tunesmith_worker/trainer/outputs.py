@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,11 @@ class OutputWriter:
         self._run, self._spec, self._events, self._recorder = run, spec, events, recorder
         self._model, self._tokenizer = model, tokenizer
         self._probe_ids, self._with_tokenizer = probe_ids, with_tokenizer
+        self._pad_token_id = getattr(model.config, "pad_token_id", None)
 
     def weights(self, folder: Path) -> SavedWeights:
         """Save the current weights in the format of stock PEFT and transformers."""
-        with rounded_weights(self._trainer.optimizer):
+        with rounded_weights(self._trainer.optimizer), self._original_padding():
             return save_trained(
                 folder,
                 self._model,
@@ -72,6 +74,23 @@ class OutputWriter:
                 dtype=adapter_dtype(self._spec.recipe),
                 with_tokenizer=self._with_tokenizer,
             )
+
+    @contextmanager
+    def _original_padding(self) -> Iterator[None]:
+        """Within this block, the configuration has the padding token of the base model.
+
+        transformers' Trainer replaces it by the tokenizer's. RoBERTa and others derive positions
+        from it, so with another value the saved model would compute other logits."""
+        config = self._model.config
+        aligned = getattr(config, "pad_token_id", None)
+        if aligned == self._pad_token_id:
+            yield
+            return
+        config.pad_token_id = self._pad_token_id
+        try:
+            yield
+        finally:
+            config.pad_token_id = aligned
 
     def best(self, folder: Path) -> SavedWeights:
         with self._recorder.clock.during(PhaseName.CHECKPOINTING):
