@@ -17,6 +17,7 @@ import pytest
 
 import tunesmith
 from tunesmith_schema import ROLLOUT, PhaseName
+from tunesmith_worker.rundir.paths import file_hash
 
 from .service import LONG, SHORT, Service, until
 
@@ -59,6 +60,14 @@ def test_four_calls_go_from_a_file_to_an_adapter_that_is_what_was_trained(
 
     assert job.fine_tuned_model == f"ft:tiny:default:first:{job.id.removeprefix('ftjob-')[:10]}"
     assert logits_gap(model_dir / "tiny", folder) <= 1e-5
+    assert job.adapter_id is not None
+    adapter = client.adapters.retrieve(job.adapter_id)
+    assert adapter.verified is True
+    assert adapter.verification_sha256 == file_hash(folder / "verification.json")
+    program = ("-m", "tunesmith.cli", "adapters", "verify", folder, "--base", model_dir / "tiny")
+    verified = subprocess.run([sys.executable, *program], capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stderr
+    assert verified.stdout.startswith("verified: read back from disk")
     losses = [p.values["train_loss"] for p in job.metrics() if "train_loss" in p.values]
     assert len(losses) == 40
     first, last = losses[0], losses[-1]
@@ -76,6 +85,7 @@ def test_four_calls_go_from_a_file_to_an_adapter_that_is_what_was_trained(
     checkpoint = next(iter(client.fine_tuning.jobs.checkpoints.list(job.id)))
     assert checkpoint.step_number in (20, 40)
     assert checkpoint.adapter_id is not None
+    assert client.adapters.retrieve(checkpoint.adapter_id).verified is None
     halfway = client.adapters.download(checkpoint.adapter_id, tmp_path / "halfway")
     assert logits_gap(model_dir / "tiny", halfway) <= 1e-5
 
