@@ -24,6 +24,8 @@ from tunesmith_worker.trainer.report.recorder import training_settings
 from .context import RunContext
 from .load import LoadedModel
 from .outputs import Callbacks, OutputWriter
+from .selfcheck.check_context import CheckContext
+from .selfcheck.shadow.callback import FirstStepShadow, StepCheck
 
 Untyped = Any  # Any: transformers, TRL and PEFT are not typed
 
@@ -155,6 +157,23 @@ def resolve_memory(
         memory.resolve()
         context.plan.write()
     return memory
+
+
+def watch_first_step(
+    context: RunContext, checked: CheckContext, check: StepCheck, callbacks: Callbacks
+) -> None:
+    """Let the self-check compare the first optimizer step with plain torch."""
+    if not checked.recipe.self_check:
+        return
+    checked.trainer.add_callback(
+        FirstStepShadow(
+            checked,
+            check,
+            context.events,
+            context.recorder.clock,
+            exclude_time=callbacks.run.exclude,
+        )
+    )
 
 
 def resume_from_point(context: RunContext, trainer: Untyped) -> None:

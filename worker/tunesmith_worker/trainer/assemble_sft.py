@@ -26,11 +26,13 @@ from .assemble import (
     resume_from_point,
     start_recording,
     warn_of_ignored_settings,
+    watch_first_step,
 )
 from .context import RunContext
 from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .selfcheck import SupervisedContext, self_check, supervised_checks
+from .selfcheck.shadow import SupervisedStep
 
 
 def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
@@ -104,24 +106,22 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     callbacks = add_callbacks(context, loaded, saving, trainer, train_plan)
     patched = patch_model(context, loaded)
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
-    self_check(
-        SupervisedContext(
-            trainer=trainer,
-            base=base,
-            patched=patched,
-            layouts=layouts,
-            memory=memory,
-            recipe=recipe,
-            load_plan=loaded.load_plan,
-            data_plan=data_plan,
-            train_plan=train_plan,
-            training=training,
-            training_file=run.root / spec.training_file,
-            folder=run.root,
-        ),
-        events,
-        supervised_checks(),
+    checked = SupervisedContext(
+        trainer=trainer,
+        base=base,
+        patched=patched,
+        layouts=layouts,
+        memory=memory,
+        recipe=recipe,
+        load_plan=loaded.load_plan,
+        data_plan=data_plan,
+        train_plan=train_plan,
+        training=training,
+        training_file=run.root / spec.training_file,
+        folder=run.root,
     )
+    self_check(checked, events, supervised_checks())
+    watch_first_step(context, checked, SupervisedStep(checked), callbacks)
     resume_from_point(context, trainer)
     start_recording(context, loaded, trainer, layouts, memory, data_plan, train_plan)
     return PreparedRun(

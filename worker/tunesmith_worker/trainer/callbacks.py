@@ -192,6 +192,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
             data={"step": step, "total_steps": total, **end.data},
         )
 
+    def exclude(self, seconds: float) -> None:
+        """Exclude seconds of the current step from tokens_per_second."""
+        self._since += seconds
+
     def _exclude_time(self) -> None:
         """Exclude the time of evaluations and saving from tokens_per_second."""
         now = time.perf_counter()

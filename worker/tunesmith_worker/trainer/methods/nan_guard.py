@@ -45,6 +45,8 @@ class NanGuard:
         """`explain`: returns the error for a step whose gradient is not finite."""
         self.found_inf = torch.zeros((), device=device)
         """Flag on the device: 0 at first, 1 after the first non-finite gradient."""
+        self.norm = torch.zeros((), device=device)
+        """Norm of the last gradient before clipping, on the device."""
         self._skipped = torch.zeros((), device=device)
         """Number of updates that the flag has skipped."""
         self._explain = explain
@@ -74,7 +76,8 @@ class NanGuard:
 
     def check_norm(self, norm: torch.Tensor) -> None:
         """Update the flag. `norm`: scalar norm of the whole gradient of the current step."""
-        bad = norm.detach().to(self.found_inf.device).isfinite().logical_not_()
+        self.norm = norm.detach().to(self.found_inf.device)
+        bad = self.norm.isfinite().logical_not_()
         self.found_inf.logical_or_(bad)
         self._skipped += self.found_inf
 

@@ -29,12 +29,12 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 
         `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
         parameters have the same learning rate."""
-        self.guard, self._save, self._embedding_rate = guard, save, embedding_rate
+        self.guard, self._save, self.embedding_rate = guard, save, embedding_rate
 
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if self._embedding_rate is not None:
-            set_learning_rate(optimizer, embedding_parameters(self.model), self._embedding_rate)
+        if self.embedding_rate is not None:
+            set_learning_rate(optimizer, embedding_parameters(self.model), self.embedding_rate)
         self.guard.watch(optimizer)
         return optimizer
 
@@ -46,8 +46,8 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     def before_logging(self, logs: dict[str, float]) -> None:
         """Call first in `log`. Raises RunError for a step whose gradient was not finite."""
         self.guard.check()
-        if self._embedding_rate is not None and "learning_rate" in logs:
-            share = self._embedding_rate / self.args.learning_rate  # the schedule scales both rates
+        if self.embedding_rate is not None and "learning_rate" in logs:
+            share = self.embedding_rate / self.args.learning_rate  # the schedule scales both rates
             logs["embedding_learning_rate"] = logs["learning_rate"] * share
 
     def floating_point_ops(self, inputs: Untyped) -> int:

@@ -7,8 +7,8 @@ Metrics are sums over tokens; the sums stay on the device until they are logged.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -185,6 +185,15 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     def restore_counters(self, counters: Untyped) -> None:
         self._restore(counters, "train")
+
+    @contextmanager
+    def unmeasured(self, mode: str) -> Iterator[None]:
+        """Within this block, forward passes do not change the metrics of `mode`."""
+        counters = self.counters(mode)
+        try:
+            yield
+        finally:
+            self._restore(counters, mode)
 
     def _restore(self, counters: Untyped, mode: str) -> None:
         metrics, sums, trained = counters

@@ -1,0 +1,138 @@
+"""Callback that checks the run's first optimizer step against plain torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import transformers
+
+from tunesmith_schema import PhaseName
+from tunesmith_worker.engine.model.embeddings import embedding_parameters
+from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.events import EventLog
+from tunesmith_worker.trainer.selfcheck.check_context import CheckContext
+from tunesmith_worker.trainer.selfcheck.findings import Finding, report_findings
+
+from .compare import check_clipping
+from .schedule import learning_rate_at
+from .update import FirstUpdate, Rates, decays
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """Result of the comparison of loss and gradient."""
+
+    detail: str
+    """What was compared, with the differences; or why it was not."""
+    findings: tuple[Finding, ...] = ()
+
+
+class StepCheck(Protocol):
+    """Comparison of the first step's loss and gradient, for one training method."""
+
+    def start(self) -> None:
+        """Prepare before the first step."""
+
+    def compare(self) -> StepReport:
+        """Compare after backward and clipping, before the optimizer step. Changes no tensor."""
+
+
+class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+    """Checks the first step of a run that starts anew. All findings are reported after the step, so
+    that the tripwires, whose messages are more specific, come first."""
+
+    def __init__(
+        self,
+        context: CheckContext,
+        check: StepCheck,
+        events: EventLog,
+        clock: WallClock,
+        *,
+        exclude_time: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """`exclude_time`: receives the seconds of the check, which do not count for rates."""
+        self._context, self._check, self._events, self._clock = context, check, events, clock
+        self._exclude_time = exclude_time
+        self._due = False
+        self._seconds = 0.0
+        self._report: StepReport | None = None
+        self._update: FirstUpdate | None = None
+        self._findings: list[Finding] = []
+
+    def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        self._due = state.global_step == 0
+        if self._due:
+            self._check.start()
+
+    def on_pre_optimizer_step(
+        self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped
+    ) -> None:
+        if not self._due:
+            return
+        began = time.perf_counter()
+        trainer = self._context.trainer
+        with self._clock.during(PhaseName.SELF_CHECK):
+            self._report = self._check.compare()
+            gradients = {
+                n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None
+            }
+            max_norm = self._context.train_plan.max_grad_norm
+            clipping = check_clipping(float(trainer.guard.norm), gradients, max_norm)
+            if clipping:  # explains every other difference
+                self._report = StepReport(detail="", findings=tuple(clipping))
+            optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+            self._update = FirstUpdate(self._context.model, optimizer)
+        self._add_time(began)
+
+    def on_optimizer_step(
+        self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped
+    ) -> None:
+        if not self._due or self._report is None or self._update is None:
+            return
+        began = time.perf_counter()
+        with self._clock.during(PhaseName.SELF_CHECK):
+            self._findings = [*self._report.findings, *self._update.check(self._rates())]
+        self._add_time(began)
+
+    def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
+        if not self._due or self._report is None or self._update is None:
+            return
+        self._due = False
+        self._context.trainer.guard.check()  # a NaN has its own message
+        report_findings(self._findings, self._events, state.global_step)
+        update = self._update
+        weights = "all" if update.compared == update.total else f"{update.compared:,} of"
+        detail = (
+            f"{self._report.detail}; the update of {weights} {update.total:,} weights is that of "
+            "AdamW in plain torch"
+        )
+        self._events.message(
+            f"first step: {detail} ({self._seconds:.1f} s)",
+            data={"first_step": detail, "seconds": round(self._seconds, 3)},
+        )
+        self._report = self._update = None
+
+    def _add_time(self, began: float) -> None:
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
+        self._exclude_time(seconds)
+
+    def _rates(self) -> Callable[[str, Untyped], Rates]:
+        """Return the rates that the recipe gives each parameter in the first update."""
+        context = self._context
+        plan, peak = context.train_plan, context.trainer.embedding_rate
+        first = learning_rate_at(0, plan)
+        embedding = {id(p) for p in embedding_parameters(context.model)} if peak else set()
+
+        def rates(name: str, parameter: Untyped) -> Rates:
+            rate = first
+            if id(parameter) in embedding:
+                rate = first * peak / plan.learning_rate if plan.learning_rate else first
+            return Rates(rate=rate, decay=plan.weight_decay if decays(name) else 0.0)
+
+        return rates

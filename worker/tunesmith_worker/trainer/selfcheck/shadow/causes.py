@@ -1,0 +1,67 @@
+"""Cause of a wrong gradient in a supervised step: the weight of each micro-batch in the gradient.
+
+The gradient of a right step is the sum of the micro-batches' gradients, each divided by the labels
+of the whole step. The factors of this sum that fit the run's gradient name the fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .compare import Gradients, fit, norm_of, parallel_factor
+from .expected import ExpectedStep
+
+MISSING = 0.02
+"""A micro-batch with a smaller factor is missing in the gradient."""
+EQUAL = 0.05
+"""Relative tolerance of factors that count as equal."""
+FITS = 0.1
+"""Maximum rest of the fitted gradient, relative to the gradient."""
+
+
+def name_cause(
+    run: Gradients, expected: ExpectedStep, parts: Sequence[ExpectedStep], labels: Sequence[int]
+) -> str:
+    """Name the cause of a wrong gradient.
+
+    `run`: the run's gradient before clipping. `parts`: the expected gradient of each micro-batch.
+    `labels`: number of labels of each micro-batch."""
+    factor = parallel_factor(run, expected.gradients, FITS)
+    total = sum(labels)
+    if factor is not None and abs(factor - 1.0) > EQUAL / 10:
+        return (
+            f"wrong normaliser: the gradient is {factor:.4g} times the right one, as if the loss "
+            f"was divided by {total / factor:.4g} instead of the step's {total} labels"
+        )
+    if len(parts) < 2:
+        return "wrong gradient"
+    factors = fit([part.gradients for part in parts], run)
+    if _rest(run, parts, factors) > FITS:
+        return "wrong gradient"
+    missing = [place for place, share in enumerate(factors, start=1) if abs(share) < MISSING]
+    if missing:
+        places = ", ".join(map(str, missing))
+        return f"micro-batch {places} of {len(parts)} is missing in the gradient"
+    shown = ", ".join(f"{share:.3g}" for share in factors[:8])
+    own = [share * count for share, count in zip(factors, labels, strict=True)]
+    if max(own) - min(own) <= EQUAL * abs(max(own)):
+        return (
+            "wrong normaliser: each micro-batch is divided by its own number of labels instead of "
+            f"the step's {total} (weights of the micro-batches: {shown} instead of 1)"
+        )
+    if max(abs(share - 1.0) for share in factors) > EQUAL / 10:
+        return f"wrong normaliser: the micro-batches have the weights {shown} instead of 1"
+    return "wrong gradient"
+
+
+def _rest(run: Gradients, parts: Sequence[ExpectedStep], factors: Sequence[float]) -> float:
+    """Return the size of what the parts do not explain, relative to the gradient."""
+    rest = {name: gradient.float().clone() for name, gradient in run.items()}
+    for part, factor in zip(parts, factors, strict=True):
+        for name, gradient in part.gradients.items():
+            if name in rest:
+                rest[name] -= factor * gradient
+            else:
+                rest[name] = -factor * gradient
+    size = norm_of(dict(run))
+    return norm_of(rest) / size if size else 0.0

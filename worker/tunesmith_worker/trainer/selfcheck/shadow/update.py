@@ -1,0 +1,175 @@
+"""Check of the first weight update: learning rate, AdamW and weight decay in plain torch.
+
+In the first update of AdamW, both bias corrections cancel:
+`w <- (1 - rate * decay) w - rate * g / (|g| + eps)` (https://arxiv.org/abs/1711.05101).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunesmith_kernels.error_word import join_words
+from tunesmith_worker.trainer.selfcheck.findings import Finding
+from tunesmith_worker.trainer.selfcheck.gradients import list_names
+
+from .compare import fault
+
+Untyped = Any  # Any: transformers is not typed
+
+CHECK = "first_update"
+BETAS, EPS = (0.9, 0.999), 1e-8
+"""AdamW's constants in every run."""
+MOST_ELEMENTS = 1 << 26
+"""Maximum number of weights that are copied; of larger models, each tensor's first rows."""
+RATE = 1e-6
+"""Relative tolerance of the learning rate."""
+UPDATE = 1e-3
+"""Tolerance of an element's update, as a share of the learning rate, in addition to rounding."""
+_NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names of parameters without weight decay: biases and norms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Learning rate and weight decay that the recipe requires of a parameter."""
+
+    rate: float
+    decay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    name: str
+    parameter: torch.nn.Parameter
+    before: torch.Tensor
+    """fp32 [n]: the first weights of the tensor."""
+    gradient: torch.Tensor
+    """Gradient of the same weights, [n]."""
+
+
+class FirstUpdate:
+    @torch.no_grad()
+    def __init__(self, model: Untyped, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the weights. Call this between backward and optimizer step."""
+        self._optimizer = optimizer
+        trained = {
+            name: p
+            for name, p in model.named_parameters()
+            if p.requires_grad and p.grad is not None and p.numel()
+        }
+        self._group = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        total = sum(p.numel() for p in trained.values())
+        most = MOST_ELEMENTS // max(1, len(trained)) if total > MOST_ELEMENTS else total
+        self._kept = [
+            _Kept(
+                name=name,
+                parameter=p,
+                before=self._weights(p, min(most, p.numel())),
+                gradient=_flat(p.grad)[:most],
+            )
+            for name, p in trained.items()
+            if p.grad is not None
+        ]
+        self.compared = sum(len(kept.before) for kept in self._kept)
+        """Number of compared weights."""
+        self.total = total
+
+    @torch.no_grad()
+    def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
+        """Yield findings after the optimizer step, and before the scheduler's.
+
+        `rates`: returns what the recipe requires of a parameter."""
+        wrong_rates: dict[tuple[float, float], list[str]] = {}
+        wrong_decay: list[tuple[str, float, float]] = []
+        moved: list[tuple[str, float, float]] = []
+        for kept in self._kept:
+            group = self._group.get(id(kept.parameter))
+            if group is None:
+                continue  # the tripwire `movement` reports this
+            wanted = rates(kept.name, kept.parameter)
+            rate, decay = float(group["lr"]), float(group["weight_decay"])
+            if not math.isclose(rate, wanted.rate, rel_tol=RATE, abs_tol=0.0):
+                wrong_rates.setdefault((rate, wanted.rate), []).append(kept.name)
+                continue
+            if not math.isclose(decay, wanted.decay, rel_tol=RATE, abs_tol=0.0):
+                wrong_decay.append((kept.name, decay, wanted.decay))
+                continue
+            excess, share = self._difference(kept, wanted)
+            if not excess <= 1.0:
+                moved.append((kept.name, share, wanted.rate))
+        for (rate, expected), names in wrong_rates.items():
+            yield rate_fault(rate, expected, names, CHECK)
+        if wrong_decay:
+            name, decay, expected = wrong_decay[0]
+            yield fault(
+                f"the weight decay of {list_names([one for one, *_ in wrong_decay])} is {decay:g}, "
+                f"but the recipe's is {expected:g} (tolerance {RATE:.0e}).",
+                CHECK,
+            )
+        if moved:
+            name, share, rate = moved[0]
+            yield fault(
+                f"the update of {list_names([one for one, *_ in moved])} is not AdamW's: the "
+                f"change of {name} is {share:.4g} times the change that plain torch computes at a "
+                f"learning rate of {rate:.3g} (tolerance {UPDATE:.0e} of the rate, and rounding).",
+                CHECK,
+            )
+
+    def _difference(self, kept: _Kept, wanted: Rates) -> tuple[float, float]:
+        """Return the largest difference of an element, relative to its tolerance, and the change
+        as a share of the expected change."""
+        state = self._optimizer.state.get(kept.parameter, {})
+        after = self._weights(kept.parameter, len(kept.before))
+        gradient = kept.gradient.double()
+        before = kept.before.double()
+        first, second = (1 - BETAS[0]) * gradient, (1 - BETAS[1]) * gradient.square()
+        step = (first / (1 - BETAS[0])) / ((second / (1 - BETAS[1])).sqrt() + EPS)
+        expected = before * (1 - wanted.rate * wanted.decay) - wanted.rate * step
+        unit = 2.0**-23
+        if kept.parameter.dtype == torch.bfloat16 and "error" not in state:
+            unit = 2.0**-7  # a whole last bit, for stochastic rounding
+        size = torch.maximum(before.abs(), expected.abs())
+        tolerance = (UPDATE * wanted.rate + 2 * unit * size).clamp(min=1e-30)
+        apart = (after.double() - expected).abs() / tolerance
+        change, right = after.double() - before, expected - before
+        squares = float(right.square().sum())
+        share = float((change * right).sum()) / squares if squares else 0.0
+        excess = float(apart.max())
+        if "m_code" in state and squares:  # stochastic rounding is right on average
+            noise = unit * float(before.abs().mean()) * math.sqrt(len(before) / squares)
+            off = abs(share - 1.0) / (0.05 + 6 * noise)
+            excess = max(excess, off)
+        return excess, share
+
+    def _weights(self, parameter: torch.nn.Parameter, count: int) -> torch.Tensor:
+        """Return a copy of the optimizer's fp32 weights, the first `count` of the tensor."""
+        here = _flat(parameter.detach())[:count]
+        error = self._optimizer.state.get(parameter, {}).get("error")
+        if error is None:
+            return here.to(torch.float32, copy=True)
+        return join_words(here, error.view(-1)[:count])
+
+
+def decays(name: str) -> bool:
+    """Return True if the parameter has weight decay."""
+    return _NOT_DECAYED.search(name.lower()) is None
+
+
+def rate_fault(rate: float, expected: float, names: list[str], check: str) -> Finding:
+    times = f", {expected / rate:.4g} times less" if 0 < rate < expected else ""
+    return fault(
+        f"the learning rate of {list_names(names)} is {rate:.4g}{times}, but the recipe's "
+        f"schedule gives {expected:.4g} (tolerance {RATE:.0e}).",
+        check,
+    )
+
+
+def _flat(x: torch.Tensor | None) -> torch.Tensor:
+    assert x is not None, "filtered by the caller"
+    return x.reshape(-1)
