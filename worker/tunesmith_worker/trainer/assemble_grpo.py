@@ -52,6 +52,7 @@ from .assemble import (
     resume_from_point,
     start_recording,
     warn_of_ignored_settings,
+    watch_first_step,
 )
 from .context import RunContext
 from .load import LoadedModel, train_rows
@@ -59,6 +60,7 @@ from .resume import check_steps_left
 from .rewards import Grading
 from .rollout_warnings import RolloutWarnings
 from .selfcheck import self_check
+from .selfcheck.shadow import ReinforcementStep
 
 _WEIGHTS = "rollout_weights"
 """Key under which plan.json stores how the rollout reads the weights."""
@@ -153,25 +155,23 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         )
     memory = resolve_memory(context, loaded, trainer, layouts, patched)
     tuning = memory.planner.tuning
-    self_check(
-        ReinforcementContext(
-            trainer=trainer,
-            base=base,
-            patched=patched,
-            engine=runner.engine,
-            score=trainer.score,
-            requests=runner.requests,
-            prompts=prompts.rows,
-            recipe=recipe,
-            load_plan=loaded.load_plan,
-            train_plan=train_plan,
-            free=read_free_memory(trainer.args.device, 0).free,
-            optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
-            folder=run.root,
-        ),
-        events,
-        reinforcement_checks(),
+    checked = ReinforcementContext(
+        trainer=trainer,
+        base=base,
+        patched=patched,
+        engine=runner.engine,
+        score=trainer.score,
+        requests=runner.requests,
+        prompts=prompts.rows,
+        recipe=recipe,
+        load_plan=loaded.load_plan,
+        train_plan=train_plan,
+        free=read_free_memory(trainer.args.device, 0).free,
+        optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
+        folder=run.root,
     )
+    self_check(checked, events, reinforcement_checks())
+    watch_first_step(context, checked, ReinforcementStep(checked), callbacks)
     if recipe.self_check:
         warnings = RolloutWarnings(
             events,

@@ -84,7 +84,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self._reference = AdapterReference(self.model) if shared else None
         prompts = [row.prompt_ids for row in runner.prompts.rows]
         self.init_grpo_steps(plan, prompts, shared_prompt, least_parts)
-        self._runner = runner
+        self.runner = runner
         self.step_loss = torch.zeros((), device=self.args.device)
         """Loss of the last step."""
         self._buffer: Inputs | None = None
@@ -161,6 +161,17 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.step_loss = loss
         return loss
 
+    def rerun(self, batch: Inputs) -> torch.Tensor:
+        """Rerun forward and backward of a step; return the loss. Gaps are not measured."""
+        figures, self.figures = self.figures, StepScores()
+        loss = torch.zeros((), device=self.args.device)
+        try:
+            for part in self.micro_batches(batch):
+                loss = loss + super().training_step(self.model_wrapped, part, None)
+        finally:
+            self.figures = figures
+        return loss
+
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
         return inputs
 
@@ -233,14 +244,14 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
             return None
         assert self._rows is not None, "set by _scoring"
         reference = nullcontext() if self._reference is None else self._reference.running()
-        with self._runner.clock.during(PhaseName.LOG_PROBS), reference:
+        with self.runner.clock.during(PhaseName.LOG_PROBS), reference:
             scores = self.scores(model, self._rows)
         return _pad_columns(scores.log_probs, width)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Untyped]]) -> Inputs:
         """Extend TRL's batch with the rows, their indices and their token counts."""
-        rows = [self._runner.prompts.rows[int(example["row"])] for example in inputs]
-        self._rollout = self._runner.start(rows, "train", self.state)
+        rows = [self.runner.prompts.rows[int(example["row"])] for example in inputs]
+        self.rollout = self.runner.start(rows, "train", self.state)
         with self._scoring([]), no_layer_recomputes(self.model), no_bias_warning():
             batch: Inputs = super()._generate_and_score_completions(inputs)
             assert self._rows is not None, "set by _generate_single_turn"
@@ -251,56 +262,56 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
             ]
         metrics = self._metrics["train"]
         # TRL computes this metric from standard deviations, which ungraded groups lack.
-        counts = self._runner.zero_equal_groups(self._rollout, batch["advantages"])
+        counts = self.runner.zero_equal_groups(self.rollout, batch["advantages"])
         metrics["frac_reward_zero_std"][-1] = counts.equal_groups / max(counts.groups, 1)
         metrics["ungraded_share"].append(counts.ungraded / len(rows))
         batch["index"] = torch.arange(len(rows), device=self.args.device)
         batch["lengths"] = self.segment_lengths(batch[ROWS])
         advantages = batch["advantages"].tolist()
-        self._runner.store(self._rollout, advantages)
-        for name, scores in self._runner.scores(self._rollout).items():
+        self.runner.store(self.rollout, advantages)
+        for name, scores in self.runner.scores(self.rollout).items():
             metrics[f"scores/{name}"].append(fmean(scores))
-        for name, value in self._rollout.round.metrics.items():
+        for name, value in self.rollout.round.metrics.items():
             metrics[f"logged/{name}"].append(value)
-        self._runner.record_figures(
+        self.runner.record_figures(
             round_figures(
                 batch[ROWS],
-                self._rollout.completions,
+                self.rollout.completions,
                 rewards=counts,
                 num_iterations=self.plan.num_iterations,
-                engine=self._runner.engine.figures,
-                weights=self._runner.weights,
+                engine=self.runner.engine.figures,
+                weights=self.runner.weights,
                 layout=self.layout_of(batch[ROWS]),
             )
         )
         return batch
 
-    _rollout: Rollout
+    rollout: Rollout
     """Rollout of the current step."""
 
     def _tokenize_prompts(self, prompts: list[Untyped]) -> tuple[list[list[int]], None, Untyped]:
-        return [list(row.prompt_ids) for row in self._rollout.prompts], None, {}
+        return [list(row.prompt_ids) for row in self.rollout.prompts], None, {}
 
     def _generate_single_turn(self, *_: Untyped, **__: Untyped) -> tuple[Untyped, Untyped]:
-        rollout = self._rollout
-        self._runner.generate(rollout, resumed=rollout.step == self.steps_before)
+        rollout = self.rollout
+        self.runner.generate(rollout, resumed=rollout.step == self.steps_before)
         pairs = zip(rollout.prompts, rollout.completions, strict=True)
         self._rows = [GroupRow(row.prompt_ids, tuple(done.token_ids)) for row, done in pairs]
         completions = rollout.completions
         return [c.token_ids for c in completions], [c.policy_logprobs for c in completions]
 
     def _calculate_rewards(self, *_: Untyped) -> torch.Tensor:
-        rewards = self._runner.grade(self._rollout)
+        rewards = self.runner.grade(self.rollout)
         return torch.tensor(rewards, dtype=torch.float32, device=self.args.device)
 
     def evaluate(self, *_: Untyped, **__: Untyped) -> dict[str, float]:
         """Return the mean reward on the validation prompts, sampled as in training."""
-        prompts = self._runner.prompts.validation
+        prompts = self.runner.prompts.validation
         assert prompts is not None, "evaluation without a validation file"
         repeated = [row for row in prompts for _ in range(self.plan.eval_samples)]
-        rollout = self._runner.start(repeated, "valid", self.state)
-        self._runner.generate(rollout)
-        rewards = torch.tensor(self._runner.grade(rollout))
+        rollout = self.runner.start(repeated, "valid", self.state)
+        self.runner.generate(rollout)
+        rewards = torch.tensor(self.runner.grade(rollout))
         weighted = (rewards * self.reward_weights).nansum(1)[~rewards.isnan().all(1)]
         logs = {"eval_reward": float(weighted.mean())}
         was_training = self.model.training
@@ -334,14 +345,24 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self._metrics["train"].clear()
         self._metrics["train"].update(counters)
 
+    @contextmanager
+    def unmeasured(self, mode: str) -> Iterator[None]:
+        """Within this block, forward passes do not change the metrics of `mode`."""
+        before = self.counters(mode)
+        try:
+            yield
+        finally:
+            self._metrics[mode].clear()
+            self._metrics[mode].update(before)
+
     def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
         plain, tensors = super().state_dict()
         plain |= {
             "metrics": self.counters(),
             "gaps": self._gaps,
             "tokens": [self._trained_tokens, self._input_tokens],
-            "ungraded_steps": self._runner.grading.ungraded_steps,
-            "spreads": self._runner.spreads,
+            "ungraded_steps": self.runner.grading.ungraded_steps,
+            "spreads": self.runner.spreads,
         }
         if self._buffer is None:
             return plain, tensors
@@ -362,8 +383,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         if self._forked:  # a fork may have another recipe or grader
             return
         # Resume points of earlier versions lack `ungraded_steps` and `spreads`.
-        self._runner.grading.ungraded_steps = plain.get("ungraded_steps", 0)
-        self._runner.spreads = plain.get("spreads", 1)
+        self.runner.grading.ungraded_steps = plain.get("ungraded_steps", 0)
+        self.runner.spreads = plain.get("spreads", 1)
         if "rows" not in plain:
             return
         rows = [GroupRow(tuple(ids), tuple(tokens), skip) for ids, tokens, skip in plain["rows"]]

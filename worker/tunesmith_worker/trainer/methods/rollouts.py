@@ -187,6 +187,18 @@ class RolloutRunner:
             for graded in rollout.graded
         ]
 
+    def grade_again(self, rollout: Rollout, place: int) -> Graded | None:
+        """Decode the completion at index `place` again, and return its grade by the job's grader.
+
+        None if the run has only local reward functions."""
+        completion = rollout.completions[place]
+        sample = CompletionText(
+            text=self._tokenizer.decode(completion.token_ids, skip_special_tokens=True),
+            tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason.value,
+        )
+        return self.grading.grade_again(rollout.prompts[place], sample)
+
     def _warn_of_slow_steps(self, reason: str) -> None:
         if reason and not self._warned_of_slow_steps:
             self._warned_of_slow_steps = True

@@ -1,10 +1,12 @@
 """Shadow of the run's first optimizer step: the same step in plain torch on the stock modules.
 
 Start reading at `callback.FirstStepShadow`. `supervised.py` computes the expected step of a
-supervised run; `update.py` checks the change of the weights for every method.
+supervised run, `reinforcement.py` that of a reinforcement run, and `update.py` checks the change of
+the weights for every method.
 """
 
 from .callback import FirstStepShadow
+from .reinforcement import ReinforcementStep
 from .supervised import SupervisedStep
 
-__all__ = ["FirstStepShadow", "SupervisedStep"]
+__all__ = ["FirstStepShadow", "ReinforcementStep", "SupervisedStep"]

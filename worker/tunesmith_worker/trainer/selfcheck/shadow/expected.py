@@ -1,11 +1,11 @@
-"""Loss and gradient of a supervised step in plain torch on the stock modules.
+"""Loss and gradient of a step in plain torch on the stock modules.
 
 This computation shares no code with the trainer: it pads, masks, normalises and sums by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from .fed_rows import FedRow
 
 Untyped = Any  # Any: transformers is not typed
 
+RowLoss = Callable[[int, torch.Tensor], torch.Tensor]
+"""Function from a row's index and its labels' log-probs, [labels], to its part of the loss."""
 GROUP_TOKENS = 1024
 """Maximum tokens of a padded group of rows, unless a single row has more."""
 PADDING = 1.15
@@ -64,18 +66,22 @@ def norm_of(gradients: dict[str, torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
-def supervised_step(
-    model: Untyped, rows: Sequence[FedRow], labelled: int, device: torch.device
+def expected_step(
+    model: Untyped,
+    rows: Sequence[FedRow],
+    row_loss: RowLoss,
+    device: torch.device,
+    temperature: float = 1.0,
 ) -> ExpectedStep:
-    """Return loss and gradient of `rows`: the sum of -log p over all labels, divided by `labelled`.
+    """Return the sum of all rows' losses, and its gradient.
 
-    `model`: stock modules in eval mode, without gradients. `labelled`: number of labelled tokens in
-    the whole optimiser step, over all micro-batches."""
+    `model`: stock modules in eval mode, without gradients. Rows without labels are left out."""
     gradients, total = GradientSum(model), 0.0
-    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 1))
-    for group in _groups(rows, GROUP_LOGITS // vocabulary):
+    for group in _groups(model, rows):
         with torch.enable_grad():
-            loss = _negative_log_likelihood(model, group, device) / labelled
+            scores = _log_probs(model, [rows[place] for place in group], device, temperature)
+            parts = [row_loss(place, row) for place, row in zip(group, scores, strict=True)]
+            loss = torch.stack(parts).sum()
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         gradients.take()
@@ -83,10 +89,23 @@ def supervised_step(
     return gradients.result(total)
 
 
-def _negative_log_likelihood(
-    model: Untyped, rows: Sequence[FedRow], device: torch.device
-) -> torch.Tensor:
-    """Return the sum of -log p over the labels of some rows, padded on the right."""
+@torch.no_grad()
+def label_log_probs(
+    model: Untyped, rows: Sequence[FedRow], device: torch.device, temperature: float = 1.0
+) -> dict[int, torch.Tensor]:
+    """Return the log-probs of the labels of each row, by row index; rows without labels are left
+    out."""
+    result = {}
+    for group in _groups(model, rows):
+        scores = _log_probs(model, [rows[place] for place in group], device, temperature)
+        result |= dict(zip(group, scores, strict=True))
+    return result
+
+
+def _log_probs(
+    model: Untyped, rows: Sequence[FedRow], device: torch.device, temperature: float
+) -> list[torch.Tensor]:
+    """Return the labels' log-probs of each row, fp32 [labels]. Rows are padded on the right."""
     width = max(len(row.ids) for row in rows)
     ids, mask, labels = torch.zeros(3, len(rows), width, dtype=torch.int64, device=device)
     labels.fill_(IGNORED)
@@ -96,21 +115,24 @@ def _negative_log_likelihood(
         labels[place, 1 : len(row.ids)] = torch.tensor(row.labels[1:])
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     predicted = labels[:, 1:] != IGNORED
-    log_probs = logits[:, :-1][predicted].float().log_softmax(-1)
-    return -log_probs.gather(1, labels[:, 1:][predicted][:, None]).sum()
+    log_probs = (logits[:, :-1][predicted].float() / temperature).log_softmax(-1)
+    chosen = log_probs.gather(1, labels[:, 1:][predicted][:, None])[:, 0]
+    return list(chosen.split([row.labelled for row in rows]))
 
 
-def _groups(rows: Sequence[FedRow], most: int) -> list[list[FedRow]]:
-    """Group rows of similar length; `most`: maximum padded tokens because of the logits."""
-    limit, groups = min(GROUP_TOKENS, most), list[list[FedRow]]()
-    ordered = sorted((row for row in rows if row.labelled), key=lambda row: -len(row.ids))
-    for row in ordered:
+def _groups(model: Untyped, rows: Sequence[FedRow]) -> list[list[int]]:
+    """Group the indices of rows of similar length, longest first."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 1))
+    limit = min(GROUP_TOKENS, GROUP_LOGITS // vocabulary)
+    groups: list[list[int]] = []
+    places = [place for place, row in enumerate(rows) if row.labelled]
+    for place in sorted(places, key=lambda i: -len(rows[i].ids)):
         if groups:
             group = groups[-1]
-            padded = len(group[0].ids) * (len(group) + 1)
-            tokens = sum(len(one.ids) for one in group) + len(row.ids)
+            padded = len(rows[group[0]].ids) * (len(group) + 1)
+            tokens = sum(len(rows[i].ids) for i in group) + len(rows[place].ids)
             if padded <= limit and padded <= PADDING * tokens:
-                group.append(row)
+                group.append(place)
                 continue
-        groups.append([row])
+        groups.append([place])
     return groups

@@ -23,17 +23,8 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
 
 from .callback import StepReport
 from .causes import name_cause
-from .compare import (
-    COARSE,
-    FP32,
-    FP32_GPU,
-    Gradients,
-    RunStep,
-    Tolerance,
-    check_step,
-    fault,
-)
-from .expected import ExpectedStep, supervised_step
+from .compare import Gradients, RunStep, check_step, fault
+from .expected import ExpectedStep, expected_step
 from .fed_rows import (
     FedRow,
     FedStep,
@@ -42,6 +33,7 @@ from .fed_rows import (
     rows_of_micro_batch,
     rows_of_step,
 )
+from .limits import MEMORY_SHARE, bytes_needed, changes_with_length, stays_in_eval, tolerance_of
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -50,8 +42,6 @@ SECONDS = 5.0
 SHARE = 0.015
 COST = 3.0
 """Time of plain torch relative to the run's step (docs/contributing/log/numerics.md)."""
-MEMORY_SHARE = 0.5
-"""Share of free memory that plain torch may take."""
 MOST_PARTS = 16
 """Maximum number of micro-batches whose gradients are kept to find a cause."""
 
@@ -118,7 +108,7 @@ class SupervisedStep:
         longest = max(len(row.ids) for row in rows)
         if changes_with_length(self._context.model.config, longest):
             return "the model's positions depend on the longest row of a micro-batch"
-        needed = _bytes_needed(self._context.model, longest)
+        needed = bytes_needed(self._context.model, longest)
         free = read_free_memory(trainer.args.device, 0).free
         if needed > MEMORY_SHARE * free:
             return f"it needs {needed >> 20:,} MiB, and {free >> 20:,} MiB are free"
@@ -147,7 +137,10 @@ class SupervisedStep:
         with self._stock():
             expected = self._expected([row for batch in chosen for row in batch], labelled)
         found, findings = check_step(
-            run, expected, self._tolerance, lambda wrong: self._cause(wrong, expected, chosen, rows)
+            run,
+            expected,
+            tolerance_of(context),
+            lambda wrong: self._cause(wrong, expected, chosen, rows),
         )
         what = (
             f"all {len(rows)} rows"
@@ -206,7 +199,11 @@ class SupervisedStep:
 
     def _expected(self, rows: Sequence[FedRow], labelled: int) -> ExpectedStep:
         context = self._context
-        return supervised_step(context.model, rows, labelled, context.trainer.args.device)
+
+        def row_loss(place: int, log_probs: torch.Tensor) -> torch.Tensor:
+            return -log_probs.sum() / labelled
+
+        return expected_step(context.model, rows, row_loss, context.trainer.args.device)
 
     def _cause(
         self,
@@ -223,48 +220,6 @@ class SupervisedStep:
                 parts = [self._expected(batch, total) for batch in batches]
         return name_cause(wrong, expected, parts, labels)
 
-    @property
-    def _tolerance(self) -> Tolerance:
-        context = self._context
-        if context.load_plan.precision != "fp32" or context.recipe.quantization == "int8":
-            return COARSE
-        return FP32_GPU if context.trainer.args.device.type == "cuda" else FP32
-
-
-def changes_with_length(config: Untyped, longest: int) -> bool:
-    """Return True if the frequencies of RoPE depend on the longest row of a batch."""
-    text = config.get_text_config()
-    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    groups = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    for group in groups:
-        if group.get("rope_type") in ("dynamic", "longrope"):
-            limit = group.get("original_max_position_embeddings") or text.max_position_embeddings
-            return bool(longest > limit)
-    return False
-
-
-@contextmanager
-def stays_in_eval(model: Untyped) -> Iterator[None]:
-    """Keep the model in eval mode within the block, although the Trainer calls `train()`."""
-    model.eval()
-    model.__dict__["train"] = lambda mode=True: model
-    try:
-        yield
-    finally:
-        del model.__dict__["train"]
-
 
 def _gradients(model: Untyped) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _bytes_needed(model: Untyped, longest: int) -> int:
-    """Predict the memory of plain torch: fp32 gradients, and activations of the longest row."""
-    config = model.config.get_text_config()
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    hidden = int(getattr(config, "hidden_size", 0) or 0)
-    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-    heads = int(getattr(config, "num_attention_heads", 0) or 0)
-    vocabulary = int(getattr(config, "vocab_size", 0) or 0)
-    activations = longest * (layers * (40 * hidden + 2 * heads * longest) + 4 * vocabulary)
-    return 4 * (3 * trained + activations)
