@@ -35,6 +35,7 @@ from .tiles import wide
 __all__ = [
     "segment_attention",
     "segment_attention_reference",
+    "tile_size",
     "why_tiles",
 ]
 
@@ -196,10 +197,15 @@ class _Tile:
         return int(self.queries.stop - self.queries.start)
 
 
+def tile_size(dtype: torch.dtype, device: torch.device) -> int:
+    """Return the number of queries in a tile."""
+    if device.type == "cuda":
+        return 512  # not measured; chosen for few launches and about 100 MB of scores
+    return 128 if dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
+
+
 def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iterator[_Tile]:
-    block = 128 if qkv.dtype == torch.bfloat16 else 64  # measured: docs/contributing/log
-    if qkv.is_cuda:
-        block = 512  # not measured; chosen for few launches and about 100 MB of scores
+    block = tile_size(qkv.dtype, qkv.device)
     for row in segments.segments():
         for start in range(row.start, row.stop, block):
             stop = min(start + block, row.stop)

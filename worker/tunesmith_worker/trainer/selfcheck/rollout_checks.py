@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain, cycle, islice
 
 import torch
 
@@ -80,6 +81,7 @@ from .rollout_prompts import (
     check_requests,
     check_stop_tokens,
 )
+from .row_lengths import longest_row
 from .sampling_distribution import check_sampling_distribution
 from .weight_sync import WeightSyncCheck
 
@@ -149,7 +151,7 @@ class _RolloutChecks:
                 training = training_scores(context, generated)
                 floor = stock_scores(context, generated)
                 # All rows are used, because rounding errors of a few tokens vary too much.
-                rows = [row.row for row in generated.rows]
+                rows = [*(row.row for row in generated.rows), *self._long_rows()]
                 ours, stock = self._runs(rows)
                 with _weights_in_fp32(context):
                     truth = stock_scores(context, generated)
@@ -254,9 +256,22 @@ class _RolloutChecks:
         return training_run(self.context, rows, backward=True), stock_run(self.context, rows)
 
     def _short_rows(self, generated: Generated) -> list[PromptAndCompletion]:
-        """Return the rows of the two shortest prompts, including one group."""
+        """Return the rows of the two shortest prompts, including one group, and two long rows."""
         shortest = set(self.prompts[:2])
-        return [row.row for row in generated.rows if row.request.prompt_ids in shortest]
+        rows = [row.row for row in generated.rows if row.request.prompt_ids in shortest]
+        return [*rows, *self._long_rows()]
+
+    def _long_rows(self) -> list[PromptAndCompletion]:
+        """Return two completions of one long prompt (row_lengths.py), made of the run's prompts."""
+        context = self.context
+        parts = [prompt.prompt_ids for prompt in context.prompts]
+        dtype = torch.float32 if context.load_plan.precision == "fp32" else torch.bfloat16
+        tokens = longest_row(
+            context.model.config, max(map(len, parts)), dtype, context.device, more=NEW_TOKENS
+        )
+        ids = tuple(islice(cycle(chain.from_iterable(parts)), tokens + NEW_TOKENS))
+        prompt, completion = ids[:tokens], ids[tokens:]
+        return [(prompt, completion), (prompt, completion[: NEW_TOKENS // 2])]
 
     @property
     def _failed(self) -> bool:

@@ -1,4 +1,6 @@
-"""A batch of four short rows from the run's data: in the training layout, padded, and one by one.
+"""A batch of four rows from the run's data: in the training layout, padded, and one by one.
+
+The first row is long (row_lengths.py); the others are short.
 
 Shapes: T is the number of tokens in all rows, B the number of rows.
 """
@@ -16,10 +18,13 @@ from tunesmith_worker.trainer.data.tokens import IGNORED
 from tunesmith_worker.trainer.methods.batches import Batch, split
 
 from .check_context import SupervisedContext, Untyped
+from .row_lengths import longest_row
 
-LENGTHS = (64, 48, 33, 17)
-"""Maximum tokens of each row. Row lengths differ, because equal lengths hide attention across
-rows."""
+SHORT = (48, 33, 17)
+"""Maximum tokens of the rows beside the longest one. Row lengths differ, because equal lengths hide
+attention across rows."""
+LAST = 8
+"""Number of last tokens of the longest row that have a label."""
 
 IdsAndLabels = tuple[list[int], list[int]]
 """Token ids and labels of a row."""
@@ -51,7 +56,13 @@ class SampleBatch:
 
 
 def make_sample_batch(context: SupervisedContext) -> SampleBatch:
-    rows = _select_rows(context.trainer.train_dataset)
+    longest = longest_row(
+        context.model.config,
+        int(max(context.training.lengths, default=0)),
+        torch.float32 if context.load_plan.precision == "fp32" else torch.bfloat16,
+        context.trainer.args.device,
+    )
+    rows = _select_rows(context.trainer.train_dataset, longest)
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in rows]
     step = context.trainer.data_collator(examples)
     pad = context.base.tokenizer.pad_token_id
@@ -70,25 +81,41 @@ def make_sample_batch(context: SupervisedContext) -> SampleBatch:
     )
 
 
-def _select_rows(dataset: Untyped) -> list[IdsAndLabels]:
-    """Cut windows out of evenly spaced rows, each around the row's first label.
+def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
+    """Return one row of `longest` tokens, and windows of evenly spaced rows around their first
+    labels.
 
-    Rows without a label are skipped; `check_labels` fails if no row has one.
-    """
-    spread = [len(dataset) * i // len(LENGTHS) for i in range(len(LENGTHS))]
+    Rows without a label are skipped; `check_labels` fails if no row has one."""
+    lengths = (longest, *SHORT)
+    spread = [len(dataset) * i // len(lengths) for i in range(len(lengths))]
     windows: list[IdsAndLabels] = []
     for index, place in enumerate((*spread, *range(len(dataset)))):
-        if len(windows) == len(LENGTHS) or (windows and index >= len(LENGTHS)):
+        if len(windows) == len(lengths) or (windows and index >= len(lengths)):
             break
         for ids, labels in _unpack(dataset[place]):
             first = next((i for i, label in enumerate(labels) if label != IGNORED and i), None)
             if first is not None:
-                limit = LENGTHS[len(windows)]
+                limit = lengths[len(windows)]
+                if not windows:
+                    windows.append(_long_row(dataset, place, limit))
+                    break
                 stop = min(len(ids), first + limit // 2 + 1)
                 start = max(0, stop - limit)
                 windows.append((ids[start:stop], labels[start:stop]))
                 break
     return windows
+
+
+def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
+    """Return the first `tokens` tokens of the examples from index `place` on, as one row."""
+    ids: list[int] = []
+    labels: list[int] = []
+    while len(ids) < tokens:
+        example = dataset[place % len(dataset)]
+        ids, labels = [*ids, *example["input_ids"]], [*labels, *example["labels"]]
+        place += 1
+    ids, labels = ids[:tokens], labels[:tokens]
+    return ids, [*labels[:-LAST], *ids[-LAST:]]  # the last tile has a gradient too
 
 
 def _unpack(example: dict[str, Any]) -> Sequence[IdsAndLabels]:  # Any: a row of a datasets.Dataset

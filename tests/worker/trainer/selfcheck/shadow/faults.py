@@ -49,7 +49,7 @@ def dropped_micro_batch(trainer: Untyped) -> None:
 def lost_gradient(trainer: Untyped) -> None:
     """Delete the gradients after the first micro-batch, whose loss still counts."""
     compute = trainer.compute_loss
-    seen = []
+    seen: list[int] = []
 
     def wrong(*given: Untyped, **named: Untyped) -> Untyped:
         if len(seen) % trainer.current_gradient_accumulation_steps == 1:
@@ -65,7 +65,9 @@ def no_clipping(trainer: Untyped) -> None:
 
     def norm_only(model: Untyped) -> torch.Tensor:
         grads = [p.grad for p in model.parameters() if p.grad is not None]
-        return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        norms = [torch.linalg.vector_norm(grad) for grad in grads]
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return norm
 
     trainer._clip_grad_norm = norm_only
 

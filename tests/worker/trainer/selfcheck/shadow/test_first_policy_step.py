@@ -18,6 +18,7 @@ from tunesmith_schema import ErrorCode, EventKind
 from tunesmith_worker.trainer.methods.groups import GroupOrder
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.rollouts import RolloutRunner
+from tunesmith_worker.trainer.rewards import Graded
 from tunesmith_worker.trainer.rewards.grading import Round
 from tunesmith_worker.trainer.run import main
 
@@ -175,11 +176,9 @@ def test_a_grader_that_is_not_deterministic_gives_a_warning(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make(make_run, {})
-    right = RolloutRunner.grade_again
 
     def other(runner: Untyped, rollout: Untyped, place: int) -> Untyped:
-        graded = right(runner, rollout, place)
-        return type(graded)(rewards=(0.123 * place,), scores={})
+        return Graded(rewards=(0.123 * place,), scores={})
 
     monkeypatch.setattr(RolloutRunner, "grade_again", other)
     assert main(run) == 0, read_result(run).error

@@ -33,7 +33,8 @@ def weighted(
     """Return the weighted sum of each completion's rewards; None if all of them are missing."""
     sums: list[float | None] = []
     for row in rewards:
-        known = [w * r for w, r in zip(weights, row, strict=True) if _is_known(r)]
+        pairs = zip(weights, row, strict=True)
+        known = [weight * one for weight, one in pairs if one is not None and not math.isnan(one)]
         sums.append(math.fsum(known) if known else None)
     return sums
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .compare import Gradients, fit, norm_of, parallel_factor
-from .expected import ExpectedStep
+from .compare import Gradients, fit, parallel_factor
+from .expected import ExpectedStep, norm_of
 
 MISSING = 0.02
 """A micro-batch with a smaller factor is missing in the gradient."""

@@ -178,7 +178,9 @@ def _distance(actual: Gradients, expected: Gradients, factor: float) -> float:
     squares = 0.0
     for name in actual.keys() | expected.keys():
         a, b = actual.get(name), expected.get(name)
-        rest = a.float() if b is None else -factor * b if a is None else a.float() - factor * b
+        rest = torch.zeros(()) if a is None else a.float()
+        if b is not None:
+            rest = rest.to(b.device) - factor * b
         squares += float(rest.square().sum(dtype=torch.float64))
     return math.sqrt(squares)
 

@@ -83,7 +83,7 @@ def expected_step(
             parts = [row_loss(place, row) for place, row in zip(group, scores, strict=True)]
             loss = torch.stack(parts).sum()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
         gradients.take()
         total += float(loss.detach())
     return gradients.result(total)
@@ -95,7 +95,7 @@ def label_log_probs(
 ) -> dict[int, torch.Tensor]:
     """Return the log-probs of the labels of each row, by row index; rows without labels are left
     out."""
-    result = {}
+    result: dict[int, torch.Tensor] = {}
     for group in _groups(model, rows):
         scores = _log_probs(model, [rows[place] for place in group], device, temperature)
         result |= dict(zip(group, scores, strict=True))

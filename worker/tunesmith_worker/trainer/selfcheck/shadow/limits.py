@@ -10,6 +10,7 @@ from tunesmith_worker.trainer.selfcheck.check_context import (
     ReinforcementContext,
     SupervisedContext,
 )
+from tunesmith_worker.trainer.selfcheck.row_lengths import stable_length
 
 from .compare import COARSE, FP32, FP32_GPU, Tolerance
 
@@ -27,14 +28,8 @@ def tolerance_of(context: SupervisedContext | ReinforcementContext) -> Tolerance
 
 def changes_with_length(config: Untyped, longest: int) -> bool:
     """Return True if the frequencies of RoPE depend on the longest row of a batch."""
-    text = config.get_text_config()
-    scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    groups = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    for group in groups:
-        if group.get("rope_type") in ("dynamic", "longrope"):
-            limit = group.get("original_max_position_embeddings") or text.max_position_embeddings
-            return bool(longest > limit)
-    return False
+    limit = stable_length(config)
+    return limit is not None and longest > limit
 
 
 @contextmanager
