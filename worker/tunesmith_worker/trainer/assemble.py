@@ -26,6 +26,7 @@ from .load import LoadedModel
 from .outputs import Callbacks, OutputWriter
 from .selfcheck.check_context import CheckContext
 from .selfcheck.shadow.callback import FirstStepShadow, StepCheck
+from .selfcheck.shadow.relook import RunningLook
 
 Untyped = Any  # Any: transformers, TRL and PEFT are not typed
 
@@ -162,18 +163,19 @@ def resolve_memory(
 def watch_first_step(
     context: RunContext, checked: CheckContext, check: StepCheck, callbacks: Callbacks
 ) -> None:
-    """Let the self-check compare the first optimizer step with plain torch."""
+    """Let the self-check compare the first step with plain torch, and look again later."""
     if not checked.recipe.self_check:
         return
-    checked.trainer.add_callback(
-        FirstStepShadow(
-            checked,
-            check,
-            context.events,
-            context.recorder.clock,
-            exclude_time=callbacks.run.exclude,
+    for kind in (FirstStepShadow, RunningLook):
+        checked.trainer.add_callback(
+            kind(
+                checked,
+                check,
+                context.events,
+                context.recorder.clock,
+                exclude_time=callbacks.run.exclude,
+            )
         )
-    )
 
 
 def resume_from_point(context: RunContext, trainer: Untyped) -> None:

@@ -80,6 +80,14 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
                 yield unit, parameter
 
 
+def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
+    """List LoRA's A, which has a gradient once B is not 0."""
+    for unit in units:
+        for name, parameter in unit.parameters.items():
+            if ".lora_A." in name or ".lora_embedding_A." in name:
+                yield unit, parameter
+
+
 def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
     """Return each parameter's largest gradient element by name, as a scalar on the device.
 

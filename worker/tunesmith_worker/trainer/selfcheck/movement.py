@@ -18,7 +18,7 @@ from tunesmith_kernels.error_word import join_words
 from tunesmith_schema import ErrorCategory
 
 from .findings import REPORT_HINT, Finding
-from .gradients import Unit, changing_parameters, list_names
+from .gradients import Unit, changing_parameters, first_factors, list_names
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -54,7 +54,8 @@ class Movement:
 
         Call this between backward and optimizer step."""
         self._optimizer = optimizer
-        group_of = {id(p): i for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
+        groups = enumerate(optimizer.param_groups)
+        self._group_of = {id(p): i for i, group in groups for p in group["params"]}
         self._sums = [0.0] * len(optimizer.param_groups)
         self._highest = list(self._sums)
         self._steps = 0
@@ -62,8 +63,19 @@ class Movement:
         """Ids of parameters that changed at an earlier check, because 16-bit weights may change
         back."""
         self._kept = [
-            self._keep(unit.name, parameter, group_of.get(id(parameter)))
+            self._keep(unit.name, parameter, self._group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))
+            if parameter.grad is not None and parameter.numel()
+        ]
+
+    @torch.no_grad()
+    def keep_first_factors(self, units: Sequence[Unit]) -> None:
+        """Copy rows of LoRA's A too, or copy them again. Call this when B is not 0."""
+        first = {id(parameter): unit for unit, parameter in first_factors(units)}
+        self._kept = [kept for kept in self._kept if id(kept.parameter) not in first]
+        self._kept += [
+            self._keep(f"{unit.name}.lora_A", parameter, self._group_of.get(id(parameter)))
+            for unit, parameter in first_factors(units)
             if parameter.grad is not None and parameter.numel()
         ]
 

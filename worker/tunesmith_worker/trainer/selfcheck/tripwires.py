@@ -27,6 +27,9 @@ from .movement import Movement
 Untyped = Any  # Any: transformers and TRL are not typed
 
 STEPS = (1, 10, 50)
+FIRST_FACTORS = (3, 11)
+"""Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
+at a rate of 0."""
 GAP = {"fp32": 0.01}
 GAP_16_BITS = 0.1
 """Maximum mean |generation log-prob - training log-prob| in nats per token. Rounding causes 1e-6 in
@@ -89,6 +92,8 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
             optimizer = self._trainer.optimizer
             self._movement = Movement(self._units, getattr(optimizer, "optimizer", optimizer))
         self._movement.record_rates()
+        if step in FIRST_FACTORS:
+            self._movement.keep_first_factors(self._units)
         if step in STEPS:
             rows = self._trainer.guard.current_step.rows
             self._labelled = self._trainer.labelled_tokens(rows)

@@ -16,7 +16,7 @@ from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.selfcheck.check_context import CheckContext
 from tunesmith_worker.trainer.selfcheck.findings import Finding, report_findings
 
-from .compare import check_clipping
+from .compare import check_clipping, gradients_of
 from .schedule import learning_rate_at
 from .update import FirstUpdate, Rates, decays
 
@@ -40,6 +40,13 @@ class StepCheck(Protocol):
 
     def compare(self) -> StepReport:
         """Compare after backward and clipping, before the optimizer step. Changes no tensor."""
+
+    def examples(self) -> list[tuple[int, ...]]:
+        """Return a key of each example of the current step; empty if the step repeats data as
+        planned."""
+
+    def look(self) -> list[Finding]:
+        """Return findings of a later step, between backward and optimizer step."""
 
 
 class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
@@ -78,9 +85,7 @@ class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # un
         trainer = self._context.trainer
         with self._clock.during(PhaseName.SELF_CHECK):
             self._report = self._check.compare()
-            gradients = {
-                n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None
-            }
+            gradients = gradients_of(trainer.model)
             max_norm = self._context.train_plan.max_grad_norm
             clipping = check_clipping(float(trainer.guard.norm), gradients, max_norm)
             if clipping:  # explains every other difference
@@ -96,7 +101,10 @@ class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # un
             return
         began = time.perf_counter()
         with self._clock.during(PhaseName.SELF_CHECK):
-            self._findings = [*self._report.findings, *self._update.check(self._rates())]
+            self._findings = [
+                *self._report.findings,
+                *self._update.check(wanted_rates(self._context, 0)),
+            ]
         self._add_time(began)
 
     def on_step_end(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
@@ -122,17 +130,19 @@ class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # un
         self._seconds += seconds
         self._exclude_time(seconds)
 
-    def _rates(self) -> Callable[[str, Untyped], Rates]:
-        """Return the rates that the recipe gives each parameter in the first update."""
-        context = self._context
-        plan, peak = context.train_plan, context.trainer.embedding_rate
-        first = learning_rate_at(0, plan)
-        embedding = {id(p) for p in embedding_parameters(context.model)} if peak else set()
 
-        def rates(name: str, parameter: Untyped) -> Rates:
-            rate = first
-            if id(parameter) in embedding:
-                rate = first * peak / plan.learning_rate if plan.learning_rate else first
-            return Rates(rate=rate, decay=plan.weight_decay if decays(name) else 0.0)
+def wanted_rates(context: CheckContext, update: int) -> Callable[[str, Untyped], Rates]:
+    """Return a function that gives the rates that the recipe requires of a parameter.
 
-        return rates
+    `update`: number of earlier updates of the run."""
+    plan, peak = context.train_plan, context.trainer.embedding_rate
+    now = learning_rate_at(update, plan)
+    embedding = {id(p) for p in embedding_parameters(context.model)} if peak else set()
+
+    def rates(name: str, parameter: Untyped) -> Rates:
+        rate = now
+        if id(parameter) in embedding:
+            rate = now * peak / plan.learning_rate if plan.learning_rate else now
+        return Rates(rate=rate, decay=plan.weight_decay if decays(name) else 0.0)
+
+    return rates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from tunesmith_schema import ErrorCategory
 from tunesmith_worker.trainer.selfcheck.findings import REPORT_HINT, Finding
 
 from .expected import ExpectedStep, norm_of
+
+Untyped = Any  # Any: transformers is not typed
 
 CHECK = "first_step"
 Gradients = Mapping[str, torch.Tensor]
@@ -73,6 +76,10 @@ class Differences:
             and self.norm <= tolerance.norm
             and self.gradient <= tolerance.gradient
         )
+
+
+def gradients_of(model: Untyped) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def clip_factor(norm: float, max_norm: float) -> float:

@@ -13,14 +13,12 @@ import torch
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.rollout import FinishReason
 from tunesmith_worker.rundir.errors import is_out_of_memory
-from tunesmith_worker.trainer.data.tokens import IGNORED
 from tunesmith_worker.trainer.methods.groups import ROWS
 from tunesmith_worker.trainer.methods.rollouts import Rollout
 from tunesmith_worker.trainer.methods.train_noise import differs_in_training
 from tunesmith_worker.trainer.selfcheck.check_context import ReinforcementContext
 from tunesmith_worker.trainer.selfcheck.findings import Finding
 from tunesmith_worker.trainer.selfcheck.model_runs import (
-    disabled_adapter,
     pop_gradients,
     restored_state,
     stock_modules,
@@ -28,11 +26,12 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
 
 from .advantages import check_advantages, check_groups, check_rewards, weighted
 from .callback import StepReport
-from .compare import Gradients, RunStep, check_step, fault, parallel_factor
-from .expected import ExpectedStep, expected_step, label_log_probs
+from .compare import Gradients, RunStep, check_step, fault, gradients_of, parallel_factor
+from .expected import ExpectedStep, expected_step
 from .fed_rows import FedRow
 from .limits import MEMORY_SHARE, bytes_needed, changes_with_length, stays_in_eval, tolerance_of
 from .policy_loss import PolicyLoss, why_no_policy_loss
+from .reference import ReferenceCheck, as_row
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -46,6 +45,9 @@ FITS = 0.1
 class ReinforcementStep:
     def __init__(self, context: ReinforcementContext) -> None:
         self._context = context
+        self._reference_check = ReferenceCheck(context)
+        self._counted: Rollout | None = None
+        """The last rollout whose prompts were counted."""
 
     def start(self) -> None:
         return
@@ -53,6 +55,27 @@ class ReinforcementStep:
     def compare(self) -> StepReport:
         trainer = self._context.trainer
         rollout: Rollout = trainer.rollout
+        findings, count = self._check_rewards(rollout)
+        if any(finding.level == "error" for finding in findings):
+            return StepReport(detail="", findings=tuple(findings))
+        text = f"advantages equal those of the recorded rewards, {count} completions graded again"
+        report = self._loss(rollout, trainer.guard.current_step.rows)
+        return StepReport(detail=f"{text}; {report.detail}", findings=(*findings, *report.findings))
+
+    def examples(self) -> list[tuple[int, ...]]:
+        rollout = self._context.trainer.rollout
+        if rollout is self._counted:
+            return []  # num_iterations steps train on the same completions
+        self._counted = rollout
+        return sorted({(row.number,) for row in rollout.prompts})
+
+    def look(self) -> list[Finding]:
+        findings, _ = self._check_rewards(self._context.trainer.rollout)
+        return [*(one for one in findings if one.level == "error"), *self._reference_check.check()]
+
+    def _check_rewards(self, rollout: Rollout) -> tuple[list[Finding], int]:
+        """Return findings, and the number of completions that were graded again."""
+        trainer = self._context.trainer
         batch = trainer.guard.current_step.rows
         findings = [
             *self._check_positions(rollout, batch),
@@ -62,11 +85,7 @@ class ReinforcementStep:
         findings += graded
         rewards = weighted([one.rewards for one in rollout.graded], trainer.runner.grading.weights)
         findings += check_advantages(rewards, batch["advantages"].tolist(), trainer.plan)
-        if any(finding.level == "error" for finding in findings):
-            return StepReport(detail="", findings=tuple(findings))
-        text = f"advantages equal those of the recorded rewards, {count} completions graded again"
-        report = self._loss(rollout, batch)
-        return StepReport(detail=f"{text}; {report.detail}", findings=(*findings, *report.findings))
+        return findings, count
 
     def _check_positions(self, rollout: Rollout, batch: Untyped) -> Iterator[Finding]:
         pairs = zip(rollout.prompts, rollout.completions, strict=True)
@@ -97,7 +116,7 @@ class ReinforcementStep:
         return list(found), len(again_known)
 
     def _loss(self, rollout: Rollout, batch: Untyped) -> StepReport:
-        rows = [_as_row(row.prompt_ids, row.completion_ids) for row in batch[ROWS]]
+        rows = [as_row(row.prompt_ids, row.completion_ids) for row in batch[ROWS]]
         if reason := self._why_not(rows):
             return StepReport(detail=f"loss and gradient were not compared: {reason}")
         try:
@@ -144,7 +163,7 @@ class ReinforcementStep:
         noisy = differs_in_training(context.model)
         run = self._run_step(batch, noisy=noisy)
         with self._stock():
-            reference = self._reference(trained) if plan.beta else {}
+            reference = self._reference_check.log_probs(trained) if plan.beta else {}
             loss = PolicyLoss(plan=plan, advantages=advantages, tokens=tokens, reference=reference)
             expected = expected_step(context.model, trained, loss, device, plan.temperature)
         found, findings = check_step(
@@ -165,13 +184,10 @@ class ReinforcementStep:
         context, trainer = self._context, self._context.trainer
         max_norm = context.train_plan.max_grad_norm
         if not noisy:
-            gradients = {
-                name: p.grad for name, p in context.model.named_parameters() if p.grad is not None
-            }
             return RunStep(
                 loss=float(trainer.step_loss),
                 norm=float(trainer.guard.norm),
-                gradients=gradients,
+                gradients=gradients_of(context.model),
                 max_norm=max_norm,
             )
         with restored_state(context.model, context.device), trainer.unmeasured("eval"):
@@ -180,25 +196,11 @@ class ReinforcementStep:
             gradients = pop_gradients(context.model)
         return RunStep(loss=loss, norm=None, gradients=gradients, max_norm=max_norm)
 
-    def _reference(self, rows: Sequence[FedRow]) -> dict[int, torch.Tensor]:
-        """Return the log-probs of the model before training: at the first step, of a fresh adapter
-        disabled, or of the model itself."""
-        context = self._context
-        temperature = context.trainer.plan.temperature
-        if context.full:
-            return label_log_probs(context.model, rows, context.device, temperature)
-        with disabled_adapter(context.model):
-            return label_log_probs(context.model, rows, context.device, temperature)
-
     @contextmanager
     def _stock(self) -> Iterator[None]:
         context = self._context
         with restored_state(context.model, context.device), stock_modules(context.patched):
             yield
-
-
-def _as_row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> FedRow:
-    return FedRow(prompt + completion, (IGNORED,) * len(prompt) + completion)
 
 
 def _cause(wrong: Gradients, expected: ExpectedStep) -> str:

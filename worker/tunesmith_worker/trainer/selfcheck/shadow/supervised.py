@@ -23,7 +23,8 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
 
 from .callback import StepReport
 from .causes import name_cause
-from .compare import Gradients, RunStep, check_step, fault
+from .compare import Gradients, RunStep, check_step, fault, gradients_of
+from .data_order import examples_of
 from .expected import ExpectedStep, expected_step
 from .fed_rows import (
     FedRow,
@@ -75,6 +76,12 @@ class SupervisedStep:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return StepReport(detail="loss and gradient were not compared: memory ran out")
+
+    def examples(self) -> list[tuple[int, ...]]:
+        return examples_of(self._context.trainer.guard.current_step.rows)
+
+    def look(self) -> list[Finding]:
+        return []
 
     def _check_rows(
         self, fed: FedStep, rows: Sequence[FedRow], batches: Sequence[Sequence[FedRow]]
@@ -172,7 +179,7 @@ class SupervisedStep:
         return RunStep(
             loss=float(trainer.step_loss),
             norm=float(trainer.guard.norm),
-            gradients=_gradients(trainer.model),
+            gradients=gradients_of(trainer.model),
             max_norm=self._max_norm,
         )
 
@@ -219,7 +226,3 @@ class SupervisedStep:
             with self._stock():
                 parts = [self._expected(batch, total) for batch in batches]
         return name_cause(wrong, expected, parts, labels)
-
-
-def _gradients(model: Untyped) -> dict[str, torch.Tensor]:
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

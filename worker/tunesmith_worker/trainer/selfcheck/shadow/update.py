@@ -70,7 +70,7 @@ class FirstUpdate:
             _Kept(
                 name=name,
                 parameter=p,
-                before=self._weights(p, min(most, p.numel())),
+                before=master_weights(p, optimizer, most),
                 gradient=_flat(p.grad)[:most],
             )
             for name, p in trained.items()
@@ -125,7 +125,7 @@ class FirstUpdate:
         """Return the largest difference of an element, relative to its tolerance, and the change
         as a share of the expected change."""
         state = self._optimizer.state.get(kept.parameter, {})
-        after = self._weights(kept.parameter, len(kept.before))
+        after = master_weights(kept.parameter, self._optimizer, len(kept.before))
         gradient = kept.gradient.double()
         before = kept.before.double()
         first, second = (1 - BETAS[0]) * gradient, (1 - BETAS[1]) * gradient.square()
@@ -147,13 +147,16 @@ class FirstUpdate:
             excess = max(excess, off)
         return excess, share
 
-    def _weights(self, parameter: torch.nn.Parameter, count: int) -> torch.Tensor:
-        """Return a copy of the optimizer's fp32 weights, the first `count` of the tensor."""
-        here = _flat(parameter.detach())[:count]
-        error = self._optimizer.state.get(parameter, {}).get("error")
-        if error is None:
-            return here.to(torch.float32, copy=True)
-        return join_words(here, error.view(-1)[:count])
+
+def master_weights(
+    parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, count: int
+) -> torch.Tensor:
+    """Return a copy of the optimizer's fp32 weights, the first `count` of the tensor."""
+    here = _flat(parameter.detach())[:count]
+    error = optimizer.state.get(parameter, {}).get("error")
+    if error is None:
+        return here.to(torch.float32, copy=True)
+    return join_words(here, error.view(-1)[: len(here)])
 
 
 def decays(name: str) -> bool:
