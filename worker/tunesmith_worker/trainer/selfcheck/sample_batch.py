@@ -1,6 +1,6 @@
 """A batch of four rows from the run's data: in the training layout, padded, and one by one.
 
-The first row is long (row_lengths.py); the others are short.
+The last row is long (row_lengths.py); the others are short.
 
 Shapes: T is the number of tokens in all rows, B the number of rows.
 """
@@ -82,28 +82,26 @@ def make_sample_batch(context: SupervisedContext) -> SampleBatch:
 
 
 def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
-    """Return one row of `longest` tokens, and windows of evenly spaced rows around their first
-    labels.
+    """Cut windows out of evenly spaced rows, each around the row's first label, and add a row of
+    `longest` tokens.
 
-    Rows without a label are skipped; `check_labels` fails if no row has one."""
-    lengths = (longest, *SHORT)
-    spread = [len(dataset) * i // len(lengths) for i in range(len(lengths))]
+    The long row is the last one, so that attention across rows changes most labels. Rows without a
+    label are skipped; `check_labels` fails if no row has one."""
+    count = len(SHORT) + 1
+    spread = [len(dataset) * i // count for i in range(count)]
     windows: list[IdsAndLabels] = []
     for index, place in enumerate((*spread, *range(len(dataset)))):
-        if len(windows) == len(lengths) or (windows and index >= len(lengths)):
+        if len(windows) == len(SHORT) or (windows and index >= count):
             break
         for ids, labels in _unpack(dataset[place]):
             first = next((i for i, label in enumerate(labels) if label != IGNORED and i), None)
             if first is not None:
-                limit = lengths[len(windows)]
-                if not windows:
-                    windows.append(_long_row(dataset, place, limit))
-                    break
+                limit = SHORT[len(windows)]
                 stop = min(len(ids), first + limit // 2 + 1)
                 start = max(0, stop - limit)
                 windows.append((ids[start:stop], labels[start:stop]))
                 break
-    return windows
+    return [*windows, _long_row(dataset, spread[-1], longest)]
 
 
 def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:

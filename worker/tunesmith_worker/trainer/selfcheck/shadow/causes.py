@@ -28,7 +28,9 @@ def name_cause(
     `labels`: number of labels of each micro-batch."""
     factor = parallel_factor(run, expected.gradients, FITS)
     total = sum(labels)
-    if factor is not None and abs(factor - 1.0) > EQUAL / 10:
+    if not norm_of(dict(run)):
+        return "the gradient is zero"
+    if factor and abs(factor - 1.0) > EQUAL / 10:
         return (
             f"wrong normaliser: the gradient is {factor:.4g} times the right one, as if the loss "
             f"was divided by {total / factor:.4g} instead of the step's {total} labels"
