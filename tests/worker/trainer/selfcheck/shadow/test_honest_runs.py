@@ -60,6 +60,8 @@ RUNS = [
     for method in [list(METHODS)[(4 * place + i) % len(METHODS)] for i in range(4)]
 ]
 """Four methods for each family; every method occurs at least twice."""
+TRUE = ("skip the model's chat template", ": all_truncated: ")
+"""Warnings that are right: the prompts are plain text, and an untrained model ends no completion."""
 ANSWERS = [
     {**row, "answer": " and ".join([row["answer"]] * (1 + place % 3))}
     for place, row in enumerate(QUESTIONS)
@@ -94,7 +96,7 @@ def test_a_sound_run_gives_no_alarm(
     run = make_run(ASKED if method.startswith("grpo") else ANSWERS, recipe=recipe, **given)
     assert main(run) == 0, read_result(run).error
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
-    assert warnings == []
+    assert [text for text in warnings if not any(part in text for part in TRUE)] == []
     (detail,) = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
     assert "equal plain torch on the stock modules within" in detail
     assert "weights is that of AdamW" in detail

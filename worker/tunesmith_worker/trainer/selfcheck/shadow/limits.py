@@ -46,7 +46,7 @@ def stays_in_eval(model: Untyped) -> Iterator[None]:
 def bytes_needed(model: Untyped, longest: int) -> int:
     """Predict the memory of plain torch: fp32 gradients, and activations of the longest row."""
     config = model.config.get_text_config()
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained: int = sum(p.numel() for p in model.parameters() if p.requires_grad)
     hidden = int(getattr(config, "hidden_size", 0) or 0)
     layers = int(getattr(config, "num_hidden_layers", 0) or 0)
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
