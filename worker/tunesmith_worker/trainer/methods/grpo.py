@@ -161,17 +161,6 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.step_loss = loss
         return loss
 
-    def rerun(self, batch: Inputs) -> torch.Tensor:
-        """Rerun forward and backward of a step; return the loss. Gaps are not measured."""
-        figures, self.figures = self.figures, StepScores()
-        loss = torch.zeros((), device=self.args.device)
-        try:
-            for part in self.micro_batches(batch):
-                loss = loss + super().training_step(self.model_wrapped, part, None)
-        finally:
-            self.figures = figures
-        return loss
-
     def _prepare_inputs(self, inputs: Inputs) -> Inputs:
         return inputs
 
@@ -344,16 +333,6 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     def restore_counters(self, counters: Untyped) -> None:
         self._metrics["train"].clear()
         self._metrics["train"].update(counters)
-
-    @contextmanager
-    def unmeasured(self, mode: str) -> Iterator[None]:
-        """Within this block, forward passes do not change the metrics of `mode`."""
-        before = self.counters(mode)
-        try:
-            yield
-        finally:
-            self._metrics[mode].clear()
-            self._metrics[mode].update(before)
 
     def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
         plain, tensors = super().state_dict()

@@ -6,7 +6,8 @@ The memory plan and the self-check use the same methods as the loss.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
 from typing import Any, Literal
@@ -181,6 +182,27 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
             step["completion_mask"],
             partial(self.scores, self.model),
         )
+
+    def rerun(self, batch: Inputs) -> torch.Tensor:
+        """Rerun forward and backward of a step; return the loss. Gaps are not measured."""
+        figures, self.figures = self.figures, StepScores()
+        loss = torch.zeros((), device=self.args.device)
+        try:
+            for part in self.micro_batches(batch):
+                loss = loss + super().training_step(self.model_wrapped, part, None)
+        finally:
+            self.figures = figures
+        return loss
+
+    @contextmanager
+    def unmeasured(self, mode: str) -> Iterator[None]:
+        """Within this block, forward passes do not change the metrics of `mode`."""
+        before = {name: list(values) for name, values in self._metrics[mode].items()}
+        try:
+            yield
+        finally:
+            self._metrics[mode].clear()
+            self._metrics[mode].update(before)
 
     def layout_of(self, rows: Sequence[GroupRow]) -> GroupLayout:
         if self._shared_prompt == "auto":

@@ -61,7 +61,7 @@ RUNS = [
 ]
 """Four methods for each family; every method occurs at least twice."""
 TRUE = ("skip the model's chat template", ": all_truncated: ")
-"""Warnings that are right: the prompts are plain text, and an untrained model ends no completion."""
+"""Warnings that are right: prompts are plain text, and an untrained model ends no completion."""
 ANSWERS = [
     {**row, "answer": " and ".join([row["answer"]] * (1 + place % 3))}
     for place, row in enumerate(QUESTIONS)

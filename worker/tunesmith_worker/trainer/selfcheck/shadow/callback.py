@@ -28,7 +28,7 @@ class StepReport:
     """Result of the comparison of loss and gradient."""
 
     detail: str
-    """What was compared, with the differences; or why it was not."""
+    """Text about the comparison: its extent and the differences, or the reason for none."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -50,8 +50,10 @@ class StepCheck(Protocol):
 
 
 class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """Checks the first step of a run that starts anew. All findings are reported after the step, so
-    that the tripwires, whose messages are more specific, come first."""
+    """Checks the first step of a run that starts at step 0.
+
+    All findings are reported after the step, so that the tripwires, whose messages are more
+    specific, come first."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ SMALL = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class RunStep:
-    """What the run computed in a step."""
+    """Results of the run's own step."""
 
     loss: float | None
     """None if only a sample of micro-batches is compared."""

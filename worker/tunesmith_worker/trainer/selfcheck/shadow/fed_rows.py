@@ -63,7 +63,7 @@ def _cut(ids: list[int], labels: list[int], bounds: Sequence[int]) -> list[FedRo
 
 @dataclass
 class FedStep:
-    """What the model received in one step."""
+    """Inputs of the model in one step."""
 
     record: StepRecord
     began: float
