@@ -119,7 +119,7 @@ class Decoder:
                 qkv = qkv.to(self._cache_dtype)
             heads = qkv.view(len(qkv), -1, shape.head_dim)
             if layer.spec.rope:
-                _rotate_(heads[:, : shape.rotated], *angles[layer.spec.layer_type])
+                rotate_(heads[:, : shape.rotated], *angles[layer.spec.layer_type])
             write(number, heads[:, shape.heads :])
             out = attend(heads[:, : shape.heads], number, shape)
             x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
@@ -179,7 +179,10 @@ class Decoder:
         return x + y * multiplier
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self._weights.head(self._weights.norm(x))
+        return self._scaled(self._weights.head(self._weights.norm(x)))
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Apply the logit scale and the soft cap; return fp32."""
         scale, softcap = self._model.logit_scale, self._model.softcap
         if scale != 1.0:
             logits = logits * scale
@@ -210,7 +213,7 @@ class Decoder:
         return pair[:, :1], pair[:, 1:]
 
 
-def _rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     """Rotate x [B, n, D] in place, with fewer operations than tunesmith_kernels.rope.
 
     The first R elements of each head, `[a | b]`, become `[a | b] [cos | cos] + [b | a] [-sin |

@@ -1,0 +1,119 @@
+"""Read a saved LoRA adapter for the native engine.
+
+Only plain LoRA on linear layers and trained token rows are read. Everything else is refused with
+the reason, and plain PEFT computes it instead.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from .protocol import ServingError, UnsupportedAdapter
+
+_PLAIN: Mapping[str, object] = {
+    "use_dora": False,
+    "lora_bias": False,
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "target_parameters": None,
+    "layer_replication": None,
+    "use_qalora": False,
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+}
+"""Settings of PEFT that change the computation, with the value that leaves it plain."""
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    a: torch.Tensor
+    """[r, in]"""
+    b: torch.Tensor
+    """[out, r]"""
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    scale: float
+    rank: int
+    """Largest rank of a module."""
+    modules: dict[str, LoraPair]
+    """By the module's path in the base model."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens with trained rows."""
+    token_rows: dict[str, torch.Tensor] | None = None
+    """Trained rows [k, hidden] by the path of the embedding or the head."""
+
+
+def read_adapter(folder: Path) -> AdapterFile:
+    """Read adapter_config.json and adapter_model.safetensors.
+
+    Raises UnsupportedAdapter, and ServingError if the files are damaged."""
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except Exception as error:  # safetensors raises its own class of errors
+        raise ServingError(f"the adapter's files cannot be read: {error}") from error
+    _check_plain(config)
+    if (folder / "tokenizer.json").is_file():
+        raise UnsupportedAdapter("the adapter has its own tokenizer")
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    rows: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        path = name.removeprefix(_PREFIX)
+        module, _, part = path.rpartition(".lora_")
+        if path.endswith(".trainable_tokens_delta"):
+            module = path.removesuffix(".trainable_tokens_delta").removesuffix(".token_adapter")
+            rows[module] = tensor
+        elif part in ("A.weight", "B.weight"):
+            pairs.setdefault(module, {})[part[0]] = tensor
+        else:
+            raise UnsupportedAdapter(f"the adapter has the tensor {name}")
+    modules = {}
+    for module, parts in pairs.items():
+        if parts.keys() != {"A", "B"}:
+            raise ServingError(f"the adapter lacks a matrix of {module}")
+        modules[module] = LoraPair(parts["A"], parts["B"])
+    ranks = {len(pair.a) for pair in modules.values()}
+    rank = int(config["r"])
+    if ranks - {rank}:
+        raise UnsupportedAdapter(f"the adapter's matrices have ranks {sorted(ranks)}, not {rank}")
+    alpha = float(config["lora_alpha"])
+    return AdapterFile(
+        scale=alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank,
+        rank=rank,
+        modules=modules,
+        token_ids=_token_ids(config, rows),
+        token_rows=rows or None,
+    )
+
+
+def _check_plain(config: dict[str, Any]) -> None:  # Any: JSON values
+    if config.get("peft_type") != "LORA":
+        raise UnsupportedAdapter(f"PEFT type {config.get('peft_type')}")
+    for name, plain in _PLAIN.items():
+        value = config.get(name, plain)
+        if value != plain and value not in (None, [], {}):
+            raise UnsupportedAdapter(f"{name}={value!r}")
+
+
+def _token_ids(config: dict[str, Any], rows: dict[str, torch.Tensor]) -> tuple[int, ...]:
+    chosen = config.get("trainable_token_indices")
+    if not rows and not chosen:
+        return ()
+    lists = list(chosen.values()) if isinstance(chosen, dict) else [chosen]
+    if not chosen or any(ids != lists[0] for ids in lists):
+        raise UnsupportedAdapter("embedding and head have different trained tokens")
+    return tuple(lists[0])

@@ -1,0 +1,137 @@
+"""Key/value caches: one slot per decoding row, and one buffer per prompt that is being computed.
+
+Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. Rows fill the first
+slots without gaps, so that one matrix product per layer covers all rows without copying keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_STEP = 64
+"""The number of tokens per slot is a multiple of this number."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class PromptBuffer:
+    """Keys and values of one sequence: [L, 2, KV, T, D]."""
+
+    def __init__(self, shape: CacheShape, tokens: int) -> None:
+        self.kv = torch.zeros(
+            (shape.layers, 2, shape.kv_heads, round_up(tokens), shape.head_dim),
+            dtype=shape.dtype,
+            device=shape.device,
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.kv.numel() * self.kv.element_size()
+
+
+class SlotCache:
+    """Keys and values of all decoding rows: [L, 2, S, KV, T, D]."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self._kv = self._empty(0, 0)
+        self.lengths: list[int] = []
+        """Number of cached tokens of each row, by slot."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def bytes(self) -> int:
+        return self._kv.numel() * self._kv.element_size()
+
+    def bytes_for(self, rows: int, tokens: int) -> int:
+        """Bytes that the cache takes with `rows` rows, the longest with `tokens` tokens."""
+        return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
+
+    def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [B KV, T, D] of the rows, as views, up to the longest row plus
+        its new token."""
+        longest = max(self.lengths) + 1
+        keys, values = self._kv[number, :, : self.rows, :, :longest].unbind()
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+    def write_index(self) -> torch.Tensor:
+        """Return the index [B 2 KV] of each row's next keys and values in `flat(layer)`."""
+        _, _, slots, kv_heads, tokens, _ = self._kv.shape
+        row = torch.arange(self.rows)[:, None] * kv_heads + torch.arange(kv_heads)
+        within = row * tokens + torch.tensor(self.lengths)[:, None]
+        both = torch.stack([within, within + slots * kv_heads * tokens], 1)
+        return both.flatten().to(self._kv.device)
+
+    def flat(self, number: int) -> torch.Tensor:
+        """Return one layer as rows [2 S KV T, D], for `write_index`."""
+        return self._kv[number].view(-1, self._shape.head_dim)
+
+    def advance(self) -> None:
+        """Count each row's new token."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def append(self, buffer: PromptBuffer, length: int) -> None:
+        """Add a row with the first `length` tokens of a buffer."""
+        slot = self.rows
+        self.reserve(slot + 1, max([length, *self.lengths]) + 1)
+        self._kv[:, :, slot, :, :length] = buffer.kv[..., :length, :]
+        self.lengths.append(length)
+
+    def remove(self, slot: int) -> None:
+        """Free a slot; the last row moves into it."""
+        last = self.rows - 1
+        if slot != last:
+            length = self.lengths[last]
+            self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
+            self.lengths[slot] = length
+        self.lengths.pop()
+        needed = self.bytes_for(self.rows, max(self.lengths, default=-1) + 1)
+        if needed <= self.bytes // 4:
+            self._resize(self.rows, max(self.lengths, default=-1) + 1)
+
+    def clear(self, slot: int) -> None:
+        """Overwrite a slot that holds NaN: attention multiplies unused entries by 0."""
+        self._kv[:, :, slot] = 0
+
+    def copy_of(self, slot: int, tokens: int) -> torch.Tensor:
+        """Return a copy of the first `tokens` tokens of a slot: [L, 2, KV, tokens, D]."""
+        return self._kv[:, :, slot, :, :tokens].clone()
+
+    def reserve(self, rows: int, tokens: int) -> None:
+        """Make room for `rows` rows with `tokens` tokens each."""
+        slots, room = self._kv.shape[2], self._kv.shape[4]
+        if rows > slots or tokens > room:
+            self._resize(max(rows, slots), max(tokens, room))
+
+    def _resize(self, slots: int, room: int) -> None:
+        kv, longest = self._empty(slots, room), max(self.lengths, default=0)
+        if self.rows and longest:
+            kv[:, :, : self.rows, :, :longest] = self._kv[:, :, : self.rows, :, :longest]
+        self._kv = kv
+
+    def _empty(self, slots: int, room: int) -> torch.Tensor:
+        # Unused entries must be finite: attention multiplies them by 0, and 0 times NaN is NaN.
+        s = self._shape
+        size = (s.layers, 2, slots, s.kv_heads, round_up(room), s.head_dim)
+        return torch.zeros(size, dtype=s.dtype, device=s.device)
+
+
+def round_up(tokens: int) -> int:
+    return -(-tokens // _STEP) * _STEP

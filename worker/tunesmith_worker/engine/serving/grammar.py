@@ -1,0 +1,68 @@
+"""JSON output: tokens that would break the JSON schema are never sampled (by llguidance)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from .protocol import UnusableGrammar
+
+Untyped = Any  # Any: transformers and llguidance
+
+_COMPACT: dict[str, Any] = {"whitespace_flexible": False}
+"""JSON without line breaks and indentation, which a model could repeat without end."""
+
+
+class Grammars:
+    """Compiles JSON schemas for one tokenizer."""
+
+    def __init__(self, tokenizer: Untyped, vocabulary: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer, self._vocabulary, self._eos = tokenizer, vocabulary, sorted(eos_ids)
+        self._guide: Untyped = None
+
+    def matcher(self, schema: str) -> Matcher:
+        """Compile a JSON schema. Raises UnusableGrammar."""
+        import llguidance.hf  # most requests need no grammar
+
+        if self._guide is None:
+            size = max(self._vocabulary, len(self._tokenizer))
+            self._guide = llguidance.hf.from_tokenizer(
+                self._tokenizer, n_vocab=size, eos_token=self._eos or None
+            )
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=_COMPACT)
+        except ValueError as error:
+            raise UnusableGrammar(f"the JSON schema cannot be used: {error}") from error
+        matcher = llguidance.LLMatcher(self._guide, grammar, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0]
+            raise UnusableGrammar(f"the JSON schema cannot be used: {reason}")
+        return Matcher(matcher, self._vocabulary)
+
+
+class Matcher:
+    """State of one completion's JSON text."""
+
+    def __init__(self, matcher: Untyped, vocabulary: int) -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    def mask_(self, logits: torch.Tensor) -> None:
+        """Set the logits [V] of tokens that are not allowed to -inf."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
+        mask = torch.from_numpy(allowed == 0).to(logits.device)
+        logits[: len(mask)].masked_fill_(mask, -torch.inf)
+        logits[len(mask) :] = -torch.inf
+
+    def add(self, token: int) -> bool:
+        """Add a sampled token; return True if the JSON text is complete."""
+        self._matcher.consume_token(token)
+        return bool(self._matcher.is_stopped())
+
+
+def any_object() -> str:
+    """Return the JSON schema of `response_format={"type": "json_object"}`."""
+    return json.dumps({"type": "object"})

@@ -1,0 +1,119 @@
+"""The engine's thread: takes requests, runs steps, delivers outputs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from .protocol import Output, ServingError, Stream
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """What the thread runs. All methods are called on the thread."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def step(self) -> list[Output]: ...
+
+    def cancel(self, streams: Sequence[Stream]) -> None: ...
+
+    def fail_all(self, error: Exception) -> list[Output]: ...
+
+
+class EngineLoop:
+    """Runs steps on one thread while there is work."""
+
+    def __init__(self, work: Work, name: str) -> None:
+        self._work = work
+        self._calls: list[Callable[[], None]] = []
+        self._cancelled: list[Stream] = []
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"generate-{name}", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` between two steps and return its result, or raise its exception."""
+        done = threading.Event()
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        with self._wake:
+            if self._closing:
+                raise ServingError("the model was unloaded; send the request again")
+            self._calls.append(run)
+            self._wake.notify()
+        done.wait()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` between two steps, without waiting for it."""
+        with self._wake:
+            if self._closing:
+                raise ServingError("the model was unloaded; send the request again")
+            self._calls.append(function)
+            self._wake.notify()
+
+    def cancel(self, streams: Sequence[Stream]) -> None:
+        with self._wake:
+            self._cancelled += streams
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End the thread; requests in progress end with an error."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._calls or self._cancelled or self._closing or self._work.has_work):
+                    self._wake.wait()
+                calls, self._calls = self._calls, []
+                cancelled, self._cancelled = self._cancelled, []
+                closing = self._closing
+            for call in calls:
+                call()
+            if cancelled:
+                self._work.cancel(cancelled)
+            if closing:
+                deliver(self._work.fail_all(ServingError("the model was unloaded")))
+                return
+            if self._work.has_work:
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            outputs = self._work.step()
+        except Exception as error:  # a failed step must not end the thread
+            log.exception("a generation step failed")
+            outputs = self._work.fail_all(error)
+        deliver(outputs)
+
+
+def deliver(outputs: Sequence[Output]) -> None:
+    """Pass outputs on, in one call for all streams with the same function."""
+    by_function: dict[int, list[Output]] = {}
+    for output in outputs:
+        by_function.setdefault(id(output.stream.deliver), []).append(output)
+    for group in by_function.values():
+        group[0].stream.deliver(group)

@@ -1,0 +1,43 @@
+"""How many prompt tokens a step may compute without delaying the decoding rows much."""
+
+from __future__ import annotations
+
+ALONE = 512
+"""Prompt tokens per step while no row decodes."""
+_SMALLEST = 16
+_WEIGHT = 0.1
+"""Weight of the newest step in the running means."""
+_SHARE = 0.8
+"""Time for prompt tokens in a step, relative to the time for the decoding rows."""
+
+
+class Pace:
+    """Running means of step times."""
+
+    def __init__(self) -> None:
+        self._decode_seconds: float | None = None
+        """Time of a step without prompt tokens."""
+        self._token_seconds: float | None = None
+        """Additional time of a step per prompt token."""
+
+    def record(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        if prompt_tokens == 0:
+            self._decode_seconds = _mean(self._decode_seconds, seconds)
+        elif rows == 0:
+            self._token_seconds = _mean(self._token_seconds, seconds / prompt_tokens)
+        elif self._decode_seconds is not None:
+            more = max(seconds - self._decode_seconds, 0.0)
+            self._token_seconds = _mean(self._token_seconds, more / prompt_tokens)
+
+    def prompt_tokens(self, rows: int) -> int:
+        """Return the maximum number of prompt tokens for a step with `rows` decoding rows."""
+        if rows == 0:
+            return ALONE
+        if self._decode_seconds is None or not self._token_seconds:
+            return _SMALLEST
+        share = int(_SHARE * self._decode_seconds / self._token_seconds)
+        return min(max(share, _SMALLEST), ALONE)
+
+
+def _mean(before: float | None, value: float) -> float:
+    return value if before is None else before + _WEIGHT * (value - before)

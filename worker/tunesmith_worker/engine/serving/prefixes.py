@@ -1,0 +1,104 @@
+"""Keys and values of finished requests, kept for the next turn of a conversation.
+
+A kept sequence is used again by a request with the same adapter whose prompt starts with the same
+tokens. The least recently used sequences are dropped first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+MIN_TOKENS = 8
+"""Shorter common prefixes are computed again."""
+
+
+@dataclass(eq=False)
+class KeptPrefix:
+    adapter: str | None
+    rope_key: int
+    tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
+    kv: torch.Tensor
+    """[L, 2, KV, T, D]"""
+
+    @property
+    def bytes(self) -> int:
+        return self.kv.numel() * self.kv.element_size()
+
+
+class PrefixStore:
+    def __init__(self, max_bytes: int, max_entries: int = 64) -> None:
+        self._max_bytes, self._max_entries = max_bytes, max_entries
+        self._kept: OrderedDict[int, KeptPrefix] = OrderedDict()
+        """Least recently used first, keyed by identity."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self._kept.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(one.tokens) for one in self._kept.values())
+
+    def fits(self, size: int) -> bool:
+        """Return True if a sequence of `size` bytes may be kept."""
+        return size <= self._max_bytes
+
+    def add(
+        self, adapter: str | None, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
+    ) -> None:
+        """Keep a sequence; drop kept sequences that are a prefix of it, and the oldest ones."""
+        new = KeptPrefix(adapter, rope_key, np.array(tokens, dtype=np.int64), kv)
+        for key, old in list(self._kept.items()):
+            same = old.adapter == adapter and old.rope_key == rope_key
+            if same and common_length(old.tokens, new.tokens) == len(old.tokens):
+                del self._kept[key]
+        self._kept[id(new)] = new
+        while len(self._kept) > self._max_entries or self.bytes > self._max_bytes:
+            self.drop_oldest()
+
+    def find(
+        self, adapter: str | None, rope_key: int, tokens: Sequence[int]
+    ) -> tuple[KeptPrefix, int] | None:
+        """Return the sequence with the longest common prefix, and the prefix's length; None if
+        that is shorter than MIN_TOKENS. The last of `tokens` is never part of the prefix, because
+        its logits are needed."""
+        wanted = np.array(tokens[:-1], dtype=np.int64)
+        best, length = None, MIN_TOKENS - 1
+        for one in self._kept.values():
+            if one.adapter == adapter and one.rope_key == rope_key:
+                common = common_length(one.tokens, wanted)
+                if common > length:
+                    best, length = one, common
+        if best is None:
+            return None
+        self._kept.move_to_end(id(best))
+        return best, length
+
+    def drop_oldest(self) -> bool:
+        """Drop the least recently used sequence; return False if there is none."""
+        if not self._kept:
+            return False
+        self._kept.popitem(last=False)
+        return True
+
+    def forget(self, adapter: str | None) -> None:
+        """Drop the sequences of one adapter."""
+        self._kept = OrderedDict((k, v) for k, v in self._kept.items() if v.adapter != adapter)
+
+
+def common_length(
+    a: np.ndarray[tuple[int], np.dtype[np.int64]], b: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> int:
+    size = min(len(a), len(b))
+    different = (a[:size] != b[:size]).nonzero()[0]
+    return int(different[0]) if len(different) else size
+
+
+def common_length_of(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common start of two token sequences."""
+    return common_length(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64))

@@ -1,0 +1,155 @@
+"""Requests, outputs and errors of a serving engine.
+
+An engine generates for many callers at once. It knows token ids and text, no HTTP and no jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from tunesmith_worker.engine.rollout import SamplingParams
+
+MAX_TOP_LOGPROBS = 20
+
+
+class ServingError(Exception):
+    """Raised if a request cannot be answered; the message gives the reason."""
+
+
+class QueueFull(ServingError):
+    """Raised if too many requests wait. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnusableGrammar(ServingError):
+    """Raised if a JSON schema is invalid or uses keywords that the engine does not support."""
+
+
+class DoesNotFit(ServingError):
+    """Raised if the memory budget is too small for a model or for one request."""
+
+
+class UnsupportedAdapter(ServingError):
+    """Raised if the native engine cannot compute an adapter exactly as PEFT does."""
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One completion to generate."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    """0 to 2^64 - 1. The completion depends only on the request and the weights."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    """Texts that end the completion. The text of the completion ends before them."""
+    adapter: str | None = None
+    """Name of a loaded adapter; None for the base model."""
+    top_logprobs: int | None = None
+    """Number of most likely tokens to report per token; None: no log-probs at all."""
+    json_schema: str | None = None
+    """JSON schema, as JSON text, that the completion must satisfy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-prob of a token in `log_softmax(logits)`, without temperature, penalties or filters."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """Most likely tokens, most likely first."""
+
+
+@dataclass(slots=True)
+class Output:
+    """Progress of one request in one step."""
+
+    stream: Stream
+    text: str
+    """New text; may be empty while a character or a possible stop text is incomplete."""
+    token_ids: tuple[int, ...]
+    """New tokens. The tokens of a stop text are listed; end-of-sequence tokens too."""
+    scores: tuple[TokenScores, ...] = ()
+    """One entry per new token if the request asks for log-probs."""
+    finish: Finish | None = None
+    error: Exception | None = None
+    """Reason why the request ended without a result."""
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """A request and the receiver of its outputs."""
+
+    request: Generation
+    deliver: Deliver
+    """Called on the engine's thread with the outputs of a step, once for all streams that have the
+    same function."""
+    tag: object = None
+    """Value of the caller."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again, because an earlier request computed them."""
+
+
+Deliver = Callable[[Sequence[Output]], None]
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """State of an engine."""
+
+    running: int = 0
+    queued: int = 0
+    live_tokens: int = 0
+    """Tokens whose keys and values are held for running requests."""
+    kept_tokens: int = 0
+    """Tokens whose keys and values are kept from finished requests."""
+    cache_bytes: int = 0
+    cancelled: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class ServingEngine(Protocol):
+    name: str
+    """`native` or `transformers`."""
+    context: int | None
+    """Maximum number of token positions; None if the model has no maximum."""
+
+    def submit(self, streams: Sequence[Stream]) -> None:
+        """Queue requests. Raises QueueFull and UnusableGrammar; then no request is queued."""
+
+    def cancel(self, streams: Sequence[Stream]) -> None:
+        """End requests and free their memory before the next step; no further output follows."""
+
+    def add_adapter(self, name: str, folder: str) -> None:
+        """Load a PEFT adapter. Raises UnsupportedAdapter and ServingError."""
+
+    def remove_adapter(self, name: str) -> None:
+        """Free an adapter's memory. No request may use the adapter."""
+
+    def figures(self) -> Figures:
+        """Return the current state."""
+
+    def close(self) -> None:
+        """End the engine's thread and free its memory; running requests end with an error."""

@@ -1,0 +1,149 @@
+"""Requests in progress: their tokens, text, random numbers and stop conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tunesmith_worker.engine.rollout.sampling import PenaltyState, Uniforms, sample
+
+from .cache import PromptBuffer
+from .grammar import Matcher
+from .protocol import Finish, Output, Stream, TokenLogprob, TokenScores
+from .text import TextStream
+
+Untyped = Any  # Any: tokenizers is not typed
+
+
+@dataclass(eq=False)
+class Row:
+    """One request. Its tokens are the prompt and the completion so far; the keys and values of the
+    first `cached` tokens are in a buffer (while the prompt is computed) or in a slot."""
+
+    stream: Stream
+    text: TextStream
+    uniforms: Uniforms
+    matcher: Matcher | None
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    rope_key: int = 0
+    buffer: PromptBuffer | None = None
+    penalties: PenaltyState | None = None
+    done: bool = False
+    broken: bool = False
+    """True if the row's logits, and so its keys and values, are not finite."""
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.stream.request.prompt_ids)
+
+    @property
+    def pending(self) -> int:
+        """Number of tokens without cached keys and values."""
+        return len(self.tokens) - self.cached
+
+    def add(self, token: int, scores: tuple[TokenScores, ...]) -> Output:
+        """Append a sampled token; return what the caller gets for it."""
+        request = self.stream.request
+        self.tokens.append(token)
+        if self.penalties is not None:
+            self.penalties.add(token)
+        complete = self.matcher is not None and self.matcher.add(token)
+        text, finish = "", None
+        if token in request.stop_token_ids:
+            finish = Finish.STOP
+        else:
+            text = self.text.add(token)
+            if self.text.stopped or complete:
+                finish = Finish.STOP
+            elif self.generated >= request.max_tokens:
+                finish = Finish.LENGTH
+        if finish is not None:
+            text += self.text.finish()
+            if self.text.stopped:
+                finish = Finish.STOP
+            self.done = True
+        return Output(self.stream, text, (token,), scores, finish)
+
+
+def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
+    """Sample the next token of each row from fp32 logits [rows, V], which may be overwritten.
+
+    A row whose logits are not finite ends with an error and leaves the other rows alone."""
+    if not bool(logits.isfinite().all()):
+        return _without_broken_rows(rows, logits)
+    scored = [i for i, row in enumerate(rows) if row.stream.request.top_logprobs is not None]
+    log_probs = None
+    if scored:
+        raw = logits if len(scored) == len(rows) else logits[scored]
+        log_probs = dict(zip(scored, raw.log_softmax(-1), strict=True))
+    groups: dict[object, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(row.stream.request.sampling, []).append(i)
+    tokens = [0] * len(rows)
+    for members in groups.values():
+        part = logits if len(members) == len(rows) else logits[members]
+        chosen = [rows[i] for i in members]
+        for row, own in zip(chosen, part, strict=True):
+            if row.matcher is not None:
+                row.matcher.mask_(own)
+        params = chosen[0].stream.request.sampling
+        states = [_penalties(row, own) for row, own in zip(chosen, part, strict=True)]
+        if params.temperature == 0.0 and not params.has_penalties:
+            sampled = part.argmax(-1).tolist()
+        else:
+            uniforms = [row.uniforms[row.generated] for row in chosen]
+            given = [state for state in states if state is not None]
+            sampled = sample(part, params, uniforms, given).tokens
+        for i, token in zip(members, sampled, strict=True):
+            tokens[i] = token
+    outputs = []
+    for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        scores: tuple[TokenScores, ...] = ()
+        if log_probs is not None and i in log_probs:
+            scores = (_scores(log_probs[i], token, row.stream.request.top_logprobs or 0),)
+        outputs.append(row.add(token, scores))
+    return outputs
+
+
+def _without_broken_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
+    finite = logits.isfinite().all(-1).tolist()
+    good = [i for i, fine in enumerate(finite) if fine]
+    outputs = sample_rows([rows[i] for i in good], logits[good]) if good else []
+    for row, fine in zip(rows, finite, strict=True):
+        if not fine:
+            row.done = row.broken = True
+            outputs.append(
+                Output(
+                    row.stream,
+                    "",
+                    (),
+                    error=ArithmeticError(
+                        "the model's logits are not finite: its weights are damaged or its "
+                        "training diverged"
+                    ),
+                )
+            )
+    return outputs
+
+
+def _penalties(row: Row, logits: torch.Tensor) -> PenaltyState | None:
+    if not row.stream.request.sampling.has_penalties:
+        return None
+    if row.penalties is None:
+        prompt = row.stream.request.prompt_ids
+        row.penalties = PenaltyState(prompt, len(logits), logits.device)
+        for token in row.tokens[len(prompt) :]:
+            row.penalties.add(token)
+    return row.penalties
+
+
+def _scores(log_probs: torch.Tensor, token: int, top: int) -> TokenScores:
+    sampled = TokenLogprob(token, float(log_probs[token]))
+    if not top:
+        return TokenScores(sampled, ())
+    values, ids = log_probs.topk(min(top, len(log_probs)))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return TokenScores(sampled, tuple(TokenLogprob(i, v) for i, v in pairs))

@@ -1,0 +1,296 @@
+"""Continuous batching: in each step, rows join and leave the batch.
+
+A step computes one token of every decoding row, and as many prompt tokens as take about as long as
+the decoding rows, so that a long prompt delays other requests little. A row whose memory is needed
+for older rows returns to the queue and is computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from tunesmith_worker.engine.rollout.rope_tables import RopeTables
+
+from .cache import PromptBuffer, SlotCache, round_up
+from .decoder import DecodeRow, Part, ServingDecoder
+from .pace import Pace
+from .prefixes import MIN_TOKENS, PrefixStore, common_length_of
+from .protocol import DoesNotFit, Figures, Output, Stream
+from .rows import Row, sample_rows
+
+KEPT_SHARE = 0.5
+"""Share of the memory budget that finished requests may take."""
+
+
+class Scheduler:
+    """All requests of one base model. Not thread-safe."""
+
+    def __init__(
+        self, decoder: ServingDecoder, tables: RopeTables, max_rows: int, cache_bytes: int
+    ) -> None:
+        """`cache_bytes`: maximum bytes of keys and values, of running and finished requests."""
+        self._decoder, self._tables = decoder, tables
+        self._max_rows, self._budget = max_rows, cache_bytes
+        self._shape = decoder.cache_shape
+        self._cache = SlotCache(self._shape)
+        self._kept = PrefixStore(int(cache_bytes * KEPT_SHARE))
+        self._waiting: deque[Row] = deque()
+        self._prompts: list[Row] = []
+        """Rows whose prompt is being computed, oldest first."""
+        self._decoding: list[Row] = []
+        """Rows by slot."""
+        self._pace = Pace()
+        self._totals = Figures()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._prompts or self._decoding)
+
+    @property
+    def queued(self) -> int:
+        """Number of waiting requests. Any thread may read it."""
+        return len(self._waiting)
+
+    def figures(self) -> Figures:
+        rows = [*self._prompts, *self._decoding]
+        totals = self._totals
+        totals.running, totals.queued = len(rows), len(self._waiting)
+        totals.live_tokens = sum(row.cached for row in rows)
+        totals.kept_tokens = self._kept.tokens
+        totals.cache_bytes = self._live_bytes() + self._kept.bytes
+        return totals
+
+    def add(self, row: Row) -> None:
+        row.tokens = list(row.stream.request.prompt_ids)
+        self._totals.prompt_tokens += len(row.tokens)
+        self._waiting.append(row)
+
+    def cancel(self, streams: Iterable[Stream]) -> None:
+        """Remove requests and free their keys and values at once."""
+        ended = {id(stream) for stream in streams}
+        rows = [*self._waiting, *self._prompts, *self._decoding]
+        for row in rows:
+            if id(row.stream) in ended:
+                row.done = True
+                self._totals.cancelled += 1
+        self._waiting = deque(row for row in self._waiting if not row.done)
+        self._remove_done(keep=False)
+
+    def forget(self, adapter: str) -> None:
+        """Drop the kept sequences of an adapter."""
+        self._kept.forget(adapter)
+
+    def fail_all(self, error: Exception) -> list[Output]:
+        """End every request with an error and free all memory."""
+        rows = [*self._waiting, *self._prompts, *self._decoding]
+        self._waiting.clear()
+        self._prompts, self._decoding = [], []
+        self._cache = SlotCache(self._shape)
+        while self._kept.drop_oldest():
+            pass
+        return [Output(row.stream, "", (), error=error) for row in rows]
+
+    def step(self) -> list[Output]:
+        """Compute the next step; return the outputs of all rows that got a token or ended."""
+        outputs = self._make_room()
+        outputs += self._admit()
+        parts = self._next_parts()
+        if not parts and not self._decoding:
+            return outputs
+        started = time.perf_counter()
+        logits = self._decoder.run(
+            [
+                DecodeRow(row.tokens[-1], row.rope_key, row.stream.request.adapter)
+                for row in self._decoding
+            ],
+            self._cache,
+            [part for _, part in parts],
+        )
+        for row in self._decoding:
+            row.cached += 1
+        for row, part in parts:
+            row.cached += len(part.ids)
+        ready = [row for row, part in parts if part.needs_logits]
+        rows = [*self._decoding, *ready]
+        if rows:
+            outputs += sample_rows(rows, logits)
+            self._totals.generated_tokens += len(rows)
+        prompt_tokens = sum(len(part.ids) for _, part in parts)
+        self._pace.record(len(self._decoding), prompt_tokens, time.perf_counter() - started)
+        self._move(ready)
+        return outputs
+
+    def _move(self, ready: Sequence[Row]) -> None:
+        """Give computed prompts a slot, and take rows out that ended."""
+        self._totals.finished += sum(row.done for row in [*self._decoding, *ready])
+        for row in ready:
+            if not row.done and row.buffer is not None:
+                self._cache.append(row.buffer, row.cached)
+                self._prompts.remove(row)
+                self._decoding.append(row)
+                row.buffer = None
+        self._remove_done(keep=True)
+        for slot in range(len(self._decoding) - 1, -1, -1):
+            row = self._decoding[slot]
+            if self._tables.rope_key(len(row.tokens)) != row.rope_key:
+                self._leave(slot)
+                self._waiting.appendleft(row)
+
+    def _remove_done(self, *, keep: bool) -> None:
+        """Remove ended rows; with `keep`, their keys and values stay for later requests."""
+        for slot in range(len(self._decoding) - 1, -1, -1):
+            row = self._decoding[slot]
+            if row.done:
+                if keep and self._can_keep(row):
+                    self._keep(row, self._cache.copy_of(slot, row.cached))
+                if row.broken:
+                    self._cache.clear(slot)
+                self._leave(slot)
+        for row in [row for row in self._prompts if row.done]:
+            if keep and row.buffer is not None and self._can_keep(row):
+                self._keep(row, row.buffer.kv[..., : row.cached, :].clone())
+            row.buffer = None
+            self._prompts.remove(row)
+
+    def _leave(self, slot: int) -> None:
+        """Free a slot; the last row moves into it."""
+        self._cache.remove(slot)
+        row = self._decoding[slot]
+        self._decoding[slot] = self._decoding[-1]
+        self._decoding.pop()
+        row.cached = 0
+
+    def _can_keep(self, row: Row) -> bool:
+        size = row.cached * self._shape.token_bytes
+        free = self._budget - self._live_bytes()
+        return (
+            not row.broken and row.cached >= MIN_TOKENS and self._kept.fits(size) and size <= free
+        )
+
+    def _keep(self, row: Row, kv: torch.Tensor) -> None:
+        tokens = row.tokens[: row.cached]
+        self._kept.add(row.stream.request.adapter, row.rope_key, tokens, kv)
+        self._shrink_kept(0)
+
+    def _live_bytes(self) -> int:
+        buffers = sum(row.buffer.bytes for row in self._prompts if row.buffer is not None)
+        return self._cache.bytes + buffers
+
+    def _shrink_kept(self, needed: int) -> None:
+        """Drop kept sequences until `needed` more bytes fit into the budget."""
+        while self._live_bytes() + self._kept.bytes + needed > self._budget:
+            if not self._kept.drop_oldest():
+                return
+
+    def _needed(self, rows: int, tokens: int) -> int:
+        """Bytes of the slots with `rows` rows of up to `tokens` tokens and of all buffers."""
+        buffers = sum(row.buffer.bytes for row in self._prompts if row.buffer is not None)
+        return self._cache.bytes_for(rows, tokens) + buffers
+
+    def _longest(self) -> int:
+        return max((len(row.tokens) for row in [*self._decoding, *self._prompts]), default=0)
+
+    def _make_room(self) -> list[Output]:
+        """Return the newest rows to the queue until the next tokens of the others fit."""
+        while self._decoding:
+            rows = len(self._decoding) + len(self._prompts)
+            needed = self._needed(rows, self._longest() + 1)
+            if needed <= self._budget:
+                self._shrink_kept(max(0, needed - self._live_bytes()))
+                return []
+            if self._prompts:
+                row = self._prompts.pop()
+                row.buffer, row.cached = None, 0
+                self._waiting.appendleft(row)
+            elif len(self._decoding) > 1:
+                row = self._decoding[-1]
+                self._leave(len(self._decoding) - 1)
+                self._waiting.appendleft(row)
+            else:
+                row = self._decoding[0]
+                self._leave(0)
+                return [Output(row.stream, "", (), error=self._too_large(row))]
+        return []
+
+    def _too_large(self, row: Row) -> DoesNotFit:
+        return DoesNotFit(
+            f"{len(row.tokens)} tokens need {self._needed(1, len(row.tokens) + 1):,} bytes for "
+            f"their keys and values, but the memory budget is {self._budget:,} bytes: use a "
+            "shorter prompt or fewer completion tokens"
+        )
+
+    def _admit(self) -> list[Output]:
+        """Start queued requests while there is room."""
+        while self._waiting and len(self._decoding) + len(self._prompts) < self._max_rows:
+            row = self._waiting[0]
+            rows = len(self._decoding) + len(self._prompts) + 1
+            tokens = len(row.tokens) + 1
+            buffer = round_up(tokens) * self._shape.token_bytes
+            if self._needed(rows, max(tokens, self._longest() + 1)) + buffer > self._budget:
+                if rows > 1:
+                    return []
+                self._waiting.popleft()
+                return [Output(row.stream, "", (), error=self._too_large(row))]
+            self._waiting.popleft()
+            self._shrink_kept(buffer)
+            self._start(row, tokens)
+        return []
+
+    def _start(self, row: Row, tokens: int) -> None:
+        row.rope_key = self._tables.rope_key(len(row.tokens))
+        row.buffer, row.cached = PromptBuffer(self._shape, tokens), 0
+        self._prompts.append(row)
+
+    def _reuse(self, row: Row) -> None:
+        """Copy the longest known prefix of a row from a kept sequence or from a running row."""
+        assert row.buffer is not None
+        adapter = row.stream.request.adapter
+        found = self._kept.find(adapter, row.rope_key, row.tokens)
+        length = found[1] if found is not None else MIN_TOKENS - 1
+        source = found[0].kv if found is not None else None
+        for slot, other in enumerate(self._decoding):
+            if other.stream.request.adapter == adapter and other.rope_key == row.rope_key:
+                common = common_length_of(other.tokens[: other.cached], row.tokens[:-1])
+                if common > length:
+                    source, length = self._cache.copy_of(slot, common), common
+        if source is not None:
+            row.buffer.kv[..., :length, :] = source[..., :length, :]
+            row.cached = length
+            row.stream.cached_tokens = min(length, len(row.stream.request.prompt_ids))
+            self._totals.reused_tokens += length
+
+    def _next_parts(self) -> list[tuple[Row, Part]]:
+        """Choose the prompt tokens of the next step, oldest request first."""
+        left = self._pace.prompt_tokens(len(self._decoding))
+        parts: list[tuple[Row, Part]] = []
+        for row in self._prompts:
+            if left <= 0:
+                break
+            if row.cached == 0:
+                if any(_same_start(row, other) for other, _ in parts):
+                    continue  # wait for the common prefix
+                self._reuse(row)
+            assert row.buffer is not None
+            count = min(left, row.pending)
+            left -= count
+            part = Part(
+                ids=row.tokens[row.cached : row.cached + count],
+                start=row.cached,
+                buffer=row.buffer,
+                rope_key=row.rope_key,
+                adapter=row.stream.request.adapter,
+                needs_logits=count == row.pending,
+            )
+            parts.append((row, part))
+        return parts
+
+
+def _same_start(row: Row, other: Row) -> bool:
+    """Return True if two rows share so long a start that computing it once is faster."""
+    if row.stream.request.adapter != other.stream.request.adapter:
+        return False
+    return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)

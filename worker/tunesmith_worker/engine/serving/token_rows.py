@@ -1,0 +1,73 @@
+"""Embedding and head rows that an adapter trained for single tokens (PEFT's trainable tokens)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    ids: torch.Tensor
+    """[k]"""
+    embedding: torch.Tensor | None
+    """[k, hidden]; replaces the base model's rows. None: the embedding is not trained."""
+    head: torch.Tensor | None
+    multiplier: float = 1.0
+    """Factor of embeddings."""
+
+
+class TokenRows:
+    """Trained rows by adapter, and the adapters of the current step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rows: dict[str, TrainedRows] = {}
+        self._step: dict[str, torch.Tensor] = {}
+        """Index of the tokens of each adapter with trained rows."""
+
+    def add(self, adapter: str, rows: TrainedRows) -> None:
+        self._rows[adapter] = rows
+
+    def remove(self, adapter: str) -> None:
+        self._rows.pop(adapter, None)
+
+    def start_step(self, adapters: Sequence[str | None]) -> None:
+        self._step = self._index(adapters)
+
+    def _index(self, adapters: Sequence[str | None]) -> dict[str, torch.Tensor]:
+        if not self._rows:
+            return {}
+        used = {name for name in adapters if name is not None and name in self._rows}
+        return {
+            name: torch.tensor(
+                [i for i, one in enumerate(adapters) if one == name], device=self._device
+            )
+            for name in sorted(used)
+        }
+
+    def embed(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Replace the embeddings x [T, hidden] of trained tokens among ids [T]."""
+        for name, tokens in self._step.items():
+            rows = self._rows[name]
+            if rows.embedding is None:
+                continue
+            match = ids[tokens][:, None] == rows.ids[None]  # [t, k]
+            at, which = match.nonzero(as_tuple=True)
+            if len(at):
+                values = rows.embedding[which] * rows.multiplier
+                x = x.index_copy(0, tokens[at], values.to(x.dtype))
+        return x
+
+    def head(
+        self, x: torch.Tensor, logits: torch.Tensor, adapters: Sequence[str | None]
+    ) -> torch.Tensor:
+        """Replace the logits [N, V] of trained tokens. x: normalised hidden states [N, hidden]."""
+        for name, tokens in self._index(adapters).items():
+            rows = self._rows[name]
+            if rows.head is not None:
+                own = x[tokens] @ rows.head.to(x.dtype).t()
+                logits[tokens[:, None], rows.ids[None]] = own.to(logits.dtype)
+        return logits

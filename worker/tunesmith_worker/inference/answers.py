@@ -1,0 +1,221 @@
+"""Answers to completion requests: from the parsed body to JSON or server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Literal
+
+from starlette.responses import JSONResponse
+
+from tunesmith_worker.engine.serving.protocol import Generation, Output, Stream
+
+from . import wire
+from .errors import ApiError, as_api_error
+from .parameters import Body, Parameters, chat_parameters, check_length, text_parameters
+from .pool import Loaded, ModelPool
+from .prompts import chat_ids, text_ids
+from .token_text import TokenText
+
+Message = MutableMapping[str, Any]  # Any: ASGI messages
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Outputs = asyncio.Queue[Output | None]
+"""Outputs of one request; None: the client closed the connection."""
+
+
+class Deliverer:
+    """Passes outputs from engine threads to the event loop, once per step."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, outputs: Sequence[Output]) -> None:
+        self._loop.call_soon_threadsafe(_put, outputs)
+
+
+def _put(outputs: Sequence[Output]) -> None:
+    for output in outputs:
+        queue: Outputs = output.stream.tag  # type: ignore[assignment]  # set by Answer
+        queue.put_nowait(output)
+
+
+class Answer:
+    """One request in progress, as an ASGI response."""
+
+    def __init__(
+        self, kind: Literal["chat", "text"], body: Body, pool: ModelPool, deliver: Deliverer
+    ) -> None:
+        """Raises ApiError for parameters that cannot be used."""
+        self._kind, self._body, self._pool, self._deliver = kind, body, pool, deliver
+        self._params = chat_parameters(body) if kind == "chat" else text_parameters(body)
+        self._outputs: Outputs = asyncio.Queue()
+        self._streams: dict[int, int] = {}
+        """Index of each stream's choice, by identity."""
+        self._all: list[Stream] = []
+        self._choices: list[wire.Choice] = []
+        self._prompt_tokens = 0
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        """Send the answer. A closed connection cancels the request."""
+        loaded, adapter = await self._pool.acquire(self._params.model)
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            await self._submit(loaded, adapter)
+            tokens = _token_text(loaded)
+            text = wire.Wire(
+                self._kind, self._params.model, tokens, null_usage=self._params.include_usage
+            )
+            headers = {"x-tunesmith-engine": loaded.engine.name}
+            if self._params.stream:
+                await self._send_stream(send, text, headers)
+            else:
+                await self._send_whole(send, text, headers)
+        finally:
+            watch.cancel()
+            open_streams = [
+                s for s in self._all if self._choices[self._streams[id(s)]].finish is None
+            ]
+            if open_streams:
+                loaded.engine.cancel(open_streams)
+            self._pool.release(loaded)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._outputs.put_nowait(None)
+
+    async def _submit(self, loaded: Loaded, adapter: str | None) -> None:
+        params, base = self._params, loaded.base
+        if self._kind == "chat":
+            prompts = [chat_ids(base.tokenizer, self._body.get("messages"))]
+        else:
+            prompts = text_ids(base.tokenizer, self._body.get("prompt"), base.vocabulary)
+        param = "messages" if self._kind == "chat" else "prompt"
+        for prompt in prompts:
+            limit = check_length(len(prompt), params, base.context, param)
+            self._prompt_tokens += len(prompt)
+            for number in range(params.n):
+                request = _generation(prompt, limit, number, params, adapter, base.eos_ids)
+                stream = Stream(request, self._deliver, self._outputs)
+                self._streams[id(stream)] = len(self._all)
+                self._all.append(stream)
+                self._choices.append(wire.Choice())
+        if params.json_schema is None:
+            loaded.engine.submit(self._all)
+        else:  # compiling a JSON schema takes up to a second
+            await asyncio.to_thread(loaded.engine.submit, self._all)
+
+    async def _next(self) -> Output | None:
+        """Return the next output and note it; None if the client closed the connection."""
+        output = await self._outputs.get()
+        if output is None:
+            return None
+        if output.error is not None:
+            self._choices[self._streams[id(output.stream)]].finish = "error"
+            raise output.error
+        choice = self._choices[self._streams[id(output.stream)]]
+        choice.tokens += len(output.token_ids)
+        choice.finish = output.finish
+        if output.scores and output.token_ids[-1] in output.stream.request.stop_token_ids:
+            output.scores = output.scores[:-1]
+        return output
+
+    def _usage(self) -> wire.Json:
+        completion = sum(choice.tokens for choice in self._choices)
+        cached = sum(stream.cached_tokens for stream in self._all[:: self._params.n])
+        return wire.usage(self._prompt_tokens, completion, cached)
+
+    async def _send_whole(self, send: Send, text: wire.Wire, headers: dict[str, str]) -> None:
+        while any(choice.finish is None for choice in self._choices):
+            output = await self._next()
+            if output is None:
+                return
+            choice = self._choices[self._streams[id(output.stream)]]
+            choice.text += output.text
+            choice.scores += output.scores
+        response = JSONResponse(text.whole(self._choices, self._usage()), headers=headers)
+        await response({"type": "http"}, _no_messages, send)
+
+    async def _send_stream(self, send: Send, text: wire.Wire, headers: dict[str, str]) -> None:
+        # The response starts with the first output, so that earlier errors have a status.
+        output = await self._next()
+        if output is None:
+            return
+        await send(_start(headers))
+        await self._send_text(send, "".join(text.first(i) for i in range(len(self._all))))
+        try:
+            while output is not None:
+                pieces = [self._piece(text, output)]
+                done = all(choice.finish is not None for choice in self._choices)
+                while not done and not self._outputs.empty():
+                    output = await self._next()
+                    if output is None:
+                        return
+                    pieces.append(self._piece(text, output))
+                    done = all(choice.finish is not None for choice in self._choices)
+                if done:
+                    if self._params.include_usage:
+                        pieces.append(text.usage_chunk(self._usage()))
+                    await self._send_text(send, "".join(pieces) + "data: [DONE]\n\n", last=True)
+                    return
+                await self._send_text(send, "".join(pieces))
+                output = await self._next()
+        except Exception as error:
+            body = json.dumps(as_api_error(error).body())
+            await self._send_text(send, f"data: {body}\n\n", last=True)
+
+    def _piece(self, text: wire.Wire, output: Output) -> str:
+        index = self._streams[id(output.stream)]
+        choice = self._choices[index]
+        piece = text.progress(index, output, len(choice.text))
+        choice.text += output.text
+        return piece
+
+    async def _send_text(self, send: Send, text: str, *, last: bool = False) -> None:
+        if text or last:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": not last})
+
+
+def _generation(
+    prompt: tuple[int, ...],
+    limit: int,
+    number: int,
+    params: Parameters,
+    adapter: str | None,
+    eos_ids: frozenset[int],
+) -> Generation:
+    return Generation(
+        prompt_ids=prompt,
+        max_tokens=limit,
+        # Choices of one request differ; the first equals that of a request with n=1.
+        seed=(params.seed + number * 0x9E3779B97F4A7C15) % (1 << 64),
+        sampling=params.sampling,
+        stop_token_ids=eos_ids,
+        stop=params.stop,
+        adapter=adapter,
+        top_logprobs=params.top_logprobs,
+        json_schema=params.json_schema,
+    )
+
+
+def _token_text(loaded: Loaded) -> TokenText:
+    if loaded.token_text is None:
+        loaded.token_text = TokenText(loaded.base.tokenizer)
+    return loaded.token_text
+
+
+def _start(headers: dict[str, str]) -> Message:
+    every = {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        **headers,
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in every.items()]
+    return {"type": "http.response.start", "status": 200, "headers": pairs}
+
+
+async def _no_messages() -> Message:
+    raise ApiError(500, "a JSON response reads no messages")

@@ -1,0 +1,117 @@
+"""Files of adapters and tuned models, stored by hash and kept across restarts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from .errors import ApiError, invalid
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+
+Kind = Literal["base", "adapter", "full"]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A model that requests may name."""
+
+    id: str
+    base: str
+    kind: Kind
+    files: tuple[StoredFile, ...]
+
+    @classmethod
+    def read(cls, body: Any) -> Registration:  # Any: JSON value
+        """Raises ApiError for a malformed request."""
+        if not isinstance(body, dict):
+            raise invalid("id", "the request must be a JSON object")
+        for name in ("id", "base"):
+            if not isinstance(body.get(name), str) or not body[name]:
+                raise invalid(name, f"{name} must be a text")
+        if body.get("kind") not in ("base", "adapter", "full"):
+            raise invalid("kind", "kind must be 'base', 'adapter' or 'full'")
+        files = body.get("files") or []
+        if not isinstance(files, list):
+            raise invalid("files", "files must be a list")
+        return cls(body["id"], body["base"], body["kind"], tuple(map(_stored_file, files)))
+
+
+def _stored_file(value: Any) -> StoredFile:
+    if not isinstance(value, dict):
+        raise invalid("files", "files must be a list of objects with name and sha256")
+    return StoredFile(check_name(value.get("name")), check_hash(value.get("sha256")))
+
+
+def check_name(value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise invalid("name", f"not a file name: {value!r}")
+    return value
+
+
+def check_hash(value: Any) -> str:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise invalid("sha256", f"not a SHA-256 in lower-case hexadecimal: {value!r}")
+    return value
+
+
+class FileStore:
+    def __init__(self, folder: Path) -> None:
+        self._files, self._models = folder / "files", folder / "models"
+        for path in (self._files, self._models):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    async def put(self, chunks: AsyncIterator[bytes], sha256: str) -> None:
+        """Store a file. Raises ApiError 422 if its content has another hash."""
+        digest = hashlib.sha256()
+        handle, name = tempfile.mkstemp(dir=self._files, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                async for chunk in chunks:
+                    digest.update(chunk)
+                    file.write(chunk)
+            if digest.hexdigest() != sha256:
+                raise ApiError(
+                    422,
+                    f"the file's SHA-256 is {digest.hexdigest()}, not {sha256}: send it again",
+                    code="upload_mismatch",
+                )
+            os.replace(name, self._files / sha256)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+    def missing(self, files: Sequence[StoredFile]) -> list[str]:
+        return [file.name for file in files if not (self._files / file.sha256).is_file()]
+
+    def link(self, registration: Registration) -> Path:
+        """Return a folder with the model's files under their names."""
+        folder = self._models / quote(registration.id, safe="")[:200]
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+        for file in registration.files:
+            os.link(self._files / file.sha256, folder / file.name)
+        return folder
+
+    def unlink(self, registration: Registration) -> None:
+        """Remove a model's folder, and its files if no other model has them."""
+        folder = self._models / quote(registration.id, safe="")[:200]
+        shutil.rmtree(folder, ignore_errors=True)
+        for file in registration.files:
+            path = self._files / file.sha256
+            if path.is_file() and path.stat().st_nlink == 1:
+                path.unlink()
