@@ -16,7 +16,6 @@ from .errors import ApiError, as_api_error
 from .parameters import Body, Parameters, chat_parameters, check_length, text_parameters
 from .pool import Loaded, ModelPool
 from .prompts import chat_ids, text_ids
-from .token_text import TokenText
 
 Message = MutableMapping[str, Any]  # Any: ASGI messages
 Receive = Callable[[], Awaitable[Message]]
@@ -63,9 +62,8 @@ class Answer:
         watch = asyncio.create_task(self._watch(receive))
         try:
             await self._submit(loaded, adapter)
-            tokens = _token_text(loaded)
             text = wire.Wire(
-                self._kind, self._params.model, tokens, null_usage=self._params.include_usage
+                self._kind, self._params.model, loaded.tokens, null_usage=self._params.include_usage
             )
             headers = {"x-tunesmith-engine": loaded.engine.name}
             if self._params.stream:
@@ -79,7 +77,7 @@ class Answer:
             ]
             if open_streams:
                 loaded.engine.cancel(open_streams)
-            self._pool.release(loaded)
+            loaded.end(adapter)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -198,12 +196,6 @@ def _generation(
         top_logprobs=params.top_logprobs,
         json_schema=params.json_schema,
     )
-
-
-def _token_text(loaded: Loaded) -> TokenText:
-    if loaded.token_text is None:
-        loaded.token_text = TokenText(loaded.base.tokenizer)
-    return loaded.token_text
 
 
 def _start(headers: dict[str, str]) -> Message:

@@ -98,19 +98,23 @@ class FileStore:
     def missing(self, files: Sequence[StoredFile]) -> list[str]:
         return [file.name for file in files if not (self._files / file.sha256).is_file()]
 
-    def link(self, registration: Registration) -> Path:
-        """Return a folder with the model's files under their names."""
-        folder = self._models / quote(registration.id, safe="")[:200]
+    def link(self, registration: Registration) -> None:
+        """Fill the model's folder with its files under their names."""
+        folder = self.folder(registration)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         for file in registration.files:
             os.link(self._files / file.sha256, folder / file.name)
-        return folder
+
+    def folder(self, registration: Registration) -> Path:
+        """Return the model's folder. Other files give another folder."""
+        names = "".join(f"{file.name}\n{file.sha256}\n" for file in registration.files)
+        digest = hashlib.sha256(f"{registration.base}\n{names}".encode()).hexdigest()
+        return self._models / f"{quote(registration.id, safe='')[:150]}-{digest[:16]}"
 
     def unlink(self, registration: Registration) -> None:
         """Remove a model's folder, and its files if no other model has them."""
-        folder = self._models / quote(registration.id, safe="")[:200]
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder(registration), ignore_errors=True)
         for file in registration.files:
             path = self._files / file.sha256
             if path.is_file() and path.stat().st_nlink == 1:

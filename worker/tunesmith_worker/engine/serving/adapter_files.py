@@ -67,8 +67,6 @@ def read_adapter(folder: Path) -> AdapterFile:
     except Exception as error:  # safetensors raises its own class of errors
         raise ServingError(f"the adapter's files cannot be read: {error}") from error
     _check_plain(config)
-    if (folder / "tokenizer.json").is_file():
-        raise UnsupportedAdapter("the adapter has its own tokenizer")
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     rows: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -110,10 +108,10 @@ def _check_plain(config: dict[str, Any]) -> None:  # Any: JSON values
 
 
 def _token_ids(config: dict[str, Any], rows: dict[str, torch.Tensor]) -> tuple[int, ...]:
-    chosen = config.get("trainable_token_indices")
-    if not rows and not chosen:
+    if not rows:
         return ()
+    chosen = config.get("trainable_token_indices") or []
     lists = list(chosen.values()) if isinstance(chosen, dict) else [chosen]
-    if not chosen or any(ids != lists[0] for ids in lists):
+    if not lists[0] or any(ids != lists[0] for ids in lists):
         raise UnsupportedAdapter("embedding and head have different trained tokens")
     return tuple(lists[0])

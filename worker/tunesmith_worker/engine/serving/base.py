@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 
 from tunesmith_worker.engine.model.config_values import config_size
 from tunesmith_worker.engine.rollout import eos_token_ids
@@ -15,6 +17,9 @@ from tunesmith_worker.engine.rollout import eos_token_ids
 from .protocol import ServingError
 
 Untyped = Any  # Any: transformers is not typed
+
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
+"""Bytes per element of safetensors' dtypes."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +35,20 @@ class BaseModel:
     """Number of rows of the embedding."""
 
 
-def load(name: str, folder: str, device: torch.device) -> BaseModel:
+def load(
+    name: str, folder: str, device: torch.device, tokenizer_folder: str | None = None
+) -> BaseModel:
     """Load a model and its tokenizer. `folder` may be a Hugging Face id.
 
+    `tokenizer_folder`: folder of an adapter that added tokens; the embeddings grow to its size.
     Weights are fp32 on a CPU, and in the checkpoint's dtype on a GPU. Code from a model's
     repository never runs. Raises ServingError."""
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            tokenizer_folder or folder, trust_remote_code=False
+        )
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -46,6 +56,8 @@ def load(name: str, folder: str, device: torch.device) -> BaseModel:
             trust_remote_code=False,
             use_safetensors=True,
         )
+        if tokenizer_folder and len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     except Exception as error:  # a broken model can raise anything
         raise ServingError(f"model {name!r} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
@@ -61,9 +73,16 @@ def load(name: str, folder: str, device: torch.device) -> BaseModel:
     )
 
 
-def weight_bytes(folder: str) -> int:
-    """Return the bytes of a model folder's weight files; 0 for a Hugging Face id."""
+def loading_bytes(folder: str, device: torch.device) -> int:
+    """Return the peak bytes of loading a model folder; 0 for a Hugging Face id.
+
+    While the decoder packs the weights, the process holds them twice."""
     path = Path(folder)
-    if not path.is_dir():
-        return 0
-    return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    total = 0
+    for file in path.glob("*.safetensors") if path.is_dir() else ():
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  not a dict
+                part = tensors.get_slice(name)
+                size = 4 if device.type == "cpu" else _SIZES.get(part.get_dtype(), 4)
+                total += math.prod(part.get_shape()) * size
+    return 2 * total

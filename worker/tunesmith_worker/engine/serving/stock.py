@@ -1,0 +1,200 @@
+"""Serving engine for all other model families: transformers' own generation, one request at a time.
+
+transformers runs the model and its cache. A logits processor samples each token as the native
+engine does and passes it on, so that requests have the same parameters and answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import peft
+import torch
+import transformers
+
+from tunesmith_worker.engine.rollout.sampling import Uniforms
+
+from .base import BaseModel
+from .grammar import Grammars
+from .loop import deliver
+from .protocol import Figures, Output, QueueFull, ServingError, Stream
+from .rows import Row, sample_rows
+from .text import TextStream
+
+log = logging.getLogger(__name__)
+
+Untyped = Any  # Any: transformers and peft are not typed
+
+
+class StockServing:
+    """`ServingEngine` with transformers' `generate` and plain PEFT adapters."""
+
+    name = "transformers"
+
+    def __init__(self, base: BaseModel, *, max_queue: int = 64) -> None:
+        self.context = base.context
+        self._base, self._max_queue = base, max_queue
+        self._model = base.model
+        # generate() would take missing settings, such as the end-of-sequence token, from here.
+        base.model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+        self._adapters: dict[str, str] = {}
+        """PEFT's names of the adapters."""
+        self._loads = 0
+        self._grammars = Grammars(base.tokenizer, base.vocabulary, base.eos_ids)
+        self._figures = Figures()
+        self._queue: deque[Row] = deque()
+        self._running: Row | None = None
+        self._lock = threading.Condition()
+        self._model_lock = threading.Lock()
+        """Held while a request or an adapter uses the model."""
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, streams: Sequence[Stream]) -> None:
+        rows = [self._row(stream) for stream in streams]
+        with self._lock:
+            if self._closing:
+                raise ServingError("the model was unloaded; send the request again")
+            queued = len(self._queue)
+            if queued + len(rows) > self._max_queue:
+                raise QueueFull(
+                    f"{queued} requests wait for this model, and at most {self._max_queue} may: "
+                    "send the request again later",
+                    retry_after=5,
+                )
+            self._queue += rows
+            self._figures.prompt_tokens += sum(len(row.tokens) for row in rows)
+            self._lock.notify()
+
+    def _row(self, stream: Stream) -> Row:
+        request, schema = stream.request, stream.request.json_schema
+        return Row(
+            stream=stream,
+            text=TextStream(self._base.tokenizer.backend_tokenizer, request.stop),
+            uniforms=Uniforms(request.seed),
+            matcher=None if schema is None else self._grammars.matcher(schema),
+            tokens=list(request.prompt_ids),
+        )
+
+    def cancel(self, streams: Sequence[Stream]) -> None:
+        ended = {id(stream) for stream in streams}
+        with self._lock:
+            rows = [*self._queue, *([self._running] if self._running else [])]
+            for row in rows:
+                if id(row.stream) in ended and not row.done:
+                    row.done = True
+                    self._figures.cancelled += 1
+            self._queue = deque(row for row in self._queue if not row.done)
+
+    def add_adapter(self, name: str, folder: str) -> None:
+        with self._model_lock:
+            self._loads += 1
+            own = f"adapter{self._loads}"
+            try:
+                if isinstance(self._model, peft.PeftModel):
+                    self._model.load_adapter(folder, own)
+                else:
+                    self._model = peft.PeftModel.from_pretrained(self._model, folder, own)
+            except Exception as error:  # a broken adapter can raise anything
+                raise ServingError(f"adapter {name!r} cannot be loaded: {error}") from error
+            self._model.eval()
+            self._adapters[name] = own
+
+    def remove_adapter(self, name: str) -> None:
+        with self._model_lock:
+            self._model.delete_adapter(self._adapters.pop(name))
+
+    def figures(self) -> Figures:
+        with self._lock:
+            self._figures.running = int(self._running is not None)
+            self._figures.queued = len(self._queue)
+            self._figures.live_tokens = len(self._running.tokens) if self._running else 0
+            return self._figures
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            waiting, self._queue = list(self._queue), deque()
+            self._lock.notify()
+        error = ServingError("the model was unloaded")
+        deliver([Output(row.stream, "", (), error=error) for row in waiting])
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not (self._queue or self._closing):
+                    self._lock.wait()
+                if self._closing:
+                    return
+                row = self._running = self._queue.popleft()
+            try:
+                with self._model_lock, torch.inference_mode():
+                    self._generate(row)
+                if not self.must_stop(row):
+                    raise RuntimeError("transformers ended the generation early")
+                if not row.done:
+                    raise ServingError("the model was unloaded")
+            except Exception as error:  # a failed request must not end the thread
+                log.exception("a request failed")
+                deliver([Output(row.stream, "", (), error=error)])
+            with self._lock:
+                self._running = None
+                self._figures.finished += 1
+
+    def _generate(self, row: Row) -> None:
+        request, model = row.stream.request, self._model
+        if request.adapter is not None:
+            model.set_adapter(self._adapters[request.adapter])
+        is_plain = request.adapter is None and isinstance(model, peft.PeftModel)
+        ids = torch.tensor([request.prompt_ids], device=self._base.model.device)
+        with model.disable_adapter() if is_plain else nullcontext():
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=transformers.GenerationConfig(
+                    max_new_tokens=request.max_tokens, do_sample=False, pad_token_id=0
+                ),
+                logits_processor=[_Sampler(self, row)],
+                stopping_criteria=[_Stop(self, row)],
+            )
+
+    def must_stop(self, row: Row) -> bool:
+        return row.done or self._closing
+
+    def sample(self, row: Row, logits: torch.Tensor) -> int:
+        """Sample and deliver the next token of a row from logits [1, V]."""
+        if self.must_stop(row):
+            return 0
+        output = sample_rows([row], logits.float().clone())[0]
+        self._figures.generated_tokens += len(output.token_ids)
+        deliver([output])
+        return output.token_ids[0] if output.token_ids else 0
+
+
+class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]  # untyped in transformers
+    """Samples the token itself, and leaves it as the only one to choose."""
+
+    def __init__(self, engine: StockServing, row: Row) -> None:
+        self._engine, self._row = engine, row
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = self._engine.sample(self._row, scores)
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[:, token] = 0.0
+        return chosen
+
+
+class _Stop(transformers.StoppingCriteria):  # type: ignore[misc]  # untyped in transformers
+    def __init__(self, engine: StockServing, row: Row) -> None:
+        self._engine, self._row = engine, row
+
+    def __call__(self, input_ids: torch.Tensor, scores: Untyped, **_: Untyped) -> torch.Tensor:
+        stop = self._engine.must_stop(self._row)
+        return torch.full((len(input_ids),), stop, device=input_ids.device)
