@@ -102,7 +102,9 @@ def test_trained_token_rows_answer_as_peft(tmp_path: Path, tied: bool) -> None:
     adapters = save_adapters(folder, tmp_path, 2, trainable_token_indices=chosen)
     adapters += save_adapters(folder, tmp_path / "plain", 1)
     # PEFT cannot load both kinds of adapters on one model.
-    references: dict[str | None, Reference] = {adapter: Reference(folder, [adapter]) for adapter in adapters}
+    references: dict[str | None, Reference] = {
+        adapter: Reference(folder, [adapter]) for adapter in adapters
+    }
     references[None] = Reference(folder)
     prompts = [(*prompt[:5], 20, 7, *prompt[5:]) for prompt in prompts_of(12)]
     requests = [greedy(p, [*adapters, None][i % 4]) for i, p in enumerate(prompts)]

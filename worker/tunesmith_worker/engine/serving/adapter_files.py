@@ -70,6 +70,8 @@ def read_adapter(folder: Path) -> AdapterFile:
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     rows: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):  # it would spoil the answers of other adapters
+            raise ServingError(f"the adapter's tensor {name} has values that are not finite")
         path = name.removeprefix(_PREFIX)
         module, _, part = path.rpartition(".lora_")
         if path.endswith(".trainable_tokens_delta"):

@@ -102,9 +102,8 @@ class SlotCache:
             self._kv[:, :, slot, :, :length] = self._kv[:, :, last, :, :length]
             self.lengths[slot] = length
         self.lengths.pop()
-        needed = self.bytes_for(self.rows, max(self.lengths, default=-1) + 1)
-        if needed <= self.bytes // 4:
-            self._resize(self.rows, max(self.lengths, default=-1) + 1)
+        if self.bytes_for(self.rows, self._longest() + 1) <= self.bytes // 4:
+            self.trim()
 
     def clear(self, slot: int) -> None:
         """Overwrite a slot that holds NaN: attention multiplies unused entries by 0."""
@@ -115,13 +114,21 @@ class SlotCache:
         return self._kv[:, :, slot, :, :tokens].clone()
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for `rows` rows with `tokens` tokens each."""
+        """Make room for `rows` rows, the longest with `tokens` tokens."""
         slots, room = self._kv.shape[2], self._kv.shape[4]
         if rows > slots or tokens > room:
-            self._resize(max(rows, slots), max(tokens, room))
+            self._resize(rows, tokens)
+
+    def trim(self) -> None:
+        """Free the slots that no row uses."""
+        if self.bytes > self.bytes_for(self.rows, self._longest() + 1):
+            self._resize(self.rows, self._longest() + 1)
+
+    def _longest(self) -> int:
+        return max(self.lengths, default=0)
 
     def _resize(self, slots: int, room: int) -> None:
-        kv, longest = self._empty(slots, room), max(self.lengths, default=0)
+        kv, longest = self._empty(slots, room), self._longest()
         if self.rows and longest:
             kv[:, :, : self.rows, :, :longest] = self._kv[:, :, : self.rows, :, :longest]
         self._kv = kv

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -57,12 +58,14 @@ class Scheduler:
 
     def figures(self) -> Figures:
         rows = [*self._prompts, *self._decoding]
-        totals = self._totals
-        totals.running, totals.queued = len(rows), len(self._waiting)
-        totals.live_tokens = sum(row.cached for row in rows)
-        totals.kept_tokens = self._kept.tokens
-        totals.cache_bytes = self._live_bytes() + self._kept.bytes
-        return totals
+        return replace(
+            self._totals,
+            running=len(rows),
+            queued=len(self._waiting),
+            live_tokens=sum(row.cached for row in rows),
+            kept_tokens=self._kept.tokens,
+            cache_bytes=self._live_bytes() + self._kept.bytes,
+        )
 
     def add(self, row: Row) -> None:
         row.tokens = list(row.stream.request.prompt_ids)
@@ -181,7 +184,9 @@ class Scheduler:
         return self._cache.bytes + buffers
 
     def _shrink_kept(self, needed: int) -> None:
-        """Drop kept sequences until `needed` more bytes fit into the budget."""
+        """Drop unused slots and kept sequences until `needed` more bytes fit into the budget."""
+        if self._live_bytes() + self._kept.bytes + needed > self._budget:
+            self._cache.trim()
         while self._live_bytes() + self._kept.bytes + needed > self._budget:
             if not self._kept.drop_oldest():
                 return

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import peft
@@ -112,10 +113,13 @@ class StockServing:
 
     def figures(self) -> Figures:
         with self._lock:
-            self._figures.running = int(self._running is not None)
-            self._figures.queued = len(self._queue)
-            self._figures.live_tokens = len(self._running.tokens) if self._running else 0
-            return self._figures
+            running = self._running
+            return replace(
+                self._figures,
+                running=int(running is not None),
+                queued=len(self._queue),
+                live_tokens=len(running.tokens) if running is not None else 0,
+            )
 
     def close(self) -> None:
         with self._lock:
