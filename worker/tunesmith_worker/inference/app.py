@@ -48,6 +48,7 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
                 "status": status,
                 "waiting_for": device.waiting_for,
                 "models": pool.names,
+                "loaded": pool.loaded_names,
                 "running": sum(one.running for one in figures),
                 "queued": sum(one.queued for one in figures),
                 "cached_tokens": sum(one.live_tokens for one in figures),

@@ -120,6 +120,11 @@ class ModelPool:
         return sorted(self._registered)
 
     @property
+    def loaded_names(self) -> list[str]:
+        """Names of the base models in memory."""
+        return sorted(loaded.base.name for loaded in self._loaded.values())
+
+    @property
     def is_loading(self) -> bool:
         return self._lock.locked()
 
