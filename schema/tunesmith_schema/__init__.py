@@ -5,6 +5,20 @@ imports no other package of Tunesmith.
 """
 
 from .base import FROM_SERVER, Page, Request, Response
+from .chat import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChatRequest,
+    ChoiceLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from .completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
@@ -72,6 +86,7 @@ from .run import (
     RunSpec,
 )
 from .samples import MAX_SAMPLES_PAGE, Sample
+from .sampling import Sampling, StreamOptions, Usage
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -127,12 +142,25 @@ __all__ = [
     "BadRows",
     "Bound",
     "BoundBy",
+    "ChatAnswer",
+    "ChatChoice",
+    "ChatChunk",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatDelta",
+    "ChatMessage",
+    "ChatRequest",
     "Checkpoint",
     "CheckpointMetrics",
     "Choice",
+    "ChoiceLogprobs",
     "Claim",
     "ClaimRequest",
     "ClaimedFile",
+    "Completion",
+    "CompletionChoice",
+    "CompletionLogprobs",
+    "CompletionRequest",
     "Control",
     "ControlAction",
     "ControlFile",
@@ -197,17 +225,22 @@ __all__ = [
     "RunResult",
     "RunSpec",
     "Sample",
+    "Sampling",
     "Saturation",
     "SingleGrader",
     "StoredFile",
+    "StreamOptions",
     "SupervisedMethod",
     "Throughput",
+    "TokenLogprob",
+    "TopLogprob",
     "TrainingSettings",
     "Upload",
     "UploadComplete",
     "UploadCreate",
     "UploadPart",
     "UploadStatus",
+    "Usage",
     "Utilization",
     "WorkerEnrollment",
     "WorkerHello",

@@ -53,6 +53,7 @@ class ErrorCode(StrEnum):
     FENCED_OUT = "fenced_out"
     CONTENT_MISSING = "content_missing"
     NO_REPORT = "no_report"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     INTERNAL = "internal_error"
     UNAVAILABLE = "unavailable"
     UNREADABLE = "unreadable"

@@ -11,7 +11,17 @@ from fastapi import APIRouter, FastAPI, Security
 from fastapi.security import HTTPBearer
 from starlette.routing import BaseRoute
 
-from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
+from tunesmith_server.api import (
+    adapters,
+    chat,
+    events,
+    files,
+    health,
+    internal,
+    jobs,
+    models,
+    uploads,
+)
 from tunesmith_server.api.deps import State
 from tunesmith_server.api.file_checks import FileChecks
 from tunesmith_server.api.single_flight import SingleFlight
@@ -22,6 +32,7 @@ from tunesmith_server.core.planes import limiters
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
+from tunesmith_server.inference.service import Inference
 
 from . import installation
 from .janitor import Janitor
@@ -36,6 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
     storage = Storage(settings.storage_url)
     wake_ups = WakeUps(settings.broker_url)
     hub = EventHub(database)
+    inference = Inference(settings, storage)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         hub.close()
         for task in tasks:
             task.cancel()
+        await inference.close()
         await asyncio.to_thread(janitor.stop)
         wake_ups.close()
         database.dispose()
@@ -63,6 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
         storage=storage,
         wake_ups=wake_ups,
         hub=hub,
+        inference=inference,
         completions=SingleFlight(),
         file_checks=FileChecks(storage),
     )
@@ -79,7 +93,7 @@ def all_routes() -> list[BaseRoute]:
     root.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
-    for api in (files, uploads, jobs, events, models, adapters):
+    for api in (files, uploads, jobs, events, models, adapters, chat):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")
     root.include_router(internal.router, prefix="/internal")

@@ -25,6 +25,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def without_secrets(env: dict[str, str]) -> dict[str, str]:
+    """Return an environment without the secrets that only the API may know: those of database,
+    storage and inference."""
+    ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL", "TUNESMITH_INFERENCE_TOKEN")
+    stores = ("AWS_", "AZURE_", "GOOGLE_")
+    return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
+
+
 @dataclass(kw_only=True)
 class Child:
     name: str

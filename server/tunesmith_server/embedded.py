@@ -37,7 +37,7 @@ from tunesmith_server.services import keys
 from . import installation, migrate
 from .broker import embedded_broker, find_server
 from .certificate import check_certificate
-from .children import Child, stop_all
+from .children import Child, stop_all, without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +158,7 @@ def _children(settings: Settings) -> list[Child]:
         "TUNESMITH_HOST": settings.host,
         "TUNESMITH_PORT": str(settings.port),
         "TUNESMITH_SERVER_URL": settings.url,
+        "TUNESMITH_INFERENCE_CHILD": "true",
         "PYTHONUNBUFFERED": "1",
     }
     if settings.tls_cert:
@@ -189,21 +190,13 @@ def _children(settings: Settings) -> list[Child]:
             Child(
                 name=name,
                 command=command,
-                env=env if name == "api" else _without_secrets(env),
+                env=env if name == "api" else without_secrets(env),
                 log_file=logs / f"{name}.log",
                 stops_first=name != "api",
                 stop_seconds=STOP_SECONDS + (settings.release_seconds if name == "train" else 0),
             )
         )
     return children
-
-
-def _without_secrets(env: dict[str, str]) -> dict[str, str]:
-    """Return the environment for workers and trainers. The environment lacks the secrets of
-    database and storage, because only the API may open them."""
-    ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL")
-    stores = ("AWS_", "AZURE_", "GOOGLE_")
-    return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}
 
 
 def _register_admin_key(settings: Settings, key_file: Path) -> None:

@@ -9,7 +9,7 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
-from tunesmith_server.api.stream import EventHub
+from tunesmith_server.api.deps import State
 from tunesmith_server.core.settings import Settings
 
 from .connections import ConnectionGuard, max_connections, raise_file_limit
@@ -19,9 +19,9 @@ _TICKS_PER_SECOND = 10
 
 
 class Listener(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, hub: EventHub, guard: ConnectionGuard) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, guard: ConnectionGuard) -> None:
         super().__init__(config)
-        self._hub, self._guard = hub, guard
+        self._state, self._guard = state, guard
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS_PER_SECOND == 0:
@@ -29,8 +29,9 @@ class Listener(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # An event stream never ends by itself and would delay the exit.
-        self._hub.close()
+        # An event stream never ends by itself and would delay the exit; an answer may take long.
+        self._state.hub.close()
+        await self._state.inference.close()
         await super().shutdown(sockets)
 
 
@@ -58,4 +59,4 @@ def make_listener(app: FastAPI, settings: Settings) -> Listener:
         access_log=False,
         timeout_graceful_shutdown=5,
     )
-    return Listener(config, app.state.tunesmith.hub, guard)
+    return Listener(config, app.state.tunesmith, guard)

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from fastapi.openapi.utils import get_openapi
 
-from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
+from tunesmith_server.api import (
+    adapters,
+    chat,
+    events,
+    files,
+    health,
+    internal,
+    jobs,
+    models,
+    uploads,
+)
 from tunesmith_server.body_limits import JSON_BYTES, body_limit
 
 from .actors import Server
 
-ROUTERS = (adapters, events, files, health, internal, jobs, models, uploads)
+ROUTERS = (adapters, chat, events, files, health, internal, jobs, models, uploads)
 MAX_WIDTH = 1_000_000
 
 UNBOUNDED: dict[str, str] = {}

@@ -22,6 +22,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
+from tunesmith_server.inference.service import Inference
 from tunesmith_server.services import keys, worker_access
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
@@ -43,6 +44,7 @@ class State:
     storage: Storage
     wake_ups: WakeUps
     hub: EventHub
+    inference: Inference
     completions: SingleFlight[Upload]
     file_checks: FileChecks
 
@@ -129,12 +131,19 @@ class TransactionRoute(APIRoute):
         super().__init__(path, _in_one_transaction(endpoint, self.plane), **options)
 
 
-async def _authenticate_caller(request: Request) -> None:
-    def check() -> str:
-        with state_of(request).database.read() as session:
-            return keys.authenticate(session, request.headers.get("authorization"))
+def _authenticate_in(
+    plane: Plane,
+) -> Callable[[Request], Coroutine[Any, Any, None]]:  # Any: a coroutine's own
+    """Return a check of the API key that runs in `plane`."""
 
-    request.state.caller = await run_in(Plane.USERS, check)
+    async def authenticate(request: Request) -> None:
+        def check() -> str:
+            with state_of(request).database.read() as session:
+                return keys.authenticate(session, request.headers.get("authorization"))
+
+        request.state.caller = await run_in(plane, check)
+
+    return authenticate
 
 
 async def _authenticate_worker(request: Request) -> None:
@@ -186,8 +195,10 @@ def _guarded_by(
     return Guarded
 
 
-KeyRoute = _guarded_by(_authenticate_caller, Plane.USERS)
+KeyRoute = _guarded_by(_authenticate_in(Plane.USERS), Plane.USERS)
 """Route that requires an API key."""
+ChatRoute = _guarded_by(_authenticate_in(Plane.CHAT), Plane.CHAT)
+"""Route that requires an API key and waits only for other chat requests."""
 EnrollRoute = _guarded_by(_check_worker_token, Plane.WORKERS)
 """Route that requires the workers' shared token; API keys are refused."""
 WorkerRoute = _guarded_by(_authenticate_worker, Plane.WORKERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyio import from_thread
 from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 
@@ -11,7 +12,7 @@ from tunesmith_server.core.errors import Unauthorized, Unavailable
 from tunesmith_server.core.planes import Plane
 from tunesmith_server.services import keys, workers
 
-from .deps import ReaderDep, TransactionRoute, has_worker_token
+from .deps import ReaderDep, TransactionRoute, has_worker_token, state_of
 
 
 class HealthRoute(TransactionRoute):
@@ -32,11 +33,14 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
     """Return 200 if the database answers and a train worker accepts jobs, else 503. Only requests
-    with an API key or the worker token get the workers and the reason."""
+    with an API key or the worker token get the workers, the reason, and the state of
+    inference."""
     live, idle = workers.ready(session), workers.not_ready(session)
     trusted = _is_trusted(session, request)
     if live.get(TRAIN_QUEUE):
-        details = {"workers": live, "not_ready": idle} if trusted else {}
+        if not trusted:
+            return {"status": "ready"}
+        details = {"workers": live, "not_ready": idle, "inference": _inference(request)}
         return {"status": "ready", **details}
     if not trusted:
         raise Unavailable(
@@ -55,6 +59,12 @@ def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
         "no train worker has reported in the last 35 s",
         hint="start one with `tunesmith worker`, and wait some seconds",
     )
+
+
+def _inference(request: Request) -> dict[str, str | None]:
+    """Return the state of the inference server, and what it waits for."""
+    status = from_thread.run(state_of(request).inference.status)
+    return {"status": status.status, "waiting_for": status.waiting_for}
 
 
 def _is_trusted(session: Session, request: Request) -> bool:

@@ -82,6 +82,14 @@ class RangeNotSatisfiable(ServiceError):
     status = 416
 
 
+class TooManyRequests(ServiceError):
+    """A queue is full; the same request may succeed later."""
+
+    status = 429
+    type = "rate_limit_error"
+    retryable = True
+
+
 class Unavailable(ServiceError):
     """Temporary failure; the same request may succeed later."""
 
@@ -96,6 +104,13 @@ class DiskFull(ServiceError):
     status = 507
     type = "service_unavailable"
     retryable = True
+
+
+class EngineFailed(ServiceError):
+    """Failure of the inference server in a request that it had accepted."""
+
+    status = 500
+    type = "server_error"
 
 
 class StorageReadOnly(ServiceError):
@@ -212,6 +227,8 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
         code = ErrorCode.UNKNOWN_FIELD
         loc.append(str(first["ctx"]["field"]))
     param = ".".join(loc) or None
+    if first["type"] == "not_supported":
+        code = ErrorCode.NOT_SUPPORTED
     message = fields[0].message
     if first["type"] == "model_attributes_type" and param is None:
         message = "the body must be a JSON object with 'Content-Type: application/json'"

@@ -26,6 +26,7 @@ class Plane(Enum):
     BULK = "contents of files and adapters"
     ASSEMBLY = "completion of uploads"
     STREAMS = "reads for event streams"
+    CHAT = "keys and models of chat requests, and files for the inference server"
     HEALTH = "/readyz"
 
 
@@ -35,6 +36,7 @@ THREADS = {
     Plane.BULK: 6,
     Plane.ASSEMBLY: 2,
     Plane.STREAMS: 2,
+    Plane.CHAT: 4,
     Plane.HEALTH: 2,
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4

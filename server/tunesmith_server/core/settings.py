@@ -4,6 +4,7 @@ Unsafe values are refused when they are read; `prepare` refuses unsafe files."""
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from ipaddress import ip_network
@@ -69,6 +70,17 @@ class Settings(BaseSettings):
     model_dirs: str = ""
     """Colon-separated folders; each of their subfolders is a base model. The server logs a warning
     at start if a folder is missing."""
+    inference_url: str = Field(default="", repr=False)
+    """URL of the server that answers chat and completion requests: Tunesmith's inference process,
+    or any OpenAI-compatible server. By default, `tunesmith serve` starts an inference process on
+    first use."""
+    inference_token: SecretStr = SecretStr("")
+    """Token that the API sends to the inference server."""
+    inference_cache: Path | None = None
+    """Folder of the adapters that inference has loaded; the default is `inference/` in the data
+    directory. A foreign server at TUNESMITH_INFERENCE_URL must read it under the same path."""
+    inference_child: bool = False
+    """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
     """Second part of a tuned model's name."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
@@ -106,6 +118,13 @@ class Settings(BaseSettings):
                 ) from None
         return ",".join(proxies)
 
+    @field_validator("inference_url")
+    @classmethod
+    def _without_v1(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
+            raise ValueError("must be an http or https URL, for example http://127.0.0.1:8001")
+        return value.rstrip("/").removesuffix("/v1")
+
     @model_validator(mode="after")
     def _refuse_unsafe_values(self) -> Self:
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -118,6 +137,8 @@ class Settings(BaseSettings):
             )
         if token := self.worker_token.get_secret_value():
             check_token("TUNESMITH_WORKER_TOKEN", token)
+        if token := self.inference_token.get_secret_value():
+            check_token("TUNESMITH_INFERENCE_TOKEN", token)
         check_url("TUNESMITH_DATABASE_URL", self.database_url, needs_password=True)
         check_url("TUNESMITH_BROKER_URL", self.broker_url, needs_password=True)
         check_url("TUNESMITH_STORAGE_URL", self.storage_url, needs_password=False)

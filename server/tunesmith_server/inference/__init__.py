@@ -1,0 +1,1 @@
+"""Access to the inference server, which answers chat and completion requests."""

@@ -1,0 +1,125 @@
+"""Any OpenAI-compatible server, for example vLLM with LoRA.
+
+Adapters are written to a folder that the server can read under the same path, and loaded through
+vLLM's `/v1/load_lora_adapter`. The API never exposes this route. Base models must have the names
+under which the server serves them; full weights cannot be loaded at run time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from tunesmith_schema import ErrorCode
+from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.planes import Plane, run_in
+from tunesmith_server.core.storage import Storage, hash_of
+
+from .protocol import EngineStatus, ServedModel
+from .upstream import error_of, new_client, refusal, unreachable
+
+_STATUS_SECONDS = 1.5
+
+
+class OpenAIServer:
+    """Client of the server at `url` (without `/v1`); `folder` is shared with the server."""
+
+    def __init__(self, storage: Storage, *, url: str, token: str, folder: Path) -> None:
+        self._storage, self._url, self._folder = storage, url, folder
+        self._client = new_client(url, token)
+
+    async def send(self, path: str, body: bytes) -> httpx.Response:
+        headers = {"content-type": "application/json"}
+        return await self._request(f"/v1{path}", headers=headers, content=body)
+
+    async def register(self, model: ServedModel) -> None:
+        if model.kind == "base":
+            return  # the server was started with it
+        if model.kind == "full":
+            raise BadRequest(
+                ErrorCode.MODEL_NOT_USABLE,
+                f"the inference server cannot load the full weights of {model.id!r}",
+                param="model",
+                hint="download the weights and start an inference server with them, or leave "
+                "TUNESMITH_INFERENCE_URL empty",
+            )
+        folder = await run_in(Plane.CHAT, partial(self._write_files, model))
+        load = {"lora_name": model.id, "lora_path": str(folder)}
+        reply = await self._request("/v1/load_lora_adapter", json=load)
+        if reply.status_code == 400:
+            error = await error_of(reply)
+            if "already" not in error.message:
+                raise refusal(reply, error)
+            # An earlier API process loaded it, perhaps with other weights.
+            await self.forget(model.id)
+            reply = await self._request("/v1/load_lora_adapter", json=load)
+        if reply.status_code == 404:
+            await reply.aclose()
+            raise BadRequest(
+                ErrorCode.MODEL_NOT_USABLE,
+                f"the inference server cannot load adapters, so it cannot answer as {model.id!r}",
+                param="model",
+                hint="start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
+            )
+        if not reply.is_success:
+            raise refusal(reply, await error_of(reply))
+        await reply.aclose()
+
+    async def forget(self, model_id: str) -> None:
+        reply = await self._request("/v1/unload_lora_adapter", json={"lora_name": model_id})
+        await reply.aclose()
+
+    async def status(self) -> EngineStatus:
+        try:
+            reply = await self._client.get("/v1/models", timeout=_STATUS_SECONDS)
+            reply.raise_for_status()
+        except httpx.HTTPError as error:
+            return EngineStatus(status="unreachable", waiting_for=str(error)[:300])
+        return EngineStatus(status="ready")
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _request(self, path: str, **options: object) -> httpx.Response:
+        request = self._client.build_request("POST", path, **options)  # type: ignore[arg-type]
+        try:
+            return await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            raise unreachable(self._url, error) from error
+
+    def _write_files(self, model: ServedModel) -> Path:
+        """Return the folder with the adapter's files, named by their contents."""
+        folder = self._folder / model.digest
+        if folder.is_dir():
+            return folder
+        unfinished = self._folder / f"{model.digest}.{os.getpid()}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        try:
+            for file in model.files:
+                pieces = self._storage.stream(file.sha256, 0, file.bytes)
+                _write(unfinished / file.name, pieces, file.sha256)
+            unfinished.replace(folder)
+        except FileNotFoundError as error:
+            raise NotFound(
+                ErrorCode.CONTENT_MISSING,
+                f"the server's storage has lost a file of {model.id!r}",
+                param="model",
+                hint="restore the storage from a backup, or train the model again",
+            ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return folder
+
+
+def _write(path: Path, pieces: Iterator[bytes], sha256: str) -> None:
+    with path.open("wb+") as file:
+        for piece in pieces:
+            file.write(piece)
+        if hash_of(file)[0] != sha256:
+            raise FileNotFoundError(f"{path.name} is damaged in the storage")

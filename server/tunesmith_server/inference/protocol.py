@@ -1,0 +1,69 @@
+"""Protocol between the API and an inference server, with two implementations: `native.py` for our
+own process, `openai_server.py` for any other OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from tunesmith_schema import StoredFile
+
+if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
+    import httpx
+
+LIST_MODELS = "GET /v1/models lists all models"
+NOT_LOADED = "model_not_loaded"
+"""Code of the error of a server that does not know a model; the API then registers the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model that can answer requests."""
+
+    id: str
+    """Name in requests."""
+    kind: Literal["base", "adapter", "full"]
+    """`base`: a base model, found by its name; `adapter`: a LoRA adapter on `base`; `full`: all
+    weights, with the configuration of `base`."""
+    base: ServedModel | None = None
+    """Base of an adapter or of full weights."""
+    files: tuple[StoredFile, ...] = ()
+    """Files of an adapter or of full weights."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of the names and contents of the files, and of the base."""
+        parts = [self.kind, self.base.id if self.base else ""]
+        parts += [f"{file.name} {file.sha256}" for file in self.files]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """State of the inference server, for /readyz."""
+
+    status: str
+    """`not started`, `ready`, `loading`, `waiting` or `unreachable`."""
+    waiting_for: str | None = None
+    """Reason of `waiting` or `unreachable`."""
+
+
+class Engine(Protocol):
+    """An inference server. All methods raise Unavailable if it does not answer."""
+
+    async def send(self, path: str, body: bytes) -> httpx.Response:
+        """Send a request and return the response before its body is read; the caller closes it.
+        `path` is below `/v1`."""
+
+    async def register(self, model: ServedModel) -> None:
+        """Make the server answer requests for `model`; its base is already registered."""
+
+    async def forget(self, model_id: str) -> None:
+        """Make the server refuse requests for a deleted model."""
+
+    async def status(self) -> EngineStatus:
+        """Return the server's state within about two seconds; never raises."""
+
+    async def close(self) -> None:
+        """Close all connections, and end a process that was started for this engine."""
