@@ -118,12 +118,15 @@ class InferenceProcess:
         if self._log_file.exists() and self._log_file.stat().st_size > _LOG_BYTES:
             self._log_file.replace(self._log_file.with_suffix(".log.1"))
         self._token = secrets.token_urlsafe(32)
-        launcher = (sys.executable, "-S", "-E", str(_WITH_PARENT), str(os.getpid()))
+        env = {
+            "TUNESMITH_INFERENCE_TOKEN": self._token,
+            "TUNESMITH_SUPERVISOR_PID": str(os.getpid()),  # it ends with this process
+        }
         with self._log_file.open("ab") as output:
             start = output.tell()
             self._process = subprocess.Popen(
-                [*launcher, *COMMAND],
-                env=self._env | {"TUNESMITH_INFERENCE_TOKEN": self._token},
+                COMMAND,
+                env=self._env | env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -153,9 +156,6 @@ class InferenceProcess:
         self.problem, self._failed_at = reason[:300], time.monotonic()
         log.error("inference did not start: %s; its log is %s", self.problem, self._log_file)
         raise _cannot_start(self.problem, int(RETRY_SECONDS))
-
-
-_WITH_PARENT = Path(__file__).parents[1] / "with_parent.py"
 
 
 def _cannot_start(reason: str, seconds: int) -> Unavailable:

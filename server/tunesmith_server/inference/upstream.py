@@ -99,9 +99,11 @@ def refusal(response: httpx.Response, error: ErrorBody) -> ServiceError:
             ErrorCode.UNAVAILABLE, "the inference server refuses the API's token",
             hint="set TUNESMITH_INFERENCE_TOKEN to the token of the inference server",
         )  # fmt: skip
+    known = {str(code): code for code in ErrorCode}
     if status in (429, 503):
         kind = TooManyRequests if status == 429 else Unavailable
-        code = ErrorCode.RATE_LIMIT_EXCEEDED if status == 429 else ErrorCode.UNAVAILABLE
+        code = known.get(error.code or "", ErrorCode.UNAVAILABLE)
+        code = ErrorCode.RATE_LIMIT_EXCEEDED if status == 429 else code
         wait = response.headers.get("retry-after", "")
         seconds = min(int(wait), MAX_RETRY_AFTER) if wait.isdecimal() and len(wait) < 9 else 2
         headers = {"retry-after": str(seconds)}
@@ -110,7 +112,6 @@ def refusal(response: httpx.Response, error: ErrorBody) -> ServiceError:
     if status == 404:
         return NotFound(ErrorCode.MODEL_NOT_FOUND, message, param="model", hint=error.hint)
     if status < 500:
-        known = {str(code): code for code in ErrorCode}
         code = known.get(error.code or "", ErrorCode.INVALID_REQUEST)
         return BadRequest(code, message, param=error.param, hint=error.hint)
     return EngineFailed(
