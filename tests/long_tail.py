@@ -92,6 +92,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_public_address_without_tls_or_proxy_starts_nothing": ("api",),
     },
     "docs/test_commands.py": {ALL: ()},
+    "end_to_end/test_chat.py": {ALL: ()},
     "worker/trainer/grpo/test_rollout_gap.py": {
         "test_the_measurement_changes_no_bit_of_a_run_with_dropout": (),
         "test_a_gap_is_warned_of_and_a_far_larger_one_ends_the_run": ("a little-plain", "far-d*"),

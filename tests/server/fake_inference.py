@@ -192,7 +192,6 @@ def chunk(body: dict[str, Any], word: str | None, chat: bool) -> dict[str, Any]:
         choice["delta"] = {} if word is None else {"role": "assistant", "content": f"{word} "}
     else:
         choice["text"] = f"{word} " if word is not None else ""
-        choice["finish_reason"] = choice["finish_reason"] or "length"
     kind = "chat.completion.chunk" if chat else "text_completion"
     return {
         "id": "cmpl-1", "object": kind, "created": 1, "model": body["model"], "choices": [choice],

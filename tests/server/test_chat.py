@@ -143,7 +143,10 @@ def test_completions(client: OpenAI, chatting: Server) -> None:
     assert tokens.object == "text_completion"
     request = told(chatting)["requests"][-1]
     assert request == {"model": BASE, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}
-    parts = client.completions.create(model=BASE, prompt="a b", stream=True)
+    # The strict client refuses the null that OpenAI sends as finish_reason of a part.
+    client._strict_response_validation = False
+    parts = list(client.completions.create(model=BASE, prompt="a b", stream=True))
+    assert [part.choices[0].finish_reason for part in parts] == [None, None, "stop"]
     assert "".join(part.choices[0].text for part in parts) == "a b "
 
 

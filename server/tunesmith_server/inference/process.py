@@ -23,7 +23,7 @@ COMMAND = (
     *(sys.executable, "-m", "tunesmith_worker.inference"),
     *("--host", "127.0.0.1", "--port", "0"),
 )
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 """Time in which the process must listen; it imports torch first."""
 STOP_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import httpx
@@ -16,6 +17,8 @@ from tunesmith_server.core.errors import (
     TooManyRequests,
     Unavailable,
 )
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 600.0

@@ -1,0 +1,88 @@
+"""Chat with base, tuned model and checkpoint through `tunesmith serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
+
+from .conftest import MakeService
+from .service import SHORT, Service, alive, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+INFERENCE = "tunesmith_worker.inference"
+QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "How much is 3?"}]
+
+
+@pytest.fixture
+def running(make_service: MakeService) -> Service:
+    return make_service()
+
+
+@pytest.fixture
+def strict(running: Service) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=running.url, api_key=running.api_key, max_retries=0, timeout=200,
+        _strict_response_validation=True,
+    ) as client:  # fmt: skip
+        yield client
+
+
+def test_a_model_is_trained_and_answers(running: Service, strict: OpenAI, rows: Path) -> None:
+    assert running.processes(INFERENCE) == [], "nobody has asked for it"
+    jobs = running.client().fine_tuning.jobs
+    recipe = SHORT | {"learning_rate": 0.01, "save_steps": 6}
+    job = jobs.create(model="tiny", training_file=str(rows), recipe=recipe)
+    job = jobs.wait(job.id, timeout=100)
+    assert job.fine_tuned_model
+    [checkpoint, *_] = jobs.checkpoints.list(job.id)
+    names = ["tiny", job.fine_tuned_model, checkpoint.fine_tuned_model_checkpoint]
+    answers = {}
+    for name in names:
+        answer = strict.chat.completions.create(
+            model=name, messages=QUESTION, temperature=0, max_completion_tokens=12,
+            logprobs=True, top_logprobs=2,
+        )  # fmt: skip
+        assert answer.model == name
+        assert answer.usage
+        assert answer.usage.completion_tokens <= 12
+        logprobs = answer.choices[0].logprobs
+        assert logprobs
+        assert logprobs.content
+        answers[name] = [token.logprob for token in logprobs.content]
+        chunks = strict.chat.completions.create(
+            model=name, messages=QUESTION, temperature=0, max_completion_tokens=12, stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        parts = list(chunks)
+        text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        assert text == answer.choices[0].message.content
+        assert parts[-1].usage
+    assert answers["tiny"] != answers[job.fine_tuned_model], "the adapter changes the answer"
+
+    [process] = running.processes(INFERENCE)
+    stream = strict.chat.completions.create(
+        model="tiny", messages=QUESTION, n=64, stream=True, temperature=2
+    )
+    next(stream)
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="ended before the answer was complete"):
+        list(stream)
+    again = strict.chat.completions.create(
+        model=job.fine_tuned_model, messages=QUESTION, temperature=0, max_completion_tokens=2
+    )
+    assert again.choices[0].message.content is not None
+    [second] = running.processes(INFERENCE)
+    os.kill(running.processes("tunesmith_server api")[0], signal.SIGKILL)
+    until(lambda: not alive(second), 10)
+    until(running.ready, 30)
+    assert strict.completions.create(model="tiny", prompt="a", max_tokens=1).choices
+    [third] = running.processes(INFERENCE)
+    running.stop()
+    assert not alive(third)

@@ -1,0 +1,171 @@
+"""Inference servers at TUNESMITH_INFERENCE_URL: our own process, and one like vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tunesmith_server.core.settings import Settings
+
+from . import fake_inference
+from .actors import FakeWakeUps, Server, serving
+
+TOKEN = "a-token-of-inference-5up3r"
+CHAT = {"model": "tiny-llama", "messages": [{"role": "user", "content": "a b"}]}
+
+
+class Vllm(BaseHTTPRequestHandler):
+    """What vLLM answers, as far as the API uses it."""
+
+    protocol_version = "HTTP/1.1"
+    server: Any  # it has the models
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+    def do_GET(self) -> None:
+        self.reply(200, {"data": []} if self.path == "/v1/models" else None)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        models = self.server.models
+        self.server.calls.append((self.path, body))
+        if self.path == "/v1/load_lora_adapter":
+            name, path = body["lora_name"], Path(body["lora_path"])
+            if name in models:
+                message = f"The lora adapter '{name}' has already been loaded."
+                self.reply(400, {"object": "error", "message": message, "code": 400})
+                return
+            models[name] = {file.name for file in path.iterdir()}
+            self.reply(200, None)
+        elif self.path == "/v1/unload_lora_adapter":
+            models.pop(body["lora_name"])
+            self.reply(200, None)
+        elif body["model"] not in models:
+            message = f"The model `{body['model']}` does not exist."
+            self.reply(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
+        else:
+            self.reply(200, fake_inference.document(body, "from vllm", chat=True))
+
+    def reply(self, status: int, document: object) -> None:
+        content = b"" if document is None else json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def vllm() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
+    server.models, server.calls = {"tiny-llama": set()}, []
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def beside_vllm(settings: Settings, wake_ups: FakeWakeUps, vllm: Any) -> Iterator[Server]:
+    url = f"http://127.0.0.1:{vllm.server_port}"
+    with serving(settings.model_copy(update={"inference_url": url}), wake_ups) as running:
+        yield running
+
+
+def tuned_model(server: Server, kind: str = "lora") -> str:
+    job_id = server.create_job(server.good_file())
+    server.worker.succeed(server.worker.claim(), kind)
+    return str(server.job(job_id)["fine_tuned_model"])
+
+
+def test_adapters_are_loaded_into_vllm(beside_vllm: Server, vllm: Any) -> None:
+    user = beside_vllm.user
+    assert user.post("/v1/chat/completions", json=CHAT).json()["model"] == "tiny-llama"
+    model = tuned_model(beside_vllm)
+    for _ in range(2):
+        reply = user.post("/v1/chat/completions", json=CHAT | {"model": model})
+        assert reply.json()["choices"][0]["message"]["content"] == "from vllm"
+    assert "adapter_model.safetensors" in vllm.models[model]
+    assert [path for path, _ in vllm.calls].count("/v1/load_lora_adapter") == 1
+
+    vllm.models.pop(model)  # it restarts
+    assert user.post("/v1/chat/completions", json=CHAT | {"model": model}).status_code == 200
+    beside_vllm.app.state.tunesmith.inference._registered.clear()  # the API restarts
+    assert user.post("/v1/chat/completions", json=CHAT | {"model": model}).status_code == 200
+    assert "/v1/unload_lora_adapter" in [path for path, _ in vllm.calls]
+    beside_vllm.worker.hello()
+    assert user.json("/readyz")["inference"]["status"] == "ready"
+
+
+def test_what_vllm_cannot_load_is_refused(beside_vllm: Server, vllm: Any) -> None:
+    model = tuned_model(beside_vllm, "full")
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "model_not_usable")
+    vllm.models.clear()
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_its_admin_routes_are_not_exposed(beside_vllm: Server, vllm: Any) -> None:
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/../load"):
+        assert beside_vllm.user.post(path, json=CHAT).status_code == 404
+    assert vllm.calls == []
+
+
+@pytest.fixture
+def own_process() -> Iterator[str]:
+    """URL of our inference process, started by somebody else."""
+    with subprocess.Popen(
+        [sys.executable, "-S", fake_inference.__file__],
+        env={**os.environ, "TUNESMITH_INFERENCE_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        yield str(json.loads(process.stdout.readline())["listening"])
+        process.kill()
+
+
+def test_our_process_at_a_url(settings: Settings, wake_ups: FakeWakeUps, own_process: str) -> None:
+    at_url = {"inference_url": own_process, "inference_token": TOKEN}
+    checked = Settings(**(settings.model_dump() | at_url))
+    with serving(checked, wake_ups) as server:
+        model = tuned_model(server)
+        reply = server.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-tunesmith-engine"] == "native"
+
+
+def test_a_wrong_token_and_a_wrong_url_are_named(
+    settings: Settings, wake_ups: FakeWakeUps, own_process: str
+) -> None:
+    for url, remedy in (
+        (own_process, "TUNESMITH_INFERENCE_TOKEN"),
+        ("http://127.0.0.1:9", "TUNESMITH_INFERENCE_URL"),
+    ):
+        with serving(settings.model_copy(update={"inference_url": url}), wake_ups) as server:
+            reply = server.user.post("/v1/chat/completions", json=CHAT)
+            assert reply.status_code == 503
+            assert remedy in reply.json()["error"]["hint"]
+            server.worker.hello(f"worker-{remedy}")
+            assert server.user.json("/readyz")["inference"]["status"] in ("ready", "unreachable")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://x", "http://"])
+def test_a_setting_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="must be an http or https URL"):
+        Settings(inference_url=url)
+
+
+def test_v1_at_the_end_of_the_url_is_accepted() -> None:
+    assert Settings(inference_url="http://h:1/v1/").inference_url == "http://h:1"
