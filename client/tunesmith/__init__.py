@@ -2,7 +2,10 @@
 
 from tunesmith_schema import (
     Adapter,
+    ChatChunk,
+    ChatCompletion,
     Checkpoint,
+    Completion,
     Event,
     FileObject,
     Hyperparameters,
@@ -21,6 +24,7 @@ from ._http.errors import (
     APIConnectionError,
     APIResponseError,
     APIStatusError,
+    APIStreamError,
     APITimeoutError,
     AuthenticationError,
     BadRequestError,
@@ -41,17 +45,22 @@ from ._http.version import __version__
 from ._sdk.client import Client
 from ._sdk.files import File
 from ._sdk.job import Job, JobCancelledError, JobFailedError, JobNotSucceededError
+from ._sdk.stream import Stream
 
 __all__ = [
     "APIConnectionError",
     "APIResponseError",
     "APIStatusError",
+    "APIStreamError",
     "APITimeoutError",
     "Adapter",
     "AuthenticationError",
     "BadRequestError",
+    "ChatChunk",
+    "ChatCompletion",
     "Checkpoint",
     "Client",
+    "Completion",
     "ConflictError",
     "DownloadError",
     "Event",
@@ -75,6 +84,7 @@ __all__ = [
     "RateLimitError",
     "Recipe",
     "Sample",
+    "Stream",
     "TunesmithError",
     "UnprocessableEntityError",
     "Upload",

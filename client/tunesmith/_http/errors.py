@@ -14,6 +14,7 @@
 # │   ├── UnprocessableEntityError   422
 # │   ├── RateLimitError             429
 # │   └── InternalServerError        500 and above
+# ├── APIStreamError
 # ├── JobNotSucceededError           in _sdk/job.py, like its subclasses
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
@@ -83,6 +84,17 @@ class APIStatusError(TunesmithError):
         self.param = error.param
         self.retryable = error.retryable
         self.body = body
+
+
+class APIStreamError(TunesmithError):
+    """The server reported an error after it had sent the first part of a streamed answer."""
+
+    def __init__(self, error: ErrorBody, *, request_id: str | None) -> None:
+        super().__init__(error.message, hint=error.hint, request_id=request_id)
+        self.code = error.code
+        self.type = error.type
+        self.param = error.param
+        self.retryable = error.retryable
 
 
 class BadRequestError(APIStatusError):

@@ -12,6 +12,7 @@ from tunesmith._http.errors import InvalidArgumentError
 from tunesmith._http.settings import DEFAULT_BASE_URL, ClientSettings
 
 from .adapters import Adapters
+from .chat import Chat, Completions
 from .files import Files
 from .jobs import FineTuning, Jobs
 from .models import Models
@@ -46,6 +47,8 @@ class Client:
         self.uploads = Uploads(self._http)
         self.files = Files(self._http, self.uploads)
         self.fine_tuning = FineTuning(Jobs(self._http, self.files))
+        self.chat = Chat(self._http)
+        self.completions = Completions(self._http)
         self.models = Models(self._http)
         self.adapters = Adapters(self._http)
 
