@@ -92,6 +92,10 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_public_address_without_tls_or_proxy_starts_nothing": ("api",),
     },
     "docs/test_commands.py": {ALL: ()},
+    "client/test_cli_chat.py": {"test_two_models_side_by_side": ("120*",)},
+    "server/test_chat.py": {
+        "test_what_would_change_the_answer_is_refused_by_name": ("*tools*", "*top_k*")
+    },
     "end_to_end/test_chat.py": {ALL: ()},
     "worker/trainer/grpo/test_rollout_gap.py": {
         "test_the_measurement_changes_no_bit_of_a_run_with_dropout": (),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._cli import adapters, control, files, jobs, samples, server_and_worker
+from ._cli import adapters, chat, control, files, jobs, samples, server_and_worker
 from ._cli.session import Connection
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(files.app, name="files")
 app.add_typer(adapters.adapters, name="adapters")
 app.add_typer(adapters.models, name="models")
+chat.add_to(app)
 server_and_worker.add_to(app)
 
 

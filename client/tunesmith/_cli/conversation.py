@@ -1,0 +1,64 @@
+"""One conversation with one model: history, and answers as they arrive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from threading import Event
+
+from tunesmith._http.errors import TunesmithError
+from tunesmith._sdk.client import Client
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, which could change the terminal; line feeds and tabs are kept."""
+_NOTES = {"length": "cut off: the model's longest text is reached"}
+
+
+@dataclass
+class Answer:
+    """One answer, complete or not."""
+
+    text: str = ""
+    note: str = ""
+    """Reason why the answer is incomplete."""
+    error: TunesmithError | None = None
+    done: bool = False
+
+
+class Conversation:
+    def __init__(self, client: Client, model: str, system: str | None) -> None:
+        self.model = model
+        self._client = client
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def ask(self, question: str, answer: Answer, stop: Event | None = None) -> Generator[str]:
+        """Yield the parts of the answer and add them to `answer`, until `stop` is set. An error is
+        stored in `answer`."""
+        messages = [*self._messages, {"role": "user", "content": question}]
+        try:
+            with self._client.chat.completions.create(
+                model=self.model, messages=messages, stream=True
+            ) as stream:
+                for chunk in stream:
+                    if stop is not None and stop.is_set():
+                        return
+                    for choice in chunk.choices:
+                        if choice.finish_reason:
+                            answer.note = _NOTES.get(choice.finish_reason, "")
+                        if choice.delta.content:
+                            part = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", choice.delta.content)
+                            answer.text += part
+                            yield part
+        except TunesmithError as error:
+            answer.error = error
+        finally:
+            answer.done = True
+
+    def remember(self, question: str, answer: Answer) -> None:
+        """Add question and answer to the history, unless there was no answer."""
+        if answer.text and answer.error is None:
+            self._messages += [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer.text},
+            ]
