@@ -25,11 +25,13 @@ if [ "$gpus" -gt 0 ]; then
 	profiles=gpus-$((gpus > 8 ? 8 : gpus))
 fi
 
-# A train worker gets an equal share of what the other services leave: they need 12 GiB at most.
+# The services without a model need 12 GiB at most. Inference gets a quarter of the rest, and each
+# train worker an equal share of the remainder.
 total=$(awk '$1 == "MemTotal:" {print int($2 / 1024)}' "/proc/meminfo")
 others=$((total / 2 < 12288 ? total / 2 : 12288))
 workers=$((gpus < 1 ? 1 : gpus > 8 ? 8 : gpus))
-memory=$(((total - others) / workers))m
+inference=$(((total - others) / 4))
+memory=$(((total - others - inference) / workers))m
 
 umask 077
 cat > .env <<END
@@ -38,9 +40,11 @@ COMPOSE_FILE=$files
 COMPOSE_PROFILES=$profiles
 TUNESMITH_MODELS=$models
 TUNESMITH_TRAIN_MEMORY=$memory
+TUNESMITH_INFERENCE_MEMORY=${inference}m
 TUNESMITH_DATABASE_PASSWORD=$(secret)
 TUNESMITH_BROKER_PASSWORD=$broker
 TUNESMITH_WORKER_TOKEN=$(secret)
+TUNESMITH_INFERENCE_TOKEN=$(secret)
 # Addresses of the API and the broker for workers on this host.
 TUNESMITH_SERVER_URL=http://api:8000
 TUNESMITH_BROKER_URL=redis://:$broker@valkey:6379/0

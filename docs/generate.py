@@ -23,6 +23,7 @@ from tunesmith_schema import (
     RolloutRecipe,
 )
 from tunesmith_server.core.settings import Settings
+from tunesmith_worker.inference.settings import InferenceSettings
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -108,6 +109,7 @@ def number(value: float) -> str:
 PROCESSES: dict[str, type[BaseModel]] = {
     "server": Settings,
     "worker": WorkerSettings,
+    "inference": InferenceSettings,
     "client": ClientSettings,
 }
 TABLE = re.compile(r"^\| variable \|.*?\n(?=\n)", re.DOTALL | re.MULTILINE)

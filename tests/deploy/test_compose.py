@@ -88,7 +88,8 @@ def _state(job: tunesmith.Job) -> str:
 
 def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
     checked = [c for c in host.containers.values() if c.service.healthcheck]
-    assert {c.service.name for c in checked} == {"postgres", "valkey", "api", "train", "light"}
+    names = {"postgres", "valkey", "api", "train", "light", "inference"}
+    assert {c.service.name for c in checked} == names
     for container in checked:
         host.until(container.healthy, f"health of {container.service.name}")
 

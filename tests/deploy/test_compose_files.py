@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tunesmith_server.core.settings import Settings
+from tunesmith_worker.inference.settings import InferenceSettings
 from tunesmith_worker.supervisor.job_session import REPORT_TIMEOUT_SECONDS
 from tunesmith_worker.supervisor.settings import WorkerSettings
 
@@ -75,7 +76,8 @@ def test_a_file_is_valid_by_the_compose_specification(path: Path) -> None:
 
 def test_nothing_is_published_but_the_api_on_this_host(checkout: Path) -> None:
     services = read_project(checkout)
-    assert set(services) == {"postgres", "valkey", "migrate", "api", "train", "light"}
+    expected = {"postgres", "valkey", "migrate", "api", "train", "light", "inference"}
+    assert set(services) == expected
     ports = {name: service.ports for name, service in services.items() if service.ports}
     assert ports == {"api": ["127.0.0.1:8000:8000"]}
 
@@ -97,8 +99,8 @@ def test_make_env_writes_secrets_once_and_for_nobody_else(checkout: Path) -> Non
     assert stat.S_IMODE(env.stat().st_mode) == 0o600
     known = read_env(env)
     drawn = [known[f"TUNESMITH_{name}"] for name in ("DATABASE_PASSWORD", "BROKER_PASSWORD")]
-    drawn.append(known["TUNESMITH_WORKER_TOKEN"])
-    assert len(set(drawn)) == 3
+    drawn += [known["TUNESMITH_WORKER_TOKEN"], known["TUNESMITH_INFERENCE_TOKEN"]]
+    assert len(set(drawn)) == 4
     assert all(re.fullmatch(r"[0-9a-f]{48}", secret) for secret in drawn)
 
     again = make_env(checkout, checkout.parent / "models")
@@ -193,8 +195,12 @@ def test_choices_of_the_operator_reach_the_api_from_env(checkout: Path) -> None:
 
 def every_service(tmp_path: Path) -> dict[str, Service]:
     docker = made_env(tmp_path, gpus=8)
-    files = [docker / f"compose{part}.yml" for part in ("", ".gpu", ".hosts", ".tls")]
-    more = {"TUNESMITH_BROKER_BIND": "10.0.0.5", "TUNESMITH_DOMAIN": "tune.example.org"}
+    files = [docker / f"compose{part}.yml" for part in ("", ".gpu", ".hosts", ".tls", ".chat")]
+    more = {
+        "TUNESMITH_BROKER_BIND": "10.0.0.5",
+        "TUNESMITH_DOMAIN": "tune.example.org",
+        "TUNESMITH_CHAT_GPU": "9",
+    }
     return read_files(files, read_env(docker / ".env") | more, ["gpus-8"])
 
 
@@ -217,9 +223,10 @@ def test_what_is_set_is_what_the_programs_read(tmp_path: Path) -> None:
         "server": set(Settings.model_fields),
         "worker-cpu": set(WorkerSettings.model_fields),
         "worker-cuda": set(WorkerSettings.model_fields),
+        "inference": set(InferenceSettings.model_fields),
     }
     for service in every_service(tmp_path).values():
-        fields: Any = known.get(service.target, ())  # Any: only membership is asked
+        fields: Any = known.get(service.name, known.get(service.target, ()))  # Any: only membership
         given = [name for name in service.environment if name.startswith("TUNESMITH_")]
         if service.target:
             assert service.target in read_stages()
@@ -244,31 +251,33 @@ def test_the_api_takes_what_compose_gives_it_and_needs_every_part(
         Settings()
 
 
-def test_every_service_has_limits_and_a_trainer_ends_before_the_database(tmp_path: Path) -> None:
+def test_every_service_has_limits_and_inference_ends_first(tmp_path: Path) -> None:
     services = every_service(tmp_path)
     for name, service in services.items():
         assert service.raw["mem_limit"], name
         assert int(service.raw["pids_limit"]) > 0, name
         assert 0 <= service.raw["oom_score_adj"] <= 1000, name  # rootless Docker allows no less
     order = {name: int(service.raw["oom_score_adj"]) for name, service in services.items()}
+    assert order.pop("inference") == 1000
     others = {name: score for name, score in order.items() if not name.startswith("train")}
-    assert order["train"] == order["train-7"] == 1000
-    assert max(others.values()) == others["light"] < 1000
+    assert order["train"] == order["train-7"] == 950
+    assert max(others.values()) == others["light"] < 950
     assert order["api"] > order["caddy"] > order["valkey"] > order["postgres"] == 0
-    for name in ("train", "light"):  # swapping would slow the whole host
+    for name in ("train", "light", "inference"):  # swapping would slow the whole host
         assert services[name].raw["memswap_limit"] == services[name].raw["mem_limit"], name
 
 
 @pytest.mark.parametrize("gpus", [0, 2, 16])
 def test_the_trainers_leave_memory_for_the_other_services(tmp_path: Path, gpus: int) -> None:
     services = read_project(made_env(tmp_path, gpus=gpus))
-    trains = [service for name, service in services.items() if name.startswith("train")]
+    models = ("train", "inference")
+    trains = [service for name, service in services.items() if name.startswith(models)]
     mib = [int(service.raw["mem_limit"].removesuffix("m")) for service in trains]
     found = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     assert found
     total = int(found[1]) // 1024
     assert 0 < sum(mib) <= total - min(total // 2, 12 * 1024)
-    fixed = [s for name, s in services.items() if not name.startswith(("train", "migrate"))]
+    fixed = [s for name, s in services.items() if not name.startswith((*models, "migrate"))]
     assert sum(int(s.raw["mem_limit"].removesuffix("g")) for s in fixed) <= 12
 
 
@@ -276,7 +285,7 @@ def test_no_password_is_on_a_command_line(tmp_path: Path) -> None:
     docker = made_env(tmp_path, gpus=2)
     variables = read_env(docker / ".env")
     secrets = [value for name, value in variables.items() if re.search("PASSWORD|TOKEN", name)]
-    assert len(secrets) == 3
+    assert len(secrets) == 4
     for name, service in read_project(docker).items():
         check = service.healthcheck.command if service.healthcheck else []
         for word in [*service.command, *check]:

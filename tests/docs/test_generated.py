@@ -31,7 +31,7 @@ def test_the_settings_page_is_what_the_classes_give() -> None:
 def test_the_names_that_misspellings_are_held_against_are_all_there_are() -> None:
     rows = (REFERENCE / "settings.md").read_text().splitlines()
     documented = {
-        row.split("`")[1] for row in rows if re.match(r"\| `\w+` \| (server|worker|cl)", row)
+        row.split("`")[1] for row in rows if re.match(r"\| `\w+` \| (server|worker|inf|cl)", row)
     }
     from_supervisors = {f"{PREFIX}{field.name.upper()}" for field in fields(SpawnSettings)}
     assert documented | from_supervisors == VARIABLES | {"AWS_SECRET_ACCESS_KEY"}
