@@ -18,7 +18,13 @@ from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
-TOLD: dict[str, Any] = {"requests": [], "models": [], "cancelled": 0, "streaming": 0}
+TOLD: dict[str, Any] = {
+    "requests": [],
+    "models": [],
+    "forgotten": [],
+    "cancelled": 0,
+    "streaming": 0,
+}
 MODELS: dict[str, Any] = {}
 FILES: set[str] = set()
 LOCK = Lock()
@@ -52,7 +58,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         if self.allowed():
-            MODELS.pop(unquote(self.path.removeprefix("/models/")), None)
+            name = unquote(self.path.removeprefix("/models/"))
+            TOLD["forgotten"] += [name] if MODELS.pop(name, None) else []
             self.reply(200, {})
 
     def do_POST(self) -> None:

@@ -162,6 +162,7 @@ def test_tuned_models_and_checkpoints(
     assert len(registered["files"]) == 3
 
     assert client.models.delete(model).deleted
+    until(lambda: told(chatting)["forgotten"] == [model])
     with pytest.raises(openai.NotFoundError) as gone:
         client.chat.completions.create(model=model, messages=said("a"))
     assert (gone.value.code, gone.value.param) == ("model_not_found", "model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from tunesmith_schema import Model, ModelDeleted, Page
 from tunesmith_server.services import adapters, base_models
@@ -34,7 +34,14 @@ def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: Mode
 
 
 @router.delete("/{model:path}")
-def delete(caller: CallerDep, session: SessionDep, model: ModelPath) -> ModelDeleted:
+def delete(
+    caller: CallerDep,
+    state: StateDep,
+    session: SessionDep,
+    model: ModelPath,
+    after_commit: BackgroundTasks,
+) -> ModelDeleted:
     """Delete a tuned model. Base models cannot be deleted."""
     adapters.delete_model(session, model)
+    after_commit.add_task(state.inference.forget, model)
     return ModelDeleted(id=model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.children import without_secrets
-from tunesmith_server.core.errors import NotFound, TooManyRequests, Unavailable
+from tunesmith_server.core.errors import NotFound, ServiceError, TooManyRequests, Unavailable
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 
@@ -20,6 +21,8 @@ from .protocol import LIST_MODELS, NOT_LOADED, Engine, EngineStatus, ServedModel
 
 if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
     import httpx
+
+log = logging.getLogger(__name__)
 
 MOST_OPEN = 512
 """Requests that one API process has open at a time; the inference server has its own queue."""
@@ -87,9 +90,12 @@ class Inference:
         raise refusal(response, error)
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model."""
+        """Unload a deleted model; if the server does not answer, only log it."""
         if self._engine is not None and self._registered.pop(model_id, ""):
-            await self._engine.forget(model_id)
+            try:
+                await self._engine.forget(model_id)
+            except ServiceError as error:
+                log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
 
     async def status(self) -> EngineStatus:
         if not (self._settings.inference_url or self._settings.inference_child):
