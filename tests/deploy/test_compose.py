@@ -94,6 +94,16 @@ def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
         host.until(container.healthy, f"health of {container.service.name}")
 
 
+def test_the_inference_service_answers_chat_requests(host: Host, client: tunesmith.Client) -> None:
+    host.until(host.container("inference").healthy, "health of inference")
+    question = [{"role": "user", "content": "Who are you?"}]
+    answer = client.chat.completions.create(model="tiny", messages=question, max_tokens=3)
+    assert answer.usage
+    assert 1 <= answer.usage.completion_tokens <= 3
+    [command] = [process.cmdline() for process in host.container("inference").tree()][:1]
+    assert "tunesmith_worker.inference" in command
+
+
 def test_the_broker_keeps_what_it_is_told_and_asks_for_its_password(host: Host) -> None:
     valkey = host.container("valkey")
 
