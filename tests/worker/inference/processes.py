@@ -71,18 +71,18 @@ def inference(models: Path, cache: Path, **settings: str) -> Iterator[Inference]
         "TUNESMITH_MODEL_DIRS": str(models),
         **settings,
     }
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tunesmith_worker.inference"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["listening"]
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
-            yield Inference(url, http, process, models)
-    finally:
-        process.terminate()
-        process.wait(30)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = json.loads(process.stdout.readline())["listening"]
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            with httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+                yield Inference(url, http, process, models)
+        finally:
+            process.terminate()
+            process.wait(30)

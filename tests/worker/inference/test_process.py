@@ -118,10 +118,16 @@ def test_text_completions_take_texts_and_token_ids(running: Inference) -> None:
         model="base", prompt=tokenizer("The capital")["input_ids"], temperature=0, max_tokens=5
     )
     assert same.choices[0].text == answer.choices[0].text
-    pieces = client.completions.create(
-        model="base", prompt="The capital", temperature=0, max_tokens=5, stream=True
+    # The client's type has no null finish_reason, which OpenAI sends in every chunk but the last.
+    loose = openai.OpenAI(base_url=f"{running.url}/v1", api_key=TOKEN)
+    pieces = list(
+        loose.completions.create(
+            model="base", prompt="The capital", temperature=0, max_tokens=5, stream=True
+        )
     )
     assert "".join(chunk.choices[0].text for chunk in pieces) == answer.choices[0].text
+    assert pieces[-1].choices[0].finish_reason == "length"
+    loose.close()
 
 
 def test_json_answers_satisfy_their_schema(running: Inference) -> None:
@@ -223,7 +229,7 @@ def test_a_damaged_upload_is_refused(running: Inference) -> None:
     answer = running.http.put("/models/m/files/a.json", content=b"x", headers=headers)
     assert answer.status_code == 422
     answer = running.http.put("/models/m/files/..%2Fa", content=b"x", headers=headers)
-    assert answer.status_code in (400, 404)
+    assert answer.status_code in (400, 404, 405)
 
 
 def test_fifty_streams_at_once_are_each_correct(running: Inference, folder: Path) -> None:

@@ -12,7 +12,11 @@ import sys
 from pydantic import ValidationError
 
 from tunesmith_schema.unsafe import first_error
-from tunesmith_worker.rundir.process import default_environment, die_with_supervisor
+from tunesmith_worker.rundir.process import (
+    default_environment,
+    die_with_supervisor,
+    quick_imports,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,11 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
-    import uvicorn
+    with quick_imports():
+        import uvicorn
 
-    from .app import create_app
-    from .device import choose_device
-    from .settings import InferenceSettings
+        from .app import create_app
+        from .device import choose_device
+        from .settings import InferenceSettings
 
     try:
         settings = InferenceSettings()

@@ -45,6 +45,9 @@ class Scheduler:
         self._decoding: list[Row] = []
         """Rows by slot."""
         self._pace = Pace()
+        # CPU time does not depend on other processes, such as a training job.
+        on_cpu = self._shape.device.type == "cpu"
+        self._clock = time.thread_time if on_cpu else time.perf_counter
         self._totals = Figures()
 
     @property
@@ -104,7 +107,7 @@ class Scheduler:
         parts = self._next_parts()
         if not parts and not self._decoding:
             return outputs
-        started = time.perf_counter()
+        started = self._clock()
         logits = self._decoder.run(
             [
                 DecodeRow(row.tokens[-1], row.rope_key, row.stream.request.adapter)
@@ -123,7 +126,7 @@ class Scheduler:
             outputs += sample_rows(rows, logits)
             self._totals.generated_tokens += len(rows)
         prompt_tokens = sum(len(part.ids) for _, part in parts)
-        self._pace.record(len(self._decoding), prompt_tokens, time.perf_counter() - started)
+        self._pace.record(len(self._decoding), prompt_tokens, self._clock() - started)
         self._move(ready)
         return outputs
 

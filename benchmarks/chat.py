@@ -1,0 +1,196 @@
+"""The inference process, compared with transformers: `python -m benchmarks.chat --model FOLDER`.
+
+The model answers over HTTP with server-sent events; the client reads raw sockets. Completions have
+a fixed number of tokens. Prints one JSON line:
+
+`first_token_ms`: time from the request to the first token of a warm model; median of 20.
+`tokens_per_second`: by number of streams (1, 32); the best of the rounds.
+`stream_ratio`: 32 streams / 1 stream.
+`speed_ratio`: 32 streams / the faster of `generate_batch` and `transformers serve`; the sides run
+    alternately. `generate_batch` runs without HTTP.
+`stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
+    another user sends prompts of 400 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .service_parts.machine import facts
+from .two_sides import run_side
+
+SIDE = Path(__file__).with_name("chat_side.py")
+BARS = {"first_token_ms": 150.0, "stream_ratio": 5.0, "speed_ratio": 1.5, "stall_ratio": 3.0}
+SIDES = ("generate_batch", "serve", "serve_batching")
+STREAMS, NEW, PROMPT, LONG = 32, 128, 40, 400
+
+
+class Server:
+    """A running server with OpenAI's completions."""
+
+    def __init__(self, url: str, token: str, model: str) -> None:
+        self._address, self._token, self._model = urlsplit(url), token, model
+
+    async def stream(self, prompt: list[int], new: int) -> list[float]:
+        """Return the times of the events of one streamed completion; the first entry is the time
+        of the request."""
+        reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
+        body = json.dumps(
+            {
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": new,
+                "temperature": 1.0,
+                "seed": 1,
+                "stream": True,
+            }
+        )
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        times = [time.perf_counter()]
+        writer.write((head + body).encode())
+        status = await reader.readline()
+        if b" 200 " not in status:
+            sys.exit(f"the server answered {status!r} {(await reader.read())[-300:]!r}")
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+        writer.close()
+        return times
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    return [[5 + secrets.randbelow(400) for _ in range(length)] for _ in range(count)]
+
+
+async def first_token(server: Server) -> float:
+    waits = []
+    for prompt in prompts(20, PROMPT):
+        times = await server.stream(prompt, 4)
+        waits.append(times[1] - times[0])
+    return statistics.median(waits) * 1000
+
+
+async def throughput(server: Server, streams: int) -> float:
+    """Return tokens per second; every stream has NEW tokens, if no stop token comes first."""
+    started = time.perf_counter()
+    results = await asyncio.gather(
+        *(server.stream(prompt, NEW) for prompt in prompts(streams, PROMPT))
+    )
+    tokens = sum(len(times) - 1 for times in results)
+    return tokens / (time.perf_counter() - started)
+
+
+async def stalls(server: Server) -> tuple[float, float]:
+    """Return median and 99th percentile of the time between tokens in milliseconds."""
+    done = asyncio.Event()
+
+    async def other_user() -> None:
+        while not done.is_set():
+            await server.stream(*prompts(1, LONG), 8)
+
+    other = asyncio.create_task(other_user())
+    gaps: list[float] = []
+    for _ in range(3):
+        results = await asyncio.gather(*(server.stream(p, 256) for p in prompts(8, PROMPT)))
+        for times in results:
+            gaps += [b - a for a, b in pairwise(times[1:])]
+    done.set()
+    await other
+    return statistics.median(gaps) * 1000, statistics.quantiles(gaps, n=100)[98] * 1000
+
+
+@contextmanager
+def our_server(model: Path) -> Iterator[Server]:
+    token = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {
+            "TUNESMITH_INFERENCE_TOKEN": token,
+            "TUNESMITH_INFERENCE_CACHE": cache,
+            "TUNESMITH_INFERENCE_DEVICE": "cpu",
+            "TUNESMITH_MODEL_DIRS": str(model.parent),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "tunesmith_worker.inference"]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                url = json.loads(process.stdout.readline())["listening"]
+                register(url, token, model.name)
+                yield Server(url, token, model.name)
+            finally:
+                process.terminate()
+
+
+def register(url: str, token: str, name: str) -> None:
+    body = json.dumps({"id": name, "base": name, "kind": "base", "files": []}).encode()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{url}/models", body, headers)).close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
+    options = parser.parse_args()
+    arguments = [f"--model={options.model.resolve()}", f"--streams={STREAMS}", f"--new={NEW}"]
+    rates: dict[str, list[float]] = {"1": [], "32": [], **{side: [] for side in SIDES}}
+    with our_server(options.model.resolve()) as server:
+        asyncio.run(throughput(server, 1))
+        wait = asyncio.run(first_token(server))
+        for _ in range(options.rounds):
+            rates["1"].append(asyncio.run(throughput(server, 1)))
+            rates["32"].append(asyncio.run(throughput(server, STREAMS)))
+            for side in SIDES:
+                rates[side].append(run_side(SIDE, side, arguments, {})["tokens_per_second"])
+                print(f"{side}: {rates[side][-1]:.0f} tokens/s", file=sys.stderr)
+        pauses = [asyncio.run(stalls(server)) for _ in range(options.rounds)]
+    print(json.dumps(summary(wait, rates, pauses)))
+    return 0
+
+
+def summary(
+    wait: float, rates: dict[str, list[float]], pauses: list[tuple[float, float]]
+) -> dict[str, Any]:
+    best = {name: round(max(values), 1) for name, values in rates.items()}
+    theirs = max(best[side] for side in SIDES)
+    median, late = min(pauses, key=lambda pair: pair[1] / pair[0])
+    return {
+        "benchmark": "chat",
+        "first_token_ms": round(wait, 1),
+        "tokens_per_second": best,
+        "stream_ratio": round(best["32"] / best["1"], 2),
+        "speed_ratio": round(best["32"] / theirs, 2),
+        "stall_ratio": round(late / median, 2),
+        "between_tokens_ms": {"median": round(median, 2), "p99": round(late, 2)},
+        "bars": BARS,
+        "rates": {name: [round(rate, 1) for rate in values] for name, values in rates.items()},
+        "stall_ratios": [round(b / a, 2) for a, b in pauses],
+        "load_average": round(os.getloadavg()[0], 1),
+        **facts(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
