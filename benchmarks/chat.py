@@ -1,7 +1,8 @@
 """The inference process, compared with transformers: `python -m benchmarks.chat --model FOLDER`.
 
-The model answers over HTTP with server-sent events; the client reads raw sockets. Completions have
-a fixed number of tokens. Prints one JSON line:
+The model answers over HTTP with server-sent events; the client reads raw sockets. Both sides have a
+copy of the model without end-of-sequence token, so that completions have a fixed number of tokens.
+Prints one JSON line:
 
 `first_token_ms`: time from the request to the first token of a warm model; median of 20.
 `tokens_per_second`: by number of streams (1, 32); the best of the rounds.
@@ -19,6 +20,7 @@ import asyncio
 import json
 import os
 import secrets
+import shutil
 import statistics
 import subprocess
 import sys
@@ -91,13 +93,10 @@ async def first_token(server: Server) -> float:
 
 
 async def throughput(server: Server, streams: int) -> float:
-    """Return tokens per second; every stream has NEW tokens, if no stop token comes first."""
+    """Return tokens per second."""
     started = time.perf_counter()
-    results = await asyncio.gather(
-        *(server.stream(prompt, NEW) for prompt in prompts(streams, PROMPT))
-    )
-    tokens = sum(len(times) - 1 for times in results)
-    return tokens / (time.perf_counter() - started)
+    await asyncio.gather(*(server.stream(prompt, NEW) for prompt in prompts(streams, PROMPT)))
+    return streams * NEW / (time.perf_counter() - started)
 
 
 async def stalls(server: Server) -> tuple[float, float]:
@@ -143,6 +142,19 @@ def our_server(model: Path) -> Iterator[Server]:
                 process.terminate()
 
 
+def without_end(model: Path, folder: Path) -> Path:
+    """Copy a model without its end-of-sequence token."""
+    copy = Path(shutil.copytree(model, folder / model.name))
+    for name, key in (
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("tokenizer_config.json", "eos_token"),
+    ):
+        path = copy / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
+    return copy
+
+
 def register(url: str, token: str, name: str) -> None:
     body = json.dumps({"id": name, "base": name, "kind": "base", "files": []}).encode()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -154,20 +166,26 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     options = parser.parse_args()
-    arguments = [f"--model={options.model.resolve()}", f"--streams={STREAMS}", f"--new={NEW}"]
+    with tempfile.TemporaryDirectory() as folder:
+        model = without_end(options.model, Path(folder))
+        print(json.dumps(measure(model, options.rounds)))
+    return 0
+
+
+def measure(model: Path, rounds: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"1": [], "32": [], **{side: [] for side in SIDES}}
-    with our_server(options.model.resolve()) as server:
+    arguments = [f"--model={model}", f"--streams={STREAMS}", f"--new={NEW}"]
+    with our_server(model) as server:
         asyncio.run(throughput(server, 1))
         wait = asyncio.run(first_token(server))
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             rates["1"].append(asyncio.run(throughput(server, 1)))
             rates["32"].append(asyncio.run(throughput(server, STREAMS)))
             for side in SIDES:
                 rates[side].append(run_side(SIDE, side, arguments, {})["tokens_per_second"])
                 print(f"{side}: {rates[side][-1]:.0f} tokens/s", file=sys.stderr)
-        pauses = [asyncio.run(stalls(server)) for _ in range(options.rounds)]
-    print(json.dumps(summary(wait, rates, pauses)))
-    return 0
+        pauses = [asyncio.run(stalls(server)) for _ in range(rounds)]
+    return summary(wait, rates, pauses)
 
 
 def summary(
