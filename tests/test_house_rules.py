@@ -75,6 +75,7 @@ def test_the_environment_is_read_in_settings_only() -> None:
     readers = {
         "server/tunesmith_server/core/settings.py",
         "worker/tunesmith_worker/supervisor/settings.py",
+        "worker/tunesmith_worker/inference/settings.py",
         "worker/tunesmith_worker/rundir/process.py",  # a trainer's: standard library only
         "client/tunesmith/_http/settings.py",
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..gpu.bars import speed
 from ..gpu.speed_plan import REAL
+from .chat import chat
 from .cpu import name_of, newest, service, training
 from .engine import (
     layouts,
@@ -58,6 +59,7 @@ def page(results: Path) -> str:
         grpo(recorded(results / "grpo.json") or []),
         learning(recorded(results / "grpo_learns.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
+        chat(recorded(results / "chat.json") or []),
         service(load(results / "service.json")),
     ]
     return "\n".join(parts)

@@ -12,11 +12,9 @@ import sys
 from pydantic import ValidationError
 
 from tunesmith_schema.unsafe import first_error
-from tunesmith_worker.rundir.process import (
-    default_environment,
-    die_with_supervisor,
-    quick_imports,
-)
+from tunesmith_worker.rundir.process import die_with_supervisor, quick_imports
+
+from .settings import InferenceSettings, set_environment
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,9 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0, help="0 (default): any free port")
     arguments = parser.parse_args(argv)
     die_with_supervisor()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    default_environment(os.environ)
-    _see_all_gpus(visible)
+    set_environment()
     os.umask(0o077)  # only the owner can read adapters
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -42,7 +38,6 @@ def main(argv: list[str] | None = None) -> int:
 
         from .app import create_app
         from .device import choose_device
-        from .settings import InferenceSettings
 
     try:
         settings = InferenceSettings()
@@ -61,14 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=60)
     uvicorn.Server(config).run(sockets=[listener])
     return 0
-
-
-def _see_all_gpus(visible: str | None) -> None:
-    """Undo the restriction to the trainers' GPU: chat uses another one."""
-    if visible is None:
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tunesmith_schema.model_dirs import named_folders
+from tunesmith_worker.rundir.process import default_environment
 
 
 class InferenceSettings(BaseSettings):
@@ -50,3 +52,13 @@ class InferenceSettings(BaseSettings):
             raise ValueError(
                 "TUNESMITH_INFERENCE_TOKEN is not set: set it to the secret that the API sends"
             )
+
+
+def set_environment() -> None:
+    """Set defaults for CPU threads. All GPUs stay visible, because chat uses none of trainers."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    default_environment(os.environ)
+    if visible is None:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
