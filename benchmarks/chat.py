@@ -105,7 +105,8 @@ async def stalls(server: Server) -> tuple[float, float]:
 
     async def other_user() -> None:
         while not done.is_set():
-            await server.stream(*prompts(1, LONG), 8)
+            (prompt,) = prompts(1, LONG)
+            await server.stream(prompt, 8)
 
     other = asyncio.create_task(other_user())
     gaps: list[float] = []

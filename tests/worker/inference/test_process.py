@@ -132,8 +132,12 @@ def test_text_completions_take_texts_and_token_ids(running: Inference) -> None:
 
 def test_json_answers_satisfy_their_schema(running: Inference) -> None:
     pytest.importorskip("llguidance")
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
-    schema["additionalProperties"] = False  # type: ignore[assignment]  # a JSON value
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+    }
+    schema["additionalProperties"] = False
     answer = running.openai().chat.completions.create(
         model="base",
         messages=MESSAGES,
@@ -236,7 +240,7 @@ def test_fifty_streams_at_once_are_each_correct(running: Inference, folder: Path
     """Of the base and an adapter, with unequal prompts."""
     running.add_files(TUNED, "base", "adapter", folder / "adapters" / "adapter-0")
     alone = running.openai()
-    bodies = [
+    bodies: list[dict[str, Any]] = [
         {
             "model": ("base", TUNED)[i % 2],
             "messages": [{"role": "user", "content": "word " * (1 + i % 25)}],
@@ -277,7 +281,7 @@ def test_a_closed_connection_cancels_and_frees_the_cache(running: Inference, str
                 http.post("/v1/completions", json=body, timeout=0.05)
     health = wait_for(running, lambda health: health["running"] == health["queued"] == 0)
     assert health["cached_tokens"] == 0
-    assert health["cancelled"] > before  # type: ignore[operator]  # an integer
+    assert health["cancelled"] > before
 
 
 def test_an_idle_model_is_unloaded_and_loads_again(folder: Path) -> None:
@@ -296,4 +300,4 @@ def test_without_a_token_the_process_does_not_start(folder: Path) -> None:
     from tunesmith_worker.inference.settings import InferenceSettings
 
     with pytest.raises(ValueError, match="TUNESMITH_INFERENCE_TOKEN"):
-        InferenceSettings(inference_token="").check()  # type: ignore[arg-type]  # pydantic converts
+        InferenceSettings(inference_token="").check()

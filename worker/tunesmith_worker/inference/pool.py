@@ -40,7 +40,7 @@ _CACHE_SHARE = 0.25
 
 @dataclass(frozen=True)
 class _Plan:
-    """Where a registered model is found."""
+    """Folders and adapter of a registered model."""
 
     name: str
     folder: str
@@ -81,6 +81,9 @@ class Loaded:
     use: Use = field(default_factory=Use)
     adapters: dict[str, Use] = field(default_factory=dict)
 
+    def has(self, adapter: str | None) -> bool:
+        return adapter is None or adapter in self.adapters
+
     def start(self, adapter: str | None) -> None:
         self.use.start()
         if adapter is not None:
@@ -106,7 +109,8 @@ class ModelPool:
         self._files = FileStore(settings.inference_cache)
         self._registered: dict[str, Registration] = {}
         self._loaded: dict[tuple[str, str | None, bool], Loaded] = {}
-        """By folder of the model, folder of its tokenizer, and True for transformers' engine."""
+        """Keyed by folder of the model, folder of its tokenizer, and True for the engine of
+        transformers."""
         self._lock = asyncio.Lock()
         self._unsupported: set[str] = set()
         """Adapters that plain PEFT computes."""
@@ -158,8 +162,9 @@ class ModelPool:
                 503, f"chat waits: {self._device.waiting_for}", code="unavailable", retry_after=30
             )
         plan = self._plan(registration)
-        loaded = self._loaded.get(plan.key)
-        if loaded is None or (plan.adapter is not None and plan.adapter not in loaded.adapters):
+        if plan.key in self._loaded and self._loaded[plan.key].has(plan.adapter):
+            loaded = self._loaded[plan.key]
+        else:
             async with self._lock:
                 plan, loaded = await asyncio.to_thread(self._prepare, registration)
         loaded.start(plan.adapter)
@@ -181,7 +186,7 @@ class ModelPool:
     def _prepare(self, registration: Registration) -> tuple[_Plan, Loaded]:
         plan = self._plan(registration)
         loaded = self._load(plan)
-        if plan.adapter is not None and plan.adapter not in loaded.adapters:
+        if plan.adapter is not None and not loaded.has(plan.adapter):
             try:
                 loaded.engine.add_adapter(plan.adapter, plan.adapter)
             except UnsupportedAdapter as reason:
@@ -227,6 +232,8 @@ class ModelPool:
 
     def unload_idle(self) -> None:
         """Unload models without a request for the configured time."""
+        if self._lock.locked():
+            return  # a request is about to use a model
         now, before = time.monotonic(), len(self._loaded)
         for key, loaded in list(self._loaded.items()):
             idle = now - loaded.use.last

@@ -18,7 +18,7 @@ Json = dict[str, Any]  # Any: JSON values
 
 @dataclass
 class Choice:
-    """What one completion has produced so far."""
+    """Text, tokens and end of one completion so far."""
 
     text: str = ""
     tokens: int = 0

@@ -215,8 +215,8 @@ def test_rope_frequencies_that_change_with_the_length(tmp_path: Path, kind: str)
     model = Reference(base)
     for request, result in zip(requests, results, strict=True):
         for length in range(len(result.token_ids)):
-            ids = torch.tensor([[*request.prompt_ids, *result.token_ids[:length]]])
-            logits = model.logits(ids, None)[-1]
+            known = torch.tensor([[*request.prompt_ids, *result.token_ids[:length]]])
+            logits = model.logits(known, None)[-1]
             assert int(logits.argmax()) == result.token_ids[length]
             error = logits.log_softmax(-1)[result.token_ids[length]] - result.logprobs[length]
             assert abs(float(error)) <= 1e-4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ SCHEMA = {
 def test_answers_satisfy_the_json_schema(folder: Path) -> None:
     pytest.importorskip("llguidance")
     base = cpu_base(folder)
-    settings = {"json_schema": json.dumps(SCHEMA), "stop_token_ids": base.eos_ids}
+    settings: dict[str, Any] = {"json_schema": json.dumps(SCHEMA), "stop_token_ids": base.eos_ids}
     requests = [
         greedy(PROMPT, new=60, seed=seed, sampling=SamplingParams(temperature=1.0), **settings)
         for seed in range(4)

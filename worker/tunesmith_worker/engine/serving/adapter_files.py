@@ -50,7 +50,7 @@ class AdapterFile:
     rank: int
     """Largest rank of a module."""
     modules: dict[str, LoraPair]
-    """By the module's path in the base model."""
+    """Keyed by the module's path in the base model."""
     token_ids: tuple[int, ...] = ()
     """Tokens with trained rows."""
     token_rows: dict[str, torch.Tensor] | None = None

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """What the thread runs. All methods are called on the thread."""
+    """Work of the thread. All methods are called on the thread."""
 
     @property
     def has_work(self) -> bool: ...

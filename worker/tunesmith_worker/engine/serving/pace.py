@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute without delaying the decoding rows much."""
+"""Number of prompt tokens in a step, so that they delay the decoding rows little."""
 
 from __future__ import annotations
 
