@@ -10,9 +10,9 @@ def chat(results: list[Result]) -> str:
         "## Chat\n\n"
         "The inference process with a Qwen2 of 2 M parameters in fp32 (`python -m "
         "benchmarks.chat`; `chat.json`). `32 streams` are tokens per second over HTTP, `one "
-        "stream` is the ratio to a single stream, `transformers` the ratio to the faster of `generate_batch` and "
-        "`transformers serve`. `stall` is the 99th percentile of the time between two tokens "
-        "divided by the median, while another user sends prompts of 400 tokens.\n"
+        "stream` is the ratio to a single stream, `transformers` the ratio to the faster of "
+        "`generate_batch` and `transformers serve`. `stall` is the 99th percentile of the time "
+        "between two tokens divided by the median, while another user sends prompts of 400 tokens.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.chat` yet (`chat.json`).\n"

@@ -16,6 +16,9 @@ from tunesmith_worker.rundir.process import die_with_supervisor, quick_imports
 
 from .settings import InferenceSettings, set_environment
 
+_SECONDS_TO_END = 5
+"""Time for running answers after SIGTERM."""
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -53,7 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     host, port = listener.getsockname()[:2]
     sys.stdout.write(json.dumps({"listening": f"http://{host}:{port}"}) + "\n")
     sys.stdout.flush()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=60)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )
     uvicorn.Server(config).run(sockets=[listener])
     return 0
 

@@ -177,8 +177,7 @@ class AdapterBank:
         total = max(place.stop for place in self._places.values())
         if total > _MOST_UNUSED * ranks:
             self.step = [
-                _Group(place, torch.tensor([i for i, one in enumerate(adapters) if one == name]))
-                for name, place in places.items()
+                _Group(place, self._tokens_of(name, adapters)) for name, place in places.items()
             ]
             return
         rows = torch.zeros(len(places) + 1, total)
@@ -187,6 +186,10 @@ class AdapterBank:
         number_of = {name: number for number, name in enumerate(places)}
         index = [number_of[name] if name is not None else len(places) for name in adapters]
         self.step = rows.to(self._device)[torch.tensor(index, device=self._device)]
+
+    def _tokens_of(self, name: str, adapters: Sequence[str | None]) -> torch.Tensor:
+        tokens = [i for i, one in enumerate(adapters) if one == name]
+        return torch.tensor(tokens, device=self._device)
 
     def widened(self, parts: int) -> torch.Tensor:
         """Return the mask of the current step for layers with several projections."""
