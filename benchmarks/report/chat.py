@@ -12,7 +12,7 @@ def chat(results: list[Result]) -> str:
         "benchmarks.chat`; `chat.json`). `32 streams` are tokens per second over HTTP, `one "
         "stream` is the ratio to a single stream, `transformers` the ratio to the faster of "
         "`generate_batch` and `transformers serve`. `stall` is the 99th percentile of the time "
-        "between two tokens divided by the median, while another user sends prompts of 400 tokens.\n"
+        "between two tokens divided by the median, while another user sends 400-token prompts.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.chat` yet (`chat.json`).\n"

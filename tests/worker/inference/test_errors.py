@@ -33,7 +33,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InferenceSettings:
     monkeypatch.setattr("os.nice", lambda by: None)
     monkeypatch.setattr("tunesmith_worker.engine.serving.native.keep_freed_memory", lambda: None)
-    values = {"inference_token": "token", "inference_cache": tmp_path, "model_dirs": str(models)}
+    values: dict[str, Any] = {
+        "inference_token": "token",
+        "inference_cache": tmp_path,
+        "model_dirs": str(models),
+    }
     return InferenceSettings(**values)
 
 
