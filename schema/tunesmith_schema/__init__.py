@@ -35,6 +35,7 @@ from .files import (
 from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
+from .health import HealthState, JobHealth
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -43,6 +44,7 @@ from .jobs import (
     JobDeleted,
     JobError,
     JobState,
+    JobWaiting,
     wire_status,
 )
 from .methods import (
@@ -179,6 +181,7 @@ __all__ = [
     "FileValidation",
     "GRPORecipe",
     "Grader",
+    "HealthState",
     "Hyperparameters",
     "Job",
     "JobCreate",
@@ -186,8 +189,10 @@ __all__ = [
     "JobError",
     "JobFailure",
     "JobFork",
+    "JobHealth",
     "JobReport",
     "JobState",
+    "JobWaiting",
     "LayerMemory",
     "LoraRecipe",
     "Method",

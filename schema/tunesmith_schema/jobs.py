@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from .base import Request, Response, Text, with_example
 from .bounds import JsonBound, Metadata, ObjectId
 from .errors import ErrorCategory
+from .health import JobHealth
 from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, Method, ReinforcementHyperparameters
 from .recipe import Auto, Recipe
@@ -180,6 +181,15 @@ class JobError(Response):
     """Next thing to try."""
 
 
+class JobWaiting(Response):
+    """Reason why a job is not running yet."""
+
+    position: int | None = None
+    """Position in the queue: 1 is the next job; null unless the job is queued."""
+    reason: str
+    """What the job waits for."""
+
+
 class JobDeleted(Response):
     """Confirmation that a job was deleted."""
 
@@ -216,7 +226,8 @@ class Job(Response):
     """Kind of training, its hyperparameters and the reinforcement grader, in OpenAI's current
     format."""
     result_files: list[str] = Field(default_factory=list)
-    """OpenAI's field; always empty. The result is at `/v1/adapters/{adapter_id}`."""
+    """Id of a CSV file with the metrics of each step, once the job has ended; see
+    `/v1/files/{id}/content`. The trained weights are at `/v1/adapters/{adapter_id}`."""
     trained_tokens: int | None = None
     """Number of tokens that contributed to the loss in the whole run. Reinforcement counts the
     tokens of all completions, even with zero gradient, except completions excluded by
@@ -254,6 +265,20 @@ class Job(Response):
     """Step of the resume point that this job starts from."""
     retry_of: str | None = None
     """Id of the failed or cancelled job that this job retries."""
+    owner: str | None = None
+    """Name of the API key that created the job."""
+    started_at: int | None = None
+    """Time at which a worker first claimed the job."""
+    health: JobHealth | None = None
+    """Health of the training so far, in one word and one sentence; null before the first metrics.
+    """
+    last_metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`; null means NaN."""
+    evaluation: dict[str, Any] | None = None
+    """Evaluation of the tuned model against its base model; null without one. `verdict` is its
+    result in words."""
+    waiting: JobWaiting | None = None
+    """What a queued job waits for; null in a list."""
     omitted: list[str] = Field(default_factory=list)
     """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
     Retrieve the job for their values."""

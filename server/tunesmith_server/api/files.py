@@ -14,7 +14,7 @@ from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Pa
 from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import files
+from tunesmith_server.services import files, result_files
 from tunesmith_server.services.paging import Order
 
 from .blobs import store
@@ -95,6 +95,8 @@ def list_files(
 
 @router.get("/{file_id}")
 def retrieve(caller: CallerDep, session: ReaderDep, file_id: IdPath) -> FileObject:
+    if job := result_files.job_of(session, file_id):
+        return result_files.to_wire(session, job)
     return files.to_wire(files.retrieve(session, file_id))
 
 
@@ -106,12 +108,24 @@ def content(
     file_id: IdPath,
     range: RangeHeader = None,
 ) -> Response:
+    if job := result_files.job_of(session, file_id):
+        made = result_files.content(session, job)
+        return Response(
+            made,
+            media_type="application/octet-stream",
+            headers={"content-disposition": f'attachment; filename="{job.id}-metrics.csv"'},
+        )
     row = files.retrieve(session, file_id)
     return send_or_redirect(state, row.sha256, row.bytes, row.filename, range)
 
 
 @router.delete("/{file_id}")
 def delete(caller: CallerDep, session: SessionDep, file_id: IdPath) -> FileDeleted:
+    if job := result_files.job_of(session, file_id):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST, f"file {file_id!r} has the metrics of job {job.id}",
+            hint=f"DELETE /v1/fine_tuning/jobs/{job.id} deletes the job with its metrics",
+        )  # fmt: skip
     files.delete(session, file_id)
     return FileDeleted(id=file_id)
 

@@ -7,9 +7,27 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from tunesmith_schema import Job, JobCreate, JobDeleted, JobFork, JobReport, Page
-from tunesmith_schema.bounds import MAX_STEP
-from tunesmith_server.services import job_control, job_create, job_delete, job_fork, jobs, reports
+from tunesmith_schema import (
+    Job,
+    JobCreate,
+    JobDeleted,
+    JobFork,
+    JobReport,
+    JobState,
+    MethodName,
+    Page,
+)
+from tunesmith_schema.bounds import MAX_SECONDS, MAX_STEP
+from tunesmith_server.services import (
+    job_control,
+    job_create,
+    job_delete,
+    job_fork,
+    jobs,
+    reports,
+    waiting,
+)
+from tunesmith_server.services.job_filters import JobFilters
 
 from .bounds import IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
@@ -50,28 +68,53 @@ def _mark_replay(result: tuple[Job, bool], response: Response) -> Job:
     return job
 
 
+_Seconds = Query(ge=0, le=MAX_SECONDS)
+
+
+async def get_filters(
+    request: Request,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    method: MethodName | None = None,
+    model: Annotated[str | None, Query(max_length=512)] = None,
+    text: Annotated[str | None, Query(max_length=200)] = None,
+    created_after: Annotated[int | None, _Seconds] = None,
+    created_before: Annotated[int | None, _Seconds] = None,
+) -> JobFilters:
+    """Return the filters in the query parameters of a list."""
+    pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
+    return JobFilters(
+        states=state or [],
+        method=method,
+        model=model,
+        text=text,
+        created_after=created_after,
+        created_before=created_before,
+        metadata={match.group(1): value for match, value in pairs if match},
+        without_metadata=request.query_params.get("metadata") == "null",
+    )
+
+
 @router.get("", response_model=None, responses={200: {"model": Page[Job]}})
 def list_jobs(
-    caller: CallerDep, session: ReaderDep, cursor: CursorDep, request: Request
+    caller: CallerDep,
+    session: ReaderDep,
+    cursor: CursorDep,
+    filters: Annotated[JobFilters, Depends(get_filters)],
 ) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
-    selects jobs without metadata."""
-    pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
+    selects jobs without metadata. `state` may be repeated. `text` selects jobs by a part of the id,
+    the suffix or a model's name, `created_after` and `created_before` by Unix seconds."""
     return send_page(
         jobs.list_jobs(
-            session,
-            after=cursor.after,
-            limit=cursor.limit,
-            order=cursor.order,
-            metadata={match.group(1): value for match, value in pairs if match},
-            without_metadata=request.query_params.get("metadata") == "null",
+            session, after=cursor.after, limit=cursor.limit, order=cursor.order, filters=filters
         )
     )
 
 
 @router.get("/{job_id}")
 def retrieve(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Job:
-    return jobs.to_wire(jobs.retrieve(session, job_id))
+    row = jobs.retrieve(session, job_id)
+    return jobs.to_wire(row).model_copy(update={"waiting": waiting.describe(session, row)})
 
 
 @router.delete("/{job_id}")

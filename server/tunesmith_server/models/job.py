@@ -5,24 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
 
 from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import Base
 
+from .api_key import ApiKeyRow
+
 
 class JobRow(Base):
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_queue", "state", "queued_at"),)
+    __table_args__ = (
+        Index("ix_jobs_queue", "state", "queued_at"),
+        # The order of lists, and the columns that lists are filtered by.
+        Index(
+            "ix_jobs_list",
+            *("created_at", "id", "state", "method_name", "model", "suffix", "fine_tuned_model"),
+        ),
+    )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     state: Mapped[str] = mapped_column(String(20))
     phase: Mapped[str | None] = mapped_column(String(64))
-    created_at: Mapped[float] = mapped_column(Double, index=True)
+    created_at: Mapped[float] = mapped_column(Double)
     queued_at: Mapped[float | None] = mapped_column(Double)
+    started_at: Mapped[float | None] = mapped_column(Double)
+    """Time of the first claim."""
     finished_at: Mapped[float | None] = mapped_column(Double)
     owner: Mapped[str] = mapped_column(String(40))
     """Id of the API key that created the job."""
+    owner_key: Mapped[ApiKeyRow | None] = relationship(
+        ApiKeyRow, primaryjoin=lambda: foreign(JobRow.owner) == ApiKeyRow.id, viewonly=True
+    )
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
@@ -38,6 +52,8 @@ class JobRow(Base):
     recipe: Mapped[dict[str, Any]] = mapped_column(JSON)
     hyperparameters: Mapped[dict[str, Any]] = mapped_column(JSON)
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    method_name: Mapped[str] = mapped_column(String(16), default="supervised")
+    """`type` in `method`; lists are filtered by this column."""
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
@@ -69,9 +85,18 @@ class JobRow(Base):
     fine_tuned_model: Mapped[str | None] = mapped_column(String(255))
     adapter_id: Mapped[str | None] = mapped_column(String(40))
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    last_metrics: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`."""
+    health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """JobHealth; null before the first metrics."""
 
     forked_from: Mapped[str | None] = mapped_column(String(40))
     """Job whose resume point this job starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40), index=True)
     """Failed or cancelled job that this job retries; a job has at most one retry."""
+
+    @property
+    def owner_name(self) -> str | None:
+        """Name of the API key that created the job."""
+        return self.owner_key.name if self.owner_key else None

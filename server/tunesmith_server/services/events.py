@@ -29,6 +29,8 @@ MAX_METRICS = 500
 _ROWS_AT_A_TIME = 16
 """A row has up to 64 KiB."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
+_SHOWN_METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
+"""Metrics whose last value is part of the job."""
 
 
 def add(
@@ -97,6 +99,10 @@ def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
             ),
             rows,
         )
+    shown = {row["name"]: row["value"] for row in rows if row["name"] in _SHOWN_METRICS}
+    if shown:
+        known = job.last_metrics if isinstance(job.last_metrics, dict) else {}
+        job.last_metrics = {**known, **shown}
     job.step = max(job.step, step)
     total, tokens = event.data.get("total_steps"), event.data.get("trained_tokens")
     if isinstance(total, int):

@@ -89,6 +89,7 @@ def insert(
         recipe=body.recipe.model_dump(mode="json"),
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
         method=_effective_method(body),
+        method_name=method,
         attempt=0,
         last_seq=0,
         forked_from=origin and origin.job_id,

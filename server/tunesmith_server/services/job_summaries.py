@@ -26,9 +26,9 @@ from tunesmith_schema import (
     wire_status,
 )
 from tunesmith_schema.documents import read_document
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import ApiKeyRow, JobRow
 
-from . import stored_job
+from . import job_health, result_files, stored_job
 from .pages import json_of
 
 MAX_DOCUMENT = 8 * 1024
@@ -38,7 +38,7 @@ _COLUMNS = (
     *("id", "created_at", "finished_at", "model", "fine_tuned_model", "state", "training_file"),
     *("validation_file", "trained_tokens", "seed", "suffix", "phase", "adapter_id", "attempt"),
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
-    *("retry_of", "error", "document_version"),
+    *("retry_of", "error", "document_version", "started_at", "health", "last_metrics"),
 )
 _DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
 _MAY_BE_LARGE = ("recipe", "method")
@@ -54,7 +54,8 @@ def query() -> Select[Any]:
             columns.append((func.length(text) > MAX_DOCUMENT).label(f"{name}_is_large"))
             text = case((func.length(text) <= MAX_DOCUMENT, text), else_=None)
         columns.append(text.label(f"{name}_text"))
-    return select(*columns)
+    columns.append(ApiKeyRow.name.label("owner_name"))
+    return select(*columns).outerjoin(ApiKeyRow, ApiKeyRow.id == JobRow.owner)
 
 
 def key_of(row: Any) -> tuple[Any, ...]:  # Any: a row of `query`
@@ -102,7 +103,7 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "status": wire_status(state),
         "training_file": row.training_file,
         "validation_file": row.validation_file,
-        "result_files": [],
+        "result_files": result_files.ids_of(row.id, state, bool(row.last_metrics)),
         "trained_tokens": row.trained_tokens,
         "error": JobError.model_validate(row.error) if row.error else None,
         "integrations": None,
@@ -119,6 +120,12 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "forked_from": row.forked_from,
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
+        "owner": row.owner_name,
+        "started_at": int(row.started_at) if row.started_at else None,
+        "health": job_health.stored(row.health),
+        "last_metrics": row.last_metrics or {},
+        "evaluation": None,
+        "waiting": None,
         "omitted": omitted,
     }
     documents = settings + b',"metadata":' + _labels(row.labels_text) + b',"recipe":' + recipe

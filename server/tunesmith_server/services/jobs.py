@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, exists, func, select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -23,12 +23,12 @@ from tunesmith_schema import (
     MethodName,
 )
 from tunesmith_schema.queue import TRAIN_TASK
-from tunesmith_server.core.database import readable_object
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EventRow, FileRow, JobRow
 
-from . import events, files, job_summaries, stored_job
+from . import events, files, job_health, job_summaries, stored_job
+from .job_filters import JobFilters
 from .pages import PageBuilder, read_page
 from .paging import Order, unknown_cursor
 
@@ -77,6 +77,8 @@ def move(
             level=level,
             data={"state": to, **(data or {})},
         )
+        if to in TERMINAL and job.attempt:
+            job_health.derive(session, job)
     return job
 
 
@@ -204,14 +206,9 @@ def list_jobs(
     after: str | None,
     limit: int,
     order: Order,
-    metadata: dict[str, str] | None,
-    without_metadata: bool = False,
+    filters: JobFilters,
 ) -> PageBuilder:
-    query = job_summaries.query()
-    for key, value in (metadata or {}).items():
-        query = query.where(_has_label(session, key, value))
-    if without_metadata:
-        query = query.where(JobRow.labels.is_(None))
+    query = job_summaries.query().where(*filters.conditions(session))
     cursor = None
     if after:
         cursor = session.execute(
@@ -229,12 +226,3 @@ def list_jobs(
         key_of=job_summaries.key_of,
         items_of=job_summaries.items_of,
     )
-
-
-def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """Return an SQL condition: `metadata` contains this pair. The condition uses no JSON path,
-    because a path on SQLite cannot express every key."""
-    on_postgresql = session.get_bind().dialect.name == "postgresql"
-    pairs_of = func.json_each_text if on_postgresql else func.json_each
-    pair = pairs_of(readable_object(JobRow.labels)).table_valued("key", "value")
-    return exists().where(pair.c.key == key, pair.c.value == value)

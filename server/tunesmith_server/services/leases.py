@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -43,6 +43,7 @@ from . import (
     checkpoint_retention,
     events,
     job_control,
+    job_health,
     jobs,
     quarantine,
     reports,
@@ -99,6 +100,7 @@ def _lease(session: Session, settings: Settings, worker_id: str, job_id: str) ->
             "attempt": JobRow.attempt + 1,
             "source_seq": 0,
             "phase": "claim",
+            "started_at": func.coalesce(JobRow.started_at, time.time()),
         },
     )
     if job is None:
@@ -217,6 +219,8 @@ def report(
         return _reply(settings, job)
     blobs.use_files(session, _listed_files(report))
     store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
+    if any(isinstance(e, RunEvent) and e.kind is EventKind.METRICS for e in report.events):
+        job_health.update(session, job)
     _store_run_report(session, job, report.run_report)
     if report.outcome is not None:
         _finish(session, settings, wake_ups, job, report.outcome)

@@ -26,6 +26,8 @@ from tunesmith_schema import (
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
 
+from . import job_health, result_files
+
 READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 """Errors of code that reads a damaged row. pydantic's ValidationError is a ValueError."""
 HINT = "another release wrote this job: install that release, or create the job again"
@@ -138,6 +140,11 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "forked_from": row.forked_from,
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
+        "owner": row.owner_name,
+        "started_at": int(row.started_at) if row.started_at else None,
+        "health": job_health.stored(row.health),
+        "last_metrics": row.last_metrics or {},
+        "result_files": result_files.ids_of(row.id, row.state, bool(row.last_metrics)),
     }
 
 
@@ -182,7 +189,7 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
 
 _SHOWN_INSTEAD = {
     "model": "", "training_file": "", "seed": 0, "attempt": 0, "step": 0,
-    "cancel_requested": False, "stop_requested": False,
+    "cancel_requested": False, "stop_requested": False, "last_metrics": {}, "result_files": [],
 }  # fmt: skip
 """Shown for a required column whose value has the wrong type; other columns are shown as null."""
 

@@ -1,0 +1,64 @@
+"""Filters of the list of jobs. The index `ix_jobs_list` has all filtered columns except `metadata`,
+so that a rare match does not read every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import ColumnElement, exists, func, or_
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobState, MethodName
+from tunesmith_server.core.database import readable_object
+from tunesmith_server.models import JobRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFilters:
+    """Conditions that all listed jobs meet."""
+
+    states: list[JobState] = field(default_factory=list)
+    """Any of these states; empty for all states."""
+    method: MethodName | None = None
+    model: str | None = None
+    """Name of the base model or of the tuned model."""
+    text: str | None = None
+    """Part of the id, of the suffix, or of the base or tuned model's name, in upper or lower case.
+    """
+    created_after: int | None = None
+    """Unix seconds, included."""
+    created_before: int | None = None
+    """Unix seconds, excluded."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    without_metadata: bool = False
+
+    def conditions(self, session: Session) -> Iterator[ColumnElement[bool]]:
+        if self.states:
+            # The concatenation keeps SQLite from using the index of the queue, which is in another
+            # order: it would read and sort all jobs of the state.
+            yield JobRow.state.concat("").in_(self.states)
+        if self.method:
+            yield JobRow.method_name == self.method
+        if self.model:
+            yield or_(JobRow.model == self.model, JobRow.fine_tuned_model == self.model)
+        if self.text:
+            columns = (JobRow.id, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
+            yield or_(*(column.icontains(self.text, autoescape=True) for column in columns))
+        if self.created_after is not None:
+            yield JobRow.created_at >= self.created_after
+        if self.created_before is not None:
+            yield JobRow.created_at < self.created_before
+        for key, value in self.metadata.items():
+            yield _has_label(session, key, value)
+        if self.without_metadata:
+            yield JobRow.labels.is_(None)
+
+
+def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
+    """Return an SQL condition: `metadata` contains this pair. The condition uses no JSON path,
+    because a path on SQLite cannot express every key."""
+    on_postgresql = session.get_bind().dialect.name == "postgresql"
+    pairs_of = func.json_each_text if on_postgresql else func.json_each
+    pair = pairs_of(readable_object(JobRow.labels)).table_valued("key", "value")
+    return exists().where(pair.c.key == key, pair.c.value == value)

@@ -1,0 +1,63 @@
+"""Health of jobs, derived from the stored metrics and kept in the job's row, so that lists read no
+metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobHealth
+from tunesmith_server.models import JobRow, MetricRow
+
+from . import health_rules
+from .health_rules import Point
+
+MAX_POINTS = 200
+"""Points of a curve; each point is the mean of as many logged steps as necessary."""
+GROWTH = 1.05
+"""Growth of a job's steps after which its health is derived again. The cost of all derivations
+together then grows linearly with the number of steps."""
+
+
+def update(session: Session, job: JobRow) -> None:
+    """Derive the health of a job that this transaction has locked, if enough steps are new."""
+    known = stored(job.health)
+    if known is None or not known.step <= job.step < known.step * GROWTH:
+        derive(session, job)
+
+
+def derive(session: Session, job: JobRow) -> None:
+    """Derive the health of a job that this transaction has locked."""
+    job.health = health_rules.judge(curves(session, job.id)).model_dump(mode="json")
+
+
+def stored(document: Any) -> JobHealth | None:  # Any: JSON
+    """Return the health in a row; None if there is none, or if this release cannot read it."""
+    try:
+        return None if document is None else JobHealth.model_validate(document)
+    except ValueError:
+        return None
+
+
+def curves(session: Session, job_id: str) -> dict[str, list[Point]]:
+    """Return the metrics that the rules read, at most `MAX_POINTS` points each."""
+    of_job = (MetricRow.job_id == job_id, MetricRow.name.in_(health_rules.METRICS))
+    last = session.scalar(select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id)) or 0
+    bucket = (MetricRow.step // (last // MAX_POINTS + 1)).label("bucket")
+    rows = session.execute(
+        select(
+            MetricRow.name,
+            func.max(MetricRow.step),
+            func.avg(MetricRow.value),
+            func.count() - func.count(MetricRow.value),
+        )
+        .where(*of_job)
+        .group_by(MetricRow.name, bucket)
+        .order_by(MetricRow.name, bucket)
+    )
+    points: dict[str, list[Point]] = {}
+    for name, step, value, missing in rows:
+        points.setdefault(name, []).append(Point(step, value, missing))
+    return points
