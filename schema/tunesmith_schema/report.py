@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from .base import Response
+from .health import JobHealth
 from .report_example import REINFORCEMENT_EXAMPLE, REPORT_EXAMPLE
 from .run import Choice
 
@@ -358,6 +359,8 @@ class JobReport(RunReport):
     """True while the attempt is running and the report may still change."""
     updated_at: int
     """Time of the worker's last update, Unix seconds."""
+    health: JobHealth | None = None
+    """Health of the job's training, over all attempts."""
     earlier_attempts: list[AttemptSummary] = Field(default_factory=list)
     """Earlier attempts that have a report, oldest first. Do not add up attempt times, because
     attempts may repeat steps."""

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
+from tunesmith_schema import JobHealth
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
 
@@ -65,6 +67,18 @@ def age(seconds: int) -> str:
         if elapsed >= length:
             return f"{elapsed // length}{unit}"
     return f"{elapsed}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as `0:42` or `1:02:03`."""
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def health_word(health: JobHealth) -> str:
+    """Return the health of a job in one word for people, such as `barely moved`."""
+    return str(health.state).replace("_", " ")
 
 
 def size(num_bytes: int) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tunesmith_schema import TRAINING, JobReport, LayerMemory, Rollouts, Throughput
 
-from .output import size
+from .output import health_word, size
 
 BAR_COLUMNS = 26
 """Columns of the longest bar."""
@@ -148,6 +148,8 @@ def _layers(layers: LayerMemory) -> str:
 
 
 def _advice(report: JobReport) -> Iterator[tuple[str, str]]:
+    if report.health is not None:
+        yield "health", f"{health_word(report.health)}: {report.health.text}"
     yield "bound by", f"{report.bound.by.replace('_', ' ')}: {report.bound.text}"
     yield "more rows", report.saturation.text
     yield "advice", report.advice.text

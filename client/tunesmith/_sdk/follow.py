@@ -3,7 +3,7 @@ restarts."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 import httpx
@@ -27,14 +27,24 @@ _READ_TIMEOUT = 60.0
 """Seconds without an event or heartbeat after which the client reconnects."""
 
 
+OnConnection = Callable[[TunesmithError | None], None]
+
+
 def follow(
-    http: Http, job_id: str, *, after_seq: int | None = None, timeout: float | None = None
+    http: Http,
+    job_id: str,
+    *,
+    after_seq: int | None = None,
+    timeout: float | None = None,
+    on_connection: OnConnection | None = None,
 ) -> Generator[Event | Job, None, None]:
     """Yield each event once, in order, then the finished job.
 
-    `timeout` is checked at every server message, including heartbeats.
+    `timeout` is checked at every server message, including heartbeats. `on_connection` is called
+    with the problem when the connection is lost, and with None when there is a connection.
     """
-    follower = _Follower(http, job_id, after_seq, timeout)
+    on_connection = on_connection or (lambda problem: None)
+    follower = _Follower(http, job_id, after_seq, timeout, on_connection)
     attempt = 0
     while True:
         problem: TunesmithError | None = None
@@ -51,6 +61,8 @@ def follow(
             if not _is_temporary(error):
                 raise
             problem = error
+        if problem is not None:
+            on_connection(problem)
         follower.pause(attempt, problem)
         attempt += 1
 
@@ -64,11 +76,17 @@ class _Follower:
     """Reader that keeps its position in a job's events across connections."""
 
     def __init__(
-        self, http: Http, job_id: str, after_seq: int | None, timeout: float | None
+        self,
+        http: Http,
+        job_id: str,
+        after_seq: int | None,
+        timeout: float | None,
+        on_connection: OnConnection,
     ) -> None:
         self._http = http
         self._job_id = job_id
         self._seq = after_seq
+        self._on_connection = on_connection
         self._timeout = timeout
         self._deadline = None if timeout is None else http.now() + timeout
         self._down_since: float | None = None
@@ -78,6 +96,7 @@ class _Follower:
     def read(self) -> Generator[Event | Job, None, None]:
         """Yield the events of one connection, and the job if it has ended."""
         response = self._open()
+        self._on_connection(None)
         try:
             for message in events(lines(response.iter_bytes())):
                 self._down_since = None

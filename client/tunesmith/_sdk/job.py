@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from typing import Protocol, Self
 
@@ -22,6 +23,8 @@ from tunesmith_schema import (
     Sample,
 )
 
+from .plot import Plot, panels_of
+
 
 class JobRequests(Protocol):
     """The methods of `client.fine_tuning.jobs` that a job calls."""
@@ -31,7 +34,9 @@ class JobRequests(Protocol):
     def pause(self, job_id: str) -> Job: ...
     def resume(self, job_id: str) -> Job: ...
     def stop(self, job_id: str) -> Job: ...
-    def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job: ...
+    def wait_until_over(
+        self, job_id: str, timeout: float | None, progress: bool, known: Job | None
+    ) -> Job: ...
     def stream(self, job_id: str, after_seq: int | None) -> Generator[Event, None, None]: ...
     def metrics(self, job_id: str) -> list[MetricPoint]: ...
     def samples(self, job_id: str, *, step: int | None, limit: int | None) -> Page[Sample]: ...
@@ -50,7 +55,7 @@ class Job(wire.Job):
         Raises JobFailedError, JobCancelledError or WaitTimeoutError.
         """
         if self.state not in TERMINAL:
-            self._update(self._requests.wait_until_over(self.id, timeout, progress))
+            self._update(self._requests.wait_until_over(self.id, timeout, progress, self))
         raise_unless_succeeded(self)
         return self
 
@@ -61,6 +66,14 @@ class Job(wire.Job):
     def metrics(self) -> list[MetricPoint]:
         """Return the job's metrics, one point per logged step."""
         return self._requests.metrics(self.id)
+
+    def plot(self, file: str | os.PathLike[str] | None = None) -> Plot:
+        """Plot the training and validation curves. A notebook shows the returned plot; `file`
+        saves it, for example as `loss.png`. Needs matplotlib: `pip install 'tunesmith[plot]'`."""
+        plot = Plot(panels_of({self.id: self.metrics()}))
+        if file is not None:
+            plot.save(file)
+        return plot
 
     def samples(self, step: int | None = None) -> Iterator[Sample]:
         """Iterate over a reinforcement job's completions, newest first; `step` selects one step."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,6 +21,10 @@ from .follow import follow
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
 from .job_output import JobOutput
+from .status_poll import StatusPoll
+
+if TYPE_CHECKING:
+    from .progress import ProgressView
 
 DataFile = str | os.PathLike[str]
 """A file id, or a local path."""
@@ -93,9 +96,28 @@ class Jobs(JobOutput):
         after: str | None = None,
         order: Order | None = None,
         metadata: Mapping[str, str] | None = None,
+        state: str | Sequence[str] | None = None,
+        method: str | None = None,
+        model: str | None = None,
+        text: str | None = None,
+        created_after: int | None = None,
+        created_before: int | None = None,
     ) -> Page[Job]:
-        """List jobs, newest first. `metadata` selects jobs that have all of these pairs."""
-        filters = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
+        """List jobs, newest first, that meet all of the filters.
+
+        `metadata`: all of these pairs. `state`: one of these states. `method`: `supervised` or
+        `reinforcement`. `model`: this base model or tuned model. `text`: a part of the id, the
+        suffix or a model's name. `created_after` (included), `created_before`: Unix seconds.
+        """
+        filters: dict[str, Any] = {  # Any: values of httpx
+            "state": [state] if isinstance(state, str) else state,
+            "method": method,
+            "model": model,
+            "text": text,
+            "created_after": created_after,
+            "created_before": created_before,
+            **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
+        }
 
         def fetch(cursor: str | None) -> wire.Page[Job]:
             params = {"limit": limit, "after": cursor, "order": order, **filters}
@@ -210,24 +232,33 @@ class Jobs(JobOutput):
 
     def wait(self, job_id: str, timeout: float | None = None, progress: bool = False) -> Job:
         """Wait until the job has succeeded, and return the job; see `Job.wait`."""
-        job = self.wait_until_over(job_id, timeout, progress)
+        job = self.wait_until_over(job_id, timeout, progress, None)
         raise_unless_succeeded(job)
         return job
 
-    def wait_until_over(self, job_id: str, timeout: float | None, progress: bool) -> Job:
-        """Wait until the job has succeeded, failed or been cancelled, and return the job."""
-        if progress:
-            from .progress import ProgressView  # importing rich is slow
+    def wait_until_over(
+        self, job_id: str, timeout: float | None, progress: bool, known: Job | None
+    ) -> Job:
+        """Wait until the job has succeeded, failed or been cancelled, and return the job. `known`
+        is its state for the first line of the progress."""
+        if not progress:
+            return self._until_over(job_id, timeout, None)
+        from .progress import ProgressView  # importing rich is slow
 
-            view = ProgressView()
-        else:
-            view = None
-        with view or nullcontext():
-            for item in follow(self._http, job_id, timeout=timeout):
-                if isinstance(item, Job):
-                    return self._bind(item)
-                if view is not None:
-                    view.show(item)
+        path = path_of("fine_tuning", "jobs", job_id)
+        with (
+            ProgressView(job=known) as view,
+            StatusPoll(lambda: self._http.get(Job, path), view.show_job),
+        ):
+            return self._until_over(job_id, timeout, view)
+
+    def _until_over(self, job_id: str, timeout: float | None, view: ProgressView | None) -> Job:
+        on_connection = view.show_connection if view else None
+        for item in follow(self._http, job_id, timeout=timeout, on_connection=on_connection):
+            if isinstance(item, Job):
+                return self._bind(item)
+            if view is not None:
+                view.show(item)
         raise AssertionError("follow() ends with the job")
 
     def _bind(self, job: Job) -> Job:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String
-from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import Base
-
-from .api_key import ApiKeyRow
 
 
 class JobRow(Base):
@@ -34,9 +32,6 @@ class JobRow(Base):
     finished_at: Mapped[float | None] = mapped_column(Double)
     owner: Mapped[str] = mapped_column(String(40))
     """Id of the API key that created the job."""
-    owner_key: Mapped[ApiKeyRow | None] = relationship(
-        ApiKeyRow, primaryjoin=lambda: foreign(JobRow.owner) == ApiKeyRow.id, viewonly=True
-    )
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
@@ -95,8 +90,3 @@ class JobRow(Base):
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40), index=True)
     """Failed or cancelled job that this job retries; a job has at most one retry."""
-
-    @property
-    def owner_name(self) -> str | None:
-        """Name of the API key that created the job."""
-        return self.owner_key.name if self.owner_key else None

@@ -17,6 +17,11 @@ _BY_HASH = select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == 
 """Every request runs this query, so it is built once and reads only two columns."""
 
 
+_names: dict[str, str] = {}
+_MAX_NAMES = 10_000
+"""Number of names that a process remembers."""
+
+
 def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:
     """Create a key named `name`. Only this call returns the plain key."""
     key = key or new_key()
@@ -46,6 +51,16 @@ def revoke(session: Session, key_id: str) -> ApiKeyRow:
         )
     row.revoked_at = row.revoked_at or time.time()
     return row
+
+
+def name_of(session: Session, key_id: str) -> str | None:
+    """Return the name of a key, which never changes; None for an unknown key."""
+    name = _names.get(key_id)
+    if name is None:
+        name = session.scalar(select(ApiKeyRow.name).where(ApiKeyRow.id == key_id))
+        if name is not None and len(_names) < _MAX_NAMES:
+            _names[key_id] = name
+    return name
 
 
 def valid(session: Session, key_ids: set[str]) -> set[str]:

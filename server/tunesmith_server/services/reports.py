@@ -13,6 +13,7 @@ from tunesmith_schema.documents import DOCUMENT_VERSION, VERSION_FIELD, upgraded
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import JobRow, ReportRow
 
+from . import job_health
 from .jobs import HELD
 
 
@@ -46,6 +47,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
                 "job_id": job.id,
                 "live": job.state in HELD and row.attempt == job.attempt,
                 "updated_at": int(row.updated_at),
+                "health": job_health.stored(job.health),
                 "earlier_attempts": [summary for summary in earlier if summary is not None],
             }
         )

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from sqlalchemy.orm import object_session
 
 from tunesmith_schema import (
     ErrorCategory,
@@ -26,7 +27,7 @@ from tunesmith_schema import (
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
 
-from . import job_health, result_files
+from . import job_health, keys, result_files
 
 READ_ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 """Errors of code that reads a damaged row. pydantic's ValidationError is a ValueError."""
@@ -140,12 +141,20 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "forked_from": row.forked_from,
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
-        "owner": row.owner_name,
+        "owner": _owner_name(row),
         "started_at": int(row.started_at) if row.started_at else None,
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
         "result_files": result_files.ids_of(row.id, row.state, bool(row.last_metrics)),
     }
+
+
+def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
+    if hasattr(row, "owner_name"):
+        name: str | None = row.owner_name
+        return name
+    session = object_session(row)
+    return keys.name_of(session, row.owner) if session else None
 
 
 def _unreadable(row: JobRow, cause: Exception) -> Job:
