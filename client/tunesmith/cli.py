@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._cli import adapters, chat, control, files, jobs, samples, server_and_worker
+from ._cli import adapters, chat, compare, control, files, jobs, samples, server_and_worker
 from ._cli.session import Connection
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _connection(
 
 
 control.add_to(jobs.app)
+compare.add_to(jobs.app)
 samples.add_to(jobs.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(files.app, name="files")

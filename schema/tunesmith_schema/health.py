@@ -23,11 +23,6 @@ class HealthState(StrEnum):
     UNCLEAR = "unclear"
     """There are too few logged steps, or the noise between steps hides any change."""
 
-    @property
-    def words(self) -> str:
-        """Text for people, such as `barely moved`."""
-        return self.value.replace("_", " ")
-
 
 class JobHealth(Response):
     """Health of a job, derived from its metrics; it says nothing about the quality of answers."""

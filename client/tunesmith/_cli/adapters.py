@@ -100,10 +100,16 @@ def verify(
 
 
 @models.command("list")
-def list_models(ctx: typer.Context, as_json: AsJson = False) -> None:
+def list_models(
+    ctx: typer.Context,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="List the checkpoints of jobs too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """List base models and tuned models."""
     with connected(ctx) as client:
-        available = list(client.models.list())
+        available = list(client.models.list(checkpoints=checkpoints))
         if as_json:
             show_page_json(available, has_more=False)
             return

@@ -10,26 +10,19 @@ from typing import Annotated
 
 import typer
 
-from tunesmith._http.hints import in_commands, in_python
+from tunesmith._http.errors import NotFoundError
+from tunesmith._sdk.client import Client
 from tunesmith._sdk.job import Job, JobNotSucceededError
-from tunesmith_schema import TERMINAL, Event
+from tunesmith_schema import Event, EventKind, JobReport, JobState
 
 from .grader import GraderOption, read_grader
+from .job_view import show_job, show_jobs, show_summary
 from .metadata import MetadataPairs, build_metadata
-from .output import (
-    AsJson,
-    Limit,
-    age,
-    moment,
-    show_fields,
-    show_json,
-    show_page_json,
-    show_table,
-    wire_json,
-)
+from .output import AsJson, Limit, show_json, show_page_json, wire_json
 from .recipe import RecipeFile, RecipePairs, build_recipe
 from .report import show_report
 from .session import connected
+from .times import parse_time
 
 app = typer.Typer(help="Fine-tuning jobs.", no_args_is_help=True)
 
@@ -40,6 +33,9 @@ class JobMethod(StrEnum):
     SUPERVISED = "supervised"
     REINFORCEMENT = "reinforcement"
 
+
+SHORT_PHASE_SECONDS = 0.1
+"""Phases shorter than this are noise in the log."""
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 
@@ -104,29 +100,61 @@ def create(
         if watch:
             typer.echo(f"created {job.id}", err=True)
             _watch(job, as_json)
+        elif as_json:
+            show_json(job)
         else:
-            _show(job, as_json)
+            show_job(job)
 
 
 @app.command("list")
-def list_jobs(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+def list_jobs(
+    ctx: typer.Context,
+    limit: Limit = 20,
+    state: Annotated[
+        list[JobState] | None, typer.Option(help="Only jobs in this state. Repeatable.")
+    ] = None,
+    method: Annotated[JobMethod | None, typer.Option(help="Only this training method.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this base or tuned model.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Part of the id, of the name (suffix) or of a model's name.")
+    ] = None,
+    metadata: MetadataPairs = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Created since: 30m, 12h, 7d, or 2026-01-31."),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Created before, as for --since.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """List jobs, newest first."""
     with connected(ctx) as client:
-        page = client.fine_tuning.jobs.list(limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        show_table(
-            ("ID", "STATE", "STEP", "AGE", "MODEL"),
-            ((job.id, job.state, _step(job), age(job.created_at), job.model) for job in page.data),
+        page = client.fine_tuning.jobs.list(
+            limit=limit,
+            state=state,
+            method=method,
+            model=model,
+            text=text,
+            metadata=build_metadata(metadata or []),
+            created_after=parse_time(since, "--since"),
+            created_before=parse_time(until, "--until"),
         )
+    if as_json:
+        show_page_json(page.data, page.has_more)
+    else:
+        show_jobs(page.data)
 
 
 @app.command("show")
 def show(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Show a job."""
+    """Show a job: state, health, settings, results and the next commands."""
     with connected(ctx) as client:
-        _show(client.fine_tuning.jobs.retrieve(job_id), as_json)
+        job = client.fine_tuning.jobs.retrieve(job_id)
+        if as_json:
+            show_json(job)
+        else:
+            show_job(job, _report(client, job))
 
 
 @app.command("watch")
@@ -141,6 +169,9 @@ def logs(
     ctx: typer.Context,
     job_id: JobId,
     follow: Annotated[bool, typer.Option("--follow", help="Follow until the job ends.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print phases of less than 0.1 s too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the events of a job, oldest first, one per line."""
@@ -150,6 +181,8 @@ def logs(
             jobs.stream(job_id) if follow else jobs.list_events(job_id, order="asc", limit=1000)
         )
         for event in events:
+            if _is_short_phase(event) and not (verbose or as_json):
+                continue
             typer.echo(wire_json(event) if as_json else _line(event))
 
 
@@ -175,56 +208,36 @@ def _watch(job: Job, as_json: bool) -> None:
     try:
         job.wait(progress=True)
     except JobNotSucceededError:
-        if as_json:
-            show_json(job)
+        _show_end(job, as_json)
         raise
     except KeyboardInterrupt:
         typer.echo(f"{job.id} continues; watch again with: tunesmith jobs watch {job.id}", err=True)
         raise typer.Exit(130) from None
-    _show(job, as_json)
+    _show_end(job, as_json)
 
 
-def _show(job: Job, as_json: bool) -> None:
+def _show_end(job: Job, as_json: bool) -> None:
     if as_json:
         show_json(job)
-        return
-    error = job.error
-    show_fields(
-        [
-            ("id", job.id),
-            ("state", f"{job.state} ({job.phase})" if job.phase else job.state),
-            ("requested", _requested(job)),
-            ("model", job.model),
-            ("tuned model", job.fine_tuned_model),
-            ("adapter", job.adapter_id),
-            ("method", job.method and job.method.get("type")),
-            ("step", _step(job)),
-            ("trained tokens", job.trained_tokens),
-            ("training file", job.training_file),
-            ("validation file", job.validation_file),
-            ("seed", job.seed),
-            ("attempt", job.attempt or None),
-            ("starts from", job.forked_from and f"step {job.forked_step} of {job.forked_from}"),
-            ("retry of", job.retry_of),
-            ("metadata", ", ".join(f"{k}={v}" for k, v in (job.metadata or {}).items())),
-            ("created", moment(job.created_at)),
-            ("finished", moment(job.finished_at)),
-            ("error", error and error.message),
-            ("hint", error and error.hint and in_commands(in_python(error.hint))),
-        ]
-    )
+    else:
+        show_summary(job)
 
 
-def _requested(job: Job) -> str | None:
-    if job.state in TERMINAL:
+def _report(client: Client, job: Job) -> JobReport | None:
+    """Return the newest report of a job, or None if there is none."""
+    try:
+        return client.fine_tuning.jobs.report(job.id) if job.attempt else None
+    except NotFoundError:
         return None
-    return "cancel" if job.cancel_requested else "stop" if job.stop_requested else None
 
 
-def _step(job: Job) -> str:
-    if job.total_steps is None:
-        return str(job.step or "")
-    return f"{job.step}/{job.total_steps}"
+def _is_short_phase(event: Event) -> bool:
+    seconds = event.data.get("seconds")
+    return (
+        event.kind is EventKind.PHASE
+        and isinstance(seconds, int | float)
+        and seconds < SHORT_PHASE_SECONDS
+    )
 
 
 def _line(event: Event) -> str:

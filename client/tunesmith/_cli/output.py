@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -25,6 +25,10 @@ def wire_json(model: BaseModel) -> str:
 
 def show_json(model: BaseModel) -> None:
     typer.echo(wire_json(model))
+
+
+def show_json_value(value: Any) -> None:  # Any: JSON
+    typer.echo(json.dumps(value))
 
 
 def show_page_json(data: Sequence[BaseModel], has_more: bool) -> None:

@@ -6,7 +6,7 @@ import itertools
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -26,7 +26,7 @@ from .errors import (
 )
 from .version import __version__
 
-Params = Mapping[str, str | int | None]
+Params = Mapping[str, str | int | Sequence[str] | None]
 M = TypeVar("M", bound=BaseModel)
 
 _CONNECT_TIMEOUT = 5.0

@@ -14,9 +14,12 @@ class Models:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self) -> Page[Model]:
+    def list(self, *, checkpoints: bool = False) -> Page[Model]:
+        """List base models and tuned models; `checkpoints` adds the checkpoints."""
+        extra = {"checkpoints": "true"} if checkpoints else {}
         return first_page(
-            lambda after: self._http.get(wire.Page[Model], "models", {"after": after}), None
+            lambda after: self._http.get(wire.Page[Model], "models", {"after": after, **extra}),
+            None,
         )
 
     def retrieve(self, model: str) -> Model:

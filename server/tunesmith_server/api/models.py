@@ -22,9 +22,13 @@ def list_models(
     session: ReaderDep,
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    checkpoints: bool = False,
 ) -> Response:
-    """List base models by name, then tuned models, newest first."""
-    page = base_models.list_models(session, state.settings, after=after, limit=limit)
+    """List base models by name, then tuned models, newest first. `checkpoints=true` adds the
+    checkpoints, whose names are models too."""
+    page = base_models.list_models(
+        session, state.settings, after=after, limit=limit, checkpoints=checkpoints
+    )
     return send_page(page)
 
 

@@ -148,10 +148,20 @@ MODELS_PAGE_BYTES = 4 * 1024 * 1024
 """Size at which a page of models ends. The `openai` client reads only the first page."""
 
 
+CHECKPOINT_MARK = ":ckpt-step-"
+"""Part of a checkpoint's name; a tuned model's name ends before it."""
+
+
+def checkpoint_name(tuned: str, step: int) -> str:
+    """Return the model name of a checkpoint of the tuned model `tuned`."""
+    return f"{tuned}{CHECKPOINT_MARK}{step}"
+
+
 def list_models(
-    session: Session, settings: Settings, *, after: str | None, limit: int
+    session: Session, settings: Settings, *, after: str | None, limit: int, checkpoints: bool
 ) -> PageBuilder:
-    """Return base models by name, then tuned models, newest first."""
+    """Return base models by name, then tuned models, and their checkpoints if `checkpoints` is
+    true, newest first."""
     page, known = PageBuilder(MODELS_PAGE_BYTES), names(session, settings)
     cursor = None
     if after and after not in known:
@@ -167,9 +177,14 @@ def list_models(
             page.has_more = True
         if page.has_more or not page.add(name, json_of(_base_to_wire(name, local))):
             return page
+    tuned_models = select(
+        AdapterRow.id, AdapterRow.created_at, AdapterRow.model, AdapterRow.base_model
+    )
+    if not checkpoints:
+        tuned_models = tuned_models.where(AdapterRow.model.not_like(f"%{CHECKPOINT_MARK}%"))
     return read_page(
         session,
-        select(AdapterRow.id, AdapterRow.created_at, AdapterRow.model, AdapterRow.base_model),
+        tuned_models,
         (AdapterRow.created_at.expression, AdapterRow.id.expression),
         after=None if cursor is None else tuple(cursor),
         limit=limit,

@@ -264,7 +264,7 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
         adapter = adapters.record_checkpoint(
             session,
             job,
-            model=f"{_tuned_name(settings, job)}:ckpt-step-{step}",
+            model=base_models.checkpoint_name(_tuned_name(settings, job), step),
             kind=stored_job.recipe(job).tuning,
             step=step,
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks

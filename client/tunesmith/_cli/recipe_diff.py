@@ -1,0 +1,78 @@
+"""Settings of a job that differ from the defaults, and the values that "auto" became."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunesmith._sdk.job import Job
+from tunesmith_schema import JobReport, Recipe
+
+Settings = dict[str, Any]  # Any: JSON; dotted name -> value
+
+
+def changed_settings(job: Job) -> Settings:
+    """Return the settings that differ from the defaults, by dotted names. A recipe that is too
+    large for a list is not compared."""
+    if "recipe" in job.omitted:
+        return {}
+    default = _flat(Recipe().model_dump(mode="json"))
+    chosen = _flat(job.recipe.model_dump(mode="json", exclude_none=True))
+    changed = {name: value for name, value in chosen.items() if default.get(name) != value}
+    changed |= {
+        name: value
+        for name, value in job.hyperparameters.model_dump(mode="json").items()
+        if value not in ("auto", None)
+    }
+    if grader := _grader(job):
+        changed["grader"] = grader
+    return changed
+
+
+def differing_settings(jobs: list[Job]) -> dict[str, list[Any]]:
+    """Return the settings in which jobs differ: dotted name -> value of each job."""
+    every: list[Settings] = [
+        {
+            "model": job.model,
+            "method": (job.method or {}).get("type", "supervised"),
+            "training_file": job.training_file,
+            "validation_file": job.validation_file,
+            **_flat(job.recipe.model_dump(mode="json", exclude_none=True)),
+            **job.hyperparameters.model_dump(mode="json"),
+            "grader": _grader(job),
+            "seed": job.seed,
+        }
+        for job in jobs
+    ]
+    names = list(dict.fromkeys(name for settings in every for name in settings))
+    rows = {name: [settings.get(name) for settings in every] for name in names}
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def automatic_values(report: JobReport | None) -> Settings:
+    """Return the values that "auto" became, by name."""
+    return {choice.name: choice.value for choice in report.choices} if report else {}
+
+
+def setting_text(value: Any) -> str:  # Any: JSON
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _grader(job: Job) -> str | None:
+    grader = ((job.method or {}).get("reinforcement") or {}).get("grader")
+    return str(grader.get("type")) if isinstance(grader, dict) else None
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Settings:
+    flat: Settings = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
