@@ -158,14 +158,17 @@ def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
     values = [value for _, value in points]
     if len(values) < 2:
         return None
-    # One odd batch is no divergence: of a longer curve, medians of three points count.
-    smooth = values
+    tenth, smooth, certain = max(1, len(values) // 10), values, 0.0
+    # The rise may begin at the second step, so a start over several points could contain it.
+    start = min(fmean(values[:window]) for window in range(1, tenth + 1))
+    end = fmean(values[-tenth:])
     if len(values) >= MIN_POINTS:
+        # One odd batch is no divergence: of a longer curve, medians of three points count.
         smooth = [median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
-    start = fmean(values[: max(1, len(values) // 10)])
-    end = fmean(values[-max(1, len(values) // 10) :])
+        certain = CERTAIN * _noise(values)
     peak = max(smooth)
-    if peak < PEAK_FACTOR * start or peak - start < PEAK_NATS or end < RECOVERED * start:
+    rise = peak - start
+    if peak < PEAK_FACTOR * start or rise < max(PEAK_NATS, certain) or end < RECOVERED * start:
         return None
     ended = "" if end >= peak else f" and is now {_n(end)}"
     step = points[smooth.index(peak)][0]
