@@ -11,9 +11,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from tunesmith import Job, JobCancelledError, JobFailedError, WaitTimeoutError
+from tunesmith import (
+    APIConnectionError,
+    Job,
+    JobCancelledError,
+    JobFailedError,
+    WaitTimeoutError,
+)
 from tunesmith._sdk.progress import ProgressView
 from tunesmith_schema import Event
+from tunesmith_schema import Job as WireJob
 
 from .fakes import Clock, Script, client_of, event, job, sse
 
@@ -138,8 +145,53 @@ def test_a_queued_job_shows_its_state_and_no_old_numbers() -> None:
     with view:
         view.show(event_of(1, kind="metrics", data={"step": 3, "train_loss": None}))
         view.show(event_of(2, kind="state", data={"state": "queued"}))
-    assert out.getvalue().strip().split()[1] == "queued"
+    assert out.getvalue().splitlines()[-1].endswith("queued")
     assert "loss" not in out.getvalue()
+
+
+def test_the_view_shows_phase_queue_warnings_and_a_lost_connection() -> None:
+    out = io.StringIO()
+    view = ProgressView(Console(file=out, width=80))
+    started = {"started_at": int(time.time()) - 62}
+    with view:
+        waiting_for = {"position": 3, "reason": "2 jobs are ahead"}
+        view.show_job(WireJob.model_validate(job("queued", waiting=waiting_for)))
+        view.show_job(WireJob.model_validate(job("running", phase="self_check", **started)))
+        view.show(event_of(1, message="reward spread is low", level="warn"))
+        view.show_connection(APIConnectionError("refused"))
+        view.show_connection(None)
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith("queued: number 3, 2 jobs are ahead")
+    assert lines[1].startswith("1:02  self check")
+    assert lines[2] == "warning: reward spread is low"
+    assert lines[3].endswith("connection lost, retrying")
+    assert lines[4].endswith("self check")
+
+
+@pytest.mark.parametrize("how", ["stop requested", "ended", "paused"])
+def test_a_job_that_will_not_go_on_shows_no_eta(how: str) -> None:
+    out = io.StringIO()
+    now = int(time.time())
+    with ProgressView(Console(file=out, width=80)) as view:
+        for seq, step in enumerate([10, 20], start=1):
+            data = {"step": step, "total_steps": 100, "train_loss": 1.0}
+            view.show(event_of(seq, kind="metrics", data=data, created_at=now - 50 + 2 * step))
+        if how == "stop requested":
+            view.show_job(WireJob.model_validate(job("running", stop_requested=True)))
+        else:
+            state = {"ended": "succeeded", "paused": "paused"}[how]
+            view.show(event_of(3, kind="state", data={"state": state}))
+        line = " ".join(view._numbers())
+    assert line.startswith("20/100")
+    assert "ETA" not in line
+
+
+def test_a_lost_connection_is_told_while_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    watched = waiting(
+        httpx.Response(200, content=sse(1)), httpx.Response(502), stream(2, state="succeeded")
+    )
+    watched.wait(progress=True)
+    assert "connection lost, retrying" in capsys.readouterr().err
 
 
 def test_the_bar_says_that_a_job_is_paused() -> None:
@@ -154,10 +206,11 @@ def test_the_bar_says_that_a_job_is_paused() -> None:
 def test_the_spinner_stops_when_the_job_has_ended(state: str) -> None:
     def spins(last: str) -> bool:
         out = io.StringIO()
-        with ProgressView(Console(file=out, width=80)) as view:
+        with ProgressView(Console(file=out, width=80, force_terminal=True)) as view:
             view.show(event_of(1, kind="metrics", data={"step": 3, "total_steps": 9}))
             view.show(event_of(2, kind="state", data={"state": last}))
-        return any("\u2800" <= one <= "\u28ff" for one in out.getvalue())
+        last_line = out.getvalue().rpartition("\r")[2]
+        return any("\u2800" <= one <= "\u28ff" for one in last_line)
 
     assert spins("running")
     assert not spins(state)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy.event
 
+from tunesmith_schema import MAX_EVENTS_PER_REPORT
 from tunesmith_server.services import job_health
 
 from .actors import Server
@@ -17,7 +18,8 @@ JOBS = "/v1/fine_tuning/jobs"
 
 def report_losses(server: Server, claim: dict[str, Any], losses: list[float | None]) -> None:
     events = [metrics(n, n, train_loss=loss) for n, loss in enumerate(losses, start=1)]
-    server.worker.report(claim, events=events)
+    for first in range(0, len(events), MAX_EVENTS_PER_REPORT):
+        server.worker.report(claim, events=events[first : first + MAX_EVENTS_PER_REPORT])
 
 
 def test_a_job_shows_its_health_in_lists_too(server: Server) -> None:
@@ -84,12 +86,12 @@ def test_health_is_derived_again_only_after_five_percent_more_steps(server: Serv
 
     sqlalchemy.event.listen(server.database.engine, "before_cursor_execute", record)
     try:
-        for step in range(101, 111):
+        for step in range(101, 112):
             server.worker.report(claim, events=[metrics(step, step, train_loss=2.0)])
     finally:
         sqlalchemy.event.remove(server.database.engine, "before_cursor_execute", record)
     assert len(read) == 2
-    assert server.job(job_id)["health"]["step"] == 110
+    assert server.job(job_id)["health"]["step"] == 111
 
 
 def test_a_health_that_cannot_be_read_breaks_nothing(server: Server) -> None:

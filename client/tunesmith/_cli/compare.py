@@ -62,7 +62,7 @@ def compare(
         show_table(("SETTING", *signs), rows)
     else:
         typer.echo("The settings are equal.")
-    _draw({sign: each for sign, each in zip(signs, points, strict=True)}, names)
+    _draw(dict(zip(signs, points, strict=True)), [job.suffix or job.id for job in jobs])
     if png is not None:
         typer.echo(f"saved {png}", err=True)
 
@@ -134,6 +134,7 @@ def _draw(jobs: Mapping[str, Points], names: Sequence[str]) -> None:
                     steps=steps,
                     values=values,
                     colour=colour,
+                    is_joined=not is_valid,
                 )
                 lines.append(line)
         if any(line.values for line in lines):

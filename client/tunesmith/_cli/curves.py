@@ -22,6 +22,8 @@ class Line:
     steps: Sequence[int]
     values: Sequence[float]
     colour: str = COLOURS[0]
+    is_joined: bool = True
+    """True if the points are joined by a line."""
 
 
 def draw(lines: Sequence[Line], label: str) -> Text:
@@ -55,12 +57,14 @@ def draw(lines: Sequence[Line], label: str) -> Text:
 
 def _columns(line: Line, first: int, last: int) -> list[tuple[int, float]]:
     """Return the value of a curve in each column: the mean of its points there, interpolated
-    between points."""
+    between points if they are joined."""
     span = max(1, last - first)
     sums: dict[int, list[float]] = {}
     for step, value in zip(line.steps, line.values, strict=True):
         sums.setdefault(round((step - first) / span * (WIDTH - 1)), []).append(value)
     known = [(column, sum(values) / len(values)) for column, values in sorted(sums.items())]
+    if not line.is_joined:
+        return known
     filled = known[:1]
     for (left, start), (right, end) in pairwise(known):
         for column in range(left + 1, right + 1):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from tunesmith._sdk.job import Job
 from tunesmith_schema import JobReport, Recipe
 
@@ -16,7 +18,11 @@ def changed_settings(job: Job) -> Settings:
     large for a list is not compared."""
     if "recipe" in job.omitted:
         return {}
-    default = _flat(Recipe().model_dump(mode="json"))
+    parts = {name: part for name, part in job.recipe if isinstance(part, BaseModel)}
+    defaults = Recipe().model_dump(mode="json") | {
+        name: type(part).model_construct().model_dump(mode="json") for name, part in parts.items()
+    }
+    default = _flat(defaults)
     chosen = _flat(job.recipe.model_dump(mode="json", exclude_none=True))
     changed = {name: value for name, value in chosen.items() if default.get(name) != value}
     changed |= {

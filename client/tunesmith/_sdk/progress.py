@@ -48,7 +48,7 @@ class ProgressView:
             _Spinner(finished_text=" "),
             _Elapsed(self),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[numbers]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -161,7 +161,7 @@ class ProgressView:
         if self._state == JobState.PAUSED:
             return "paused until resumed"
         if self._state in _STARTED and self._phase:
-            return f"{self._state}, {self._phase.replace('_', ' ')}"
+            return self._phase.replace("_", " ")
         return (f"{self._state}: {self._reason}" if self._reason else self._state) or "waiting"
 
     def _numbers(self) -> Iterator[str]:

@@ -165,7 +165,7 @@ def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
     if len(values) >= MIN_POINTS:
         # One odd batch is no divergence: of a longer curve, medians of three points count.
         smooth = [median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
-        certain = CERTAIN * _noise(values)
+        certain = 2 * CERTAIN * _noise(values)  # both ends are extremes of the noise
     peak = max(smooth)
     rise = peak - start
     if peak < PEAK_FACTOR * start or rise < max(PEAK_NATS, certain) or end < RECOVERED * start:
@@ -248,13 +248,14 @@ def _noise(values: Sequence[float]) -> float:
     """Return the standard deviation of the noise between points, rather too large than too small.
 
     It is estimated from second differences, which a steady trend does not change: by the median
-    over the curve, which a fast fall at the start does not change, and by the mean square over the
-    second half.
+    over the curve, which a fast fall at the start does not change, and by a high quantile over the
+    second half, which a few odd batches do not change.
     """
     bends = [values[at - 1] - 2 * values[at] + values[at + 1] for at in range(1, len(values) - 1)]
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise
     whole = median(map(abs, bends)) / of_normal
-    late = math.sqrt(fmean(bend * bend for bend in bends[len(bends) // 2 :]) / 6)
+    half = sorted(map(abs, bends[len(bends) // 2 :]))
+    late = half[math.ceil(0.8 * (len(half) - 1))] / (1.2816 * math.sqrt(6))  # likewise, 80 %
     floor = 1e-6 * max(abs(value) for value in values) + 1e-12
     return max(whole, late, floor) * (1 + FEW_POINTS / len(values))
 

@@ -1,0 +1,165 @@
+"""Lists, views, comparison and plots of jobs on a screen of 80 columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tunesmith import TunesmithError
+from tunesmith._cli.curves import HEIGHT, Line, draw
+from tunesmith._cli.recipe_diff import changed_settings, differing_settings
+from tunesmith._sdk import plot
+from tunesmith._sdk.job import Job
+from tunesmith_schema import JobReport, MetricPoint
+
+from .conftest import Tunesmith
+from .fakes import Script, client_of, event, job, page
+from .local_server import LocalServer
+
+JOBS = "/v1/fine_tuning/jobs"
+LONG_ID = "ftjob-0123456789abcdef01234567"
+BAD = {"state": "diverged", "text": "The training loss rose from 1.6 to 19.", "step": 3}
+
+
+def metric(step: int, **values: float | None) -> dict[str, Any]:  # Any: JSON
+    return {"id": str(step), "object": "fine_tuning.job.metrics", "step": step, "values": values}
+
+
+def ended(job_id: str = "ftjob-1", **fields: Any) -> dict[str, Any]:  # Any: JSON
+    about = {"id": job_id, "started_at": 1_700_000_010, "finished_at": 1_700_000_110, "attempt": 1}
+    return job("succeeded", **{**about, "owner": "ann", "health": BAD, **fields})
+
+
+def test_the_list_shows_name_health_metrics_and_duration(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    shown = ended(LONG_ID, suffix="rate-1", last_metrics={"train_loss": 2.7, "valid_loss": None})
+    server.answers[f"GET {JOBS}"] = page(shown, job("running", phase="self_check"))
+    lines = tunesmith("jobs", "list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == [LONG_ID, "succeeded", "diverged"]
+    about = " ".join(" ".join(lines[2:4]).split())
+    assert about.startswith("rate-1: supervised of tiny, loss 2.7, valid NaN, 1:40, by ann")
+    assert "running (self_check)" in "\n".join(lines)
+
+
+def test_the_list_sends_its_filters(tunesmith: Tunesmith, server: LocalServer) -> None:
+    server.answers[f"GET {JOBS}"] = page()
+    done = tunesmith(
+        *("jobs", "list", "--state", "failed", "--state", "queued", "--method", "supervised"),
+        *("--model", "tiny", "--text", "x", "--metadata", "team=red", "--since", "2026-01-31"),
+    )
+    assert done.exit_code == 0, done.output
+    asked = httpx.URL(server.seen[0].target).params
+    assert asked.get_list("state") == ["failed", "queued"]
+    assert (asked["method"], asked["model"], asked["text"]) == ("supervised", "tiny", "x")
+    assert asked["metadata[team]"] == "red"
+    assert int(asked["created_after"]) > 1_769_000_000
+    assert tunesmith("jobs", "list", "--since", "soon").exit_code == 2
+
+
+def test_show_has_the_recipe_and_what_auto_became(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    recipe = {"learning_rate": 1.0, "lora": {"r": 4}}
+    server.answers[f"GET {JOBS}/ftjob-1"] = ended(recipe=recipe, metadata={"team": "red"})
+    report = JobReport.model_json_schema()["examples"][0]
+    choice = {"name": "packing", "value": True, "reason": "short rows", "figures": {}}
+    server.answers[f"GET {JOBS}/ftjob-1/report"] = report | {"choices": [choice]}
+    text = " ".join(tunesmith("jobs", "show", "ftjob-1").stdout.split())
+    assert "recipe lora.r=4 learning_rate=1 auto became packing=True" in text
+    assert "health diverged: The training loss rose from 1.6 to 19." in text
+    assert "next tunesmith jobs plot ftjob-1 tunesmith jobs report ftjob-1" in text
+
+
+def test_settings_of_another_value_than_the_default_are_found() -> None:
+    one = Job.model_validate(job(recipe={"lora": {}}))
+    two = Job.model_validate(job(recipe={"lora": {"r": 4}}, hyperparameters={"n_epochs": 2}))
+    assert changed_settings(one) == {}
+    assert changed_settings(two) == {"lora.r": 4, "n_epochs": 2}
+    assert differing_settings([one, two]) == {"lora.r": [32, 4], "n_epochs": ["auto", 2]}
+
+
+def test_jobs_are_compared_side_by_side(
+    tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
+) -> None:
+    for name, rate, losses in (("a", 1.0, [1.6, 19.0, 2.7]), ("b", 1e-3, [1.6, 1.4, 1.2])):
+        found = ended(f"ftjob-{name}", suffix=f"run-{name}", recipe={"learning_rate": rate})
+        server.answers[f"GET {JOBS}/ftjob-{name}"] = found
+        points = [metric(n, train_loss=loss) for n, loss in enumerate(losses, start=1)]
+        points[-1]["values"]["valid_loss"] = 1.5
+        server.answers[f"GET {JOBS}/ftjob-{name}/metrics"] = page(*points)
+    done = tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--png", "both.png")
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = " ".join(done.stdout.split())
+    assert "learning_rate 1 0.001" in words
+    assert "job ftjob-a ftjob-b" in words
+    assert "A run-a, training a run-a, validation B run-b, training" in words
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    compared = json.loads(tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--json").stdout)
+    assert compared["settings"] == {"learning_rate": [1.0, 0.001]}
+    assert [result["name"] for result in compared["results"]] == ["run-a", "run-b"]
+    assert tunesmith("jobs", "compare", "ftjob-a").exit_code == 2
+
+
+def test_one_job_is_plotted(tunesmith: Tunesmith, server: LocalServer) -> None:
+    server.answers[f"GET {JOBS}/ftjob-1"] = ended()
+    points = [metric(n, reward=n / 10, train_loss=0.0) for n in range(1, 9)]
+    server.answers[f"GET {JOBS}/ftjob-1/metrics"] = page(*points)
+    out = tunesmith("jobs", "plot", "ftjob-1").stdout
+    assert "mean reward" in out
+    assert "loss (nats" not in out
+    assert out.splitlines()[-1] == f"diverged: {BAD['text']}"
+
+
+def test_a_notebook_shows_the_plot_as_a_picture(tmp_path: Path) -> None:
+    script = Script(
+        httpx.Response(200, json=ended()),
+        httpx.Response(200, json=page(metric(1, train_loss=2.0), metric(2, train_loss=1.0))),
+    )
+    with client_of(script) as client:
+        shown = client.fine_tuning.jobs.retrieve("ftjob-1").plot(tmp_path / "loss.svg")
+    assert shown._repr_png_().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "loss.svg").read_text()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(TunesmithError, match="plots need matplotlib") as caught:
+        plot.Plot(plot.panels_of({"x": [MetricPoint(id="1", step=1, values={"train_loss": 1.0})]}))
+    assert "tunesmith[plot]" in str(caught.value.hint)
+
+
+def test_a_curve_falls_from_the_top_left_to_the_bottom_right() -> None:
+    line = Line(name="x", sign="*", steps=range(1, 101), values=[3 - n / 50 for n in range(100)])
+    rows = draw([line], "loss").plain.splitlines()[1 : HEIGHT + 1]
+    columns = [row.partition("|")[2].find("*") for row in rows]
+    assert columns == sorted(columns)
+    assert columns[0] == 0
+    assert rows[-1].rstrip().endswith("*")
+    assert draw([], "loss").plain == "loss: no values"
+
+
+def test_short_phases_are_hidden_from_the_log(tunesmith: Tunesmith, server: LocalServer) -> None:
+    phases = [
+        event(n, f"{name} ended", kind="phase", data={"phase": name, "seconds": seconds})
+        for n, (name, seconds) in enumerate([("load", 2.0), ("pack", 0.04)], start=1)
+    ]
+    server.answers[f"GET {JOBS}/ftjob-1/events"] = page(*phases)
+    assert "pack" not in tunesmith("jobs", "logs", "ftjob-1").stdout
+    assert "pack" in tunesmith("jobs", "logs", "ftjob-1", "--verbose").stdout
+    assert "pack" in tunesmith("jobs", "logs", "ftjob-1", "--json").stdout
+
+
+def test_checkpoints_are_listed_on_request(tunesmith: Tunesmith, server: LocalServer) -> None:
+    server.answers["GET /v1/models"] = page()
+    tunesmith("models", "list")
+    tunesmith("models", "list", "--checkpoints")
+    assert [request.target for request in server.seen] == [
+        "/v1/models", "/v1/models?checkpoints=true",
+    ]  # fmt: skip
