@@ -42,6 +42,9 @@ def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any
         # One job in ten matches the filter.
         "jobs_of_one_team": (JOBS_PATH, {"metadata[team]": "team-3"}),
         "jobs_oldest_first": (JOBS_PATH, {"order": "asc"}),
+        # Filters without a match read the whole index.
+        "jobs_in_no_state": (JOBS_PATH, {"state": "paused"}),
+        "jobs_without_this_text": (JOBS_PATH, {"text": "no job has this text"}),
         "events": (f"{JOBS_PATH}/{job_id}/events", {}),
     }
     figures = {name: _paged(service, *what, limit) for name, what in lists.items()}

@@ -30,7 +30,7 @@ def test_the_newest_the_best_and_every_so_many_stay_and_the_rest_is_swept(server
         save(server, claim, number, step, loss)
     assert kept(server, job_id) == [20, 40, 60]
     assert server.janitor().sweep(timedelta(0)) == 3
-    base = server.user.json("/v1/models")["data"]
+    base = server.user.json("/v1/models", params={"checkpoints": "true"})["data"]
     names = [one["id"] for one in base if "ckpt-step" in one["id"]]
     assert sorted(name.rpartition("-")[2] for name in names) == ["20", "40", "60"]
 

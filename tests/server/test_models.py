@@ -10,6 +10,7 @@ from tunesmith_server.__main__ import main
 from tunesmith_server.core.settings import Settings
 
 from .actors import Server
+from .callers import event
 
 
 def tuned(server: Server, kind: str = "lora", **body: object) -> str:
@@ -28,6 +29,25 @@ def test_base_and_tuned_models_are_listed(server: Server) -> None:
     assert models[name]["owned_by"] == "tunesmith"
     assert models[name]["base_model"] == "tiny-llama"
     assert server.user.json(f"/v1/models/{name}") == models[name]
+
+
+def test_checkpoints_are_listed_on_request_and_their_names_work(server: Server) -> None:
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    files = server.worker.store(claim, {"a.safetensors": b"x"})
+    saved = event(1, kind="checkpoint", data={"step": 2}, files=files)
+    server.worker.report(claim, events=[saved])
+    server.worker.succeed(claim)
+    name = server.job(job_id)["fine_tuned_model"]
+    checkpoint = f"{name}:ckpt-step-2"
+
+    def listed(**params: str) -> list[str]:
+        return [model["id"] for model in server.user.json("/v1/models", params=params)["data"]]
+
+    assert listed() == ["tiny-llama", name]
+    assert listed(checkpoints="true") == ["tiny-llama", name, checkpoint]
+    assert listed(checkpoints="true", after=name) == [checkpoint]
+    assert server.user.json(f"/v1/models/{checkpoint}")["base_model"] == "tiny-llama"
 
 
 def test_a_tuned_name_has_five_parts_without_slashes(server: Server) -> None:

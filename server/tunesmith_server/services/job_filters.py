@@ -3,6 +3,7 @@ so that a rare match does not read every row."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -43,8 +44,7 @@ class JobFilters:
         if self.model:
             yield or_(JobRow.model == self.model, JobRow.fine_tuned_model == self.model)
         if self.text:
-            columns = (JobRow.id, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
-            yield or_(*(column.icontains(self.text, autoescape=True) for column in columns))
+            yield _contains(session, self.text)
         if self.created_after is not None:
             yield JobRow.created_at >= self.created_after
         if self.created_before is not None:
@@ -53,6 +53,16 @@ class JobFilters:
             yield _has_label(session, key, value)
         if self.without_metadata:
             yield JobRow.labels.is_(None)
+
+
+def _contains(session: Session, part: str) -> ColumnElement[bool]:
+    """Return an SQL condition: a searched column contains `part`, in upper or lower case."""
+    columns = (JobRow.id, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
+    pattern = "%" + re.sub(r"([%_\\])", r"\\\1", part) + "%"
+    if session.get_bind().dialect.name == "postgresql":
+        return or_(*(column.ilike(pattern, escape="\\") for column in columns))
+    # SQLite's LIKE ignores the case of ASCII letters; `ilike` would cost three times as much.
+    return or_(*(column.like(pattern, escape="\\") for column in columns))
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
