@@ -8,6 +8,8 @@ import io
 import openai
 import pytest
 
+from tunesmith import Client
+
 from .actors import Server
 from .callers import metrics
 from .live import listening
@@ -35,6 +37,8 @@ def test_the_openai_client_downloads_the_metrics(server: Server) -> None:
         file = client.files.retrieve(file_id)
         with pytest.raises(openai.BadRequestError, match="has the metrics of job"):
             client.files.delete(file_id)
+        with Client(base_url=f"{url}/v1", api_key=key) as own:
+            assert own.files.content(file_id) == content
     rows = list(csv.reader(io.StringIO(content.decode())))
     assert rows == [
         HEADER, ["1", "2.5", "0.5", "", ""], ["2", "nan", "0.25", "2.25", "0.75"],
