@@ -1,5 +1,5 @@
-"""What queued jobs wait for; warnings for queued jobs whose base model is on no live train worker,
-and the withdrawal of these warnings.
+"""Reasons for which jobs wait; warnings for queued jobs whose base model is on no live train
+worker, and the withdrawal of these warnings.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
 warning: its `data.withdraws` has the warning's event id. The withdrawn warning has the level `info`
