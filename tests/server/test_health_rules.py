@@ -18,6 +18,38 @@ RECORDED: dict[str, dict[str, list[tuple[int, float | None]]]] = json.loads(
 """Curves of real runs of tiny models; a name begins with the run's health."""
 
 
+def drawn(
+    start: float, end: float, count: int, noise: float, seed: int
+) -> list[tuple[int, float | None]]:
+    """Draw a curve that falls or rises mostly in its first third."""
+    draw = random.Random(seed)
+    return [
+        (n + 1, end + (start - end) * math.exp(-5 * n / count) + draw.gauss(0, noise))
+        for n in range(count)
+    ]
+
+
+DRAWN: dict[str, dict[str, list[tuple[int, float | None]]]] = {
+    "barely_moved_tiny_rate": {"train_loss": drawn(1.62, 1.615, 100, 0.05, 1)},
+    "barely_moved_reward": {
+        "reward": drawn(0.4, 0.4, 100, 0.05, 2), "reward_std": drawn(0.3, 0.3, 100, 0.02, 3),
+    },
+    "overfitting_many_epochs": {
+        "train_loss": drawn(2.4, 0.2, 120, 0.05, 4),
+        "valid_loss": [(20, 2.0), (40, 1.8), (60, 1.85), (80, 1.97), (100, 2.1), (120, 2.2)],
+    },
+    "no_reward_spread_all_right": {
+        "reward": drawn(0.98, 0.98, 30, 0.01, 5),
+        "frac_reward_zero_std": drawn(0.96, 0.96, 30, 0.01, 6),
+    },
+    "learning_noisy_batches": {"train_loss": drawn(1.9, 1.3, 200, 0.25, 9)},
+    "learning_reward": {
+        "reward": drawn(0.35, 0.6, 60, 0.04, 7), "reward_std": drawn(0.4, 0.3, 60, 0.02, 8),
+    },
+}  # fmt: skip
+RUNS = RECORDED | DRAWN
+
+
 def points(values: list[tuple[int, float | None]]) -> list[Point]:
     return [Point(step, value, int(value is None)) for step, value in values]
 
@@ -28,18 +60,16 @@ def health(**curves: list[float | None]) -> tuple[str, str]:
     return str(verdict.state), verdict.text
 
 
-@pytest.mark.parametrize("name", sorted(RECORDED))
-def test_a_recorded_run_gets_its_word(name: str) -> None:
-    verdict = judge({metric: points(curve) for metric, curve in RECORDED[name].items()})
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_planted_run_gets_its_word(name: str) -> None:
+    verdict = judge({metric: points(curve) for metric, curve in RUNS[name].items()})
     assert name.startswith(f"{verdict.state}_"), verdict
     assert verdict.text.endswith(".")
-    assert verdict.step == max(curve[-1][0] for curve in RECORDED[name].values())
+    assert verdict.step == max(curve[-1][0] for curve in RUNS[name].values())
 
 
 def test_every_word_is_planted_twice_and_ten_runs_are_good() -> None:
-    counts = {
-        state: sum(name.startswith(f"{state}_") for name in RECORDED) for state in HealthState
-    }
+    counts = {state: sum(name.startswith(f"{state}_") for name in RUNS) for state in HealthState}
     assert counts.pop(HealthState.LEARNING) >= 10
     assert min(counts.values()) >= 2, counts
 

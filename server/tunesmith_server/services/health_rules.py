@@ -54,10 +54,11 @@ LOST_SHARE = 0.9
 
 EQUAL_SHARE = 0.9
 """Share of groups with equal rewards at which there is no reward spread."""
-NOTICEABLE_SPREAD, USEFUL_SPREAD = 0.1, 0.5
+NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Changes of the mean reward in units of the reward's standard deviation within a group: the
-smallest rise that counts as learning, and the rise that a useful run is expected to show. A fall of
-USEFUL_SPREAD is a collapse."""
+smallest rise that counts as learning, the rise that a useful run is expected to show, and the fall
+that is a collapse. Rewards vary much between steps: if the noise may hide a useful rise, a flat
+curve is unclear."""
 
 
 @dataclass(frozen=True)
@@ -196,12 +197,12 @@ def _reinforcement(curves: Curves) -> _Verdict:
     if trend is None:
         return HealthState.UNCLEAR, _too_few(len(values), "reward")
     noise = _noise(values)
-    if trend.errors <= -CERTAIN and -trend.change >= USEFUL_SPREAD * spread:
+    if trend.errors <= -CERTAIN and -trend.change >= COLLAPSE_SPREAD * spread:
         return HealthState.DIVERGED, f"The mean reward fell {_from_to(trend)}."
     best_step, best = _best(points, lowest=False)
     drop = best - trend.end
     certain_drop = drop >= CERTAIN * noise * _window_error(len(values))
-    if certain_drop and drop >= max(USEFUL_SPREAD * spread, (best - trend.start) / 2):
+    if certain_drop and drop >= max(COLLAPSE_SPREAD * spread, (best - trend.start) / 2):
         return HealthState.DIVERGED, (
             f"The mean reward reached {_n(best)} at step {best_step}, then fell to {_n(trend.end)}."
         )
@@ -210,7 +211,7 @@ def _reinforcement(curves: Curves) -> _Verdict:
         if not valid:
             return HealthState.LEARNING, f"{text}; there is no validation reward."
         (top_step, top), (last_step, last) = max(valid, key=lambda p: p[1]), valid[-1]
-        if spread and top - last >= USEFUL_SPREAD * spread:
+        if spread and top - last >= COLLAPSE_SPREAD * spread:
             return HealthState.OVERFITTING, (
                 f"{text}, but the validation reward fell from {_n(top)} at step {top_step} to "
                 f"{_n(last)} at step {last_step}."
