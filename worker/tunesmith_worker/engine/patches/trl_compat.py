@@ -13,6 +13,7 @@ __all__ = [
     "RECOMPUTE",
     "FusedCausalLMOutput",
     "add_reference_head",
+    "add_scoring_head",
     "logit_scale",
     "metrics_so_far",
     "restore_metrics",
@@ -47,6 +48,11 @@ def add_reference_head(model: Untyped, temperature: float) -> Untyped:
     """Add TRL's fused head to a model that computes log-probs, as GRPOTrainer does."""
     add_fused_lm_head(model, temperature=temperature)
     return model
+
+
+def add_scoring_head(model: Untyped) -> None:
+    """Add TRL's fused head to a model that is evaluated: log-probs and correct tokens."""
+    add_fused_lm_head(model, outputs=("log_probs", "is_top1"))
 
 
 def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:

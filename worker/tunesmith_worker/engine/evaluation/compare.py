@@ -1,0 +1,163 @@
+"""Comparison of two models on the same rows: paired bootstrap confidence interval and verdict.
+
+The difference of two models is `d = sum(x) / sum(w)` over n rows. For losses, x is the row's loss
+under the first model minus its loss under the second, in nats, and w is the row's number of answer
+tokens, so d is the difference of the losses per token. For scores, x is the difference of the
+row's scores and w is 1.
+
+The bootstrap draws n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
+d (B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
+alpha/2 and 1 - alpha/2 give intervals that are too narrow for few rows. We use the expanded
+percentile interval of T. Hesterberg (What Teachers Should Know about the Bootstrap, 2015,
+https://doi.org/10.1080/00031305.2015.1089789), which replaces alpha/2 by
+`Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of Student's t distribution with
+n - 1 degrees of freedom. The interval then is as wide as a t interval if the differences are
+normal.
+
+With alpha = 0.05, each of two equal models wins by mistake in about 2.5 % of all comparisons.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .scores import RowScores
+
+LEVEL = 0.95
+"""Probability that all intervals of an evaluation contain their true differences."""
+RESAMPLES = 10_000
+LEAST_ROWS = 8
+"""Least number of rows for a verdict. With fewer rows, an interval can exclude 0 by chance."""
+_AT_ONCE = 1 << 20
+"""Number of drawn rows that are in memory at once."""
+
+Outcome = Literal["better", "worse", "no_difference"]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Difference of two models; positive if the first model is better."""
+
+    value: float
+    low: float
+    high: float
+    """Bounds of the confidence interval."""
+    level: float
+    rows: int
+
+    @property
+    def margin(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.rows < LEAST_ROWS:
+            return "no_difference"
+        if not math.isfinite(self.value):
+            return "better" if self.value > 0 else "worse"
+        if self.low > 0:
+            return "better"
+        return "worse" if self.high < 0 else "no_difference"
+
+
+def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 1) -> Difference:
+    """Compare the losses per token of two models on the same rows; see `compare`.
+
+    A model whose loss is not finite is worse than a model with a finite loss by infinity."""
+    if len(first) != len(second) or (first.tokens != second.tokens).any():
+        raise ValueError("the models were scored on different rows")
+    gain = second.nll - first.nll
+    finite = math.isfinite(first.loss), math.isfinite(second.loss)
+    if not all(finite):
+        value = math.inf if finite[0] else -math.inf if finite[1] else 0.0
+        level = 1 - (1 - LEVEL) / of
+        return Difference(value=value, low=value, high=value, level=level, rows=len(first))
+    return compare(gain, first.tokens.astype(np.float64), seed=seed, of=of)
+
+
+def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int = 1) -> Difference:
+    """Return `sum(gains) / sum(weights)` with its confidence interval.
+
+    gains: by how much the first model is better, per row, [n]. weights: weight of each row, [n];
+    None: 1. seed: seed of the resampling. of: number of comparisons in the evaluation; the level
+    of each is 1 - (1 - LEVEL) / of (Bonferroni), so that all hold together with probability LEVEL.
+    Raises ValueError without rows."""
+    n = len(gains)
+    if n == 0:
+        raise ValueError("there are no rows to compare")
+    weights = np.ones(n) if weights is None else weights
+    level = 1 - (1 - LEVEL) / of
+    value = float(gains.sum() / weights.sum())
+    if n == 1:
+        return Difference(value=value, low=-math.inf, high=math.inf, level=level, rows=n)
+    tail = _expanded_tail(n, level)
+    low, high = np.quantile(_resampled(gains, weights, seed), [tail, 1 - tail])
+    return Difference(value=value, low=float(low), high=float(high), level=level, rows=n)
+
+
+def _expanded_tail(n: int, level: float) -> float:
+    """Return the share of resamples below the interval (see the module's docstring)."""
+    return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
+
+
+@cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the quantile of Student's t distribution for a probability of 0.5 to 1.
+
+    Bisection on the integral of the density after the substitution `t = sqrt(freedom) tan(u)`,
+    under which the density is proportional to `cos(u) ** (freedom - 1)`."""
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+
+    def above_median(angle: float) -> float:
+        angles = np.linspace(0.0, angle, 4001)
+        return math.exp(log_scale) * float(np.trapezoid(np.cos(angles) ** (freedom - 1), angles))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above_median(middle) < probability - 0.5 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _resampled(gains: Values, weights: Values, seed: int) -> Values:
+    """Return the differences of RESAMPLES resamples."""
+    generator, n = np.random.default_rng(seed), len(gains)
+    size = max(1, _AT_ONCE // n)
+    parts = []
+    for start in range(0, RESAMPLES, size):
+        drawn = generator.integers(n, size=(min(size, RESAMPLES - start), n))
+        parts.append(gains[drawn].sum(1) / weights[drawn].sum(1))
+    return np.concatenate(parts)
+
+
+def verdict(difference: Difference, unit: str, rows: str) -> str:
+    """Return the verdict in words, such as "better by 0.31 +- 0.05 nats on 80 rows".
+
+    unit: unit of the difference. rows: name of the rows."""
+    on = f"on {difference.rows} {rows if difference.rows != 1 else rows.removesuffix('s')}"
+    if difference.rows < LEAST_ROWS:
+        return f"no difference shown: a verdict needs at least {LEAST_ROWS} {rows}, got " + str(
+            difference.rows
+        )
+    if not math.isfinite(difference.value):
+        which = "other model's" if difference.value > 0 else "model's"
+        return f"{difference.outcome}: the {which} loss is not finite {on}"
+    digits = _digits(difference.margin or abs(difference.value))
+    margin = f"+- {difference.margin:.{digits}f} {unit} {on}"
+    if difference.outcome == "no_difference":
+        return f"no difference shown ({difference.value:.{digits}f} {margin})"
+    return f"{difference.outcome} by {abs(difference.value):.{digits}f} {margin}"
+
+
+def _digits(value: float) -> int:
+    """Return the number of decimals that shows one significant digit of `value`, at least 2."""
+    return 2 if value <= 0 else min(8, max(2, -math.floor(math.log10(value))))

@@ -1,0 +1,174 @@
+"""Loss and token accuracy of a model, row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tunesmith_worker.engine.memory.retry import release_cached_memory
+from tunesmith_worker.engine.patches.batch_layout import BatchLayout, batch_layout
+from tunesmith_worker.rundir.errors import is_out_of_memory
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+IGNORED = -100
+"""Label of a token that does not belong to an answer."""
+_GROUP = 64
+"""Number of rows that are sorted by length together, so that batches need little padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """One row of N tokens: its token ids, and its labels (IGNORED outside of answers)."""
+
+    input_ids: Sequence[int]
+    labels: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowScores:
+    """Scores of R rows under one model."""
+
+    nll: NDArray[np.float64]
+    """Negative log-likelihood of the answer tokens in nats, summed per row, [R]."""
+    tokens: NDArray[np.int64]
+    """Number of answer tokens per row, [R]."""
+    correct: NDArray[np.int64]
+    """Number of answer tokens per row that are the model's most likely token, [R]."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of an answer token, in nats."""
+        return float(self.nll.sum() / max(1, self.tokens.sum()))
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite if the loss is too large."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the answer tokens that are the model's most likely token."""
+        return float(self.correct.sum() / max(1, self.tokens.sum()))
+
+    def first(self, rows: int) -> RowScores:
+        """Return the scores of the first `rows` rows."""
+        return RowScores(
+            nll=self.nll[:rows], tokens=self.tokens[:rows], correct=self.correct[:rows]
+        )
+
+
+def score_rows(
+    model: Untyped,
+    rows: Sequence[ScoredRow],
+    *,
+    pad_token_id: int,
+    max_tokens: int,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    enough: Callable[[int], bool] = lambda done: False,
+) -> RowScores:
+    """Compute the scores of `rows`, in their order.
+
+    model: a causal language model, with or without PEFT, that has TRL's fused head or ours; the
+    caller sets its mode. max_tokens: maximum number of token positions, padding included, in a
+    forward pass of several rows; after an out-of-memory error it is halved.
+    enough: called with the number of scored rows after each group of rows; True ends the scoring
+    early, and the result covers the first rows only. Raises ValueError without rows."""
+    if not rows:
+        raise ValueError("there are no rows to score")
+    parts: list[RowScores] = []
+    limit, done = max_tokens, 0
+    while done < len(rows) and not (done and enough(done)):
+        group = rows[done : done + _GROUP]
+        try:
+            part = _score_group(model, group, pad_token_id, limit, autocast)
+        except Exception as error:  # out of memory has several types
+            if not is_out_of_memory(error) or limit <= min(len(row.input_ids) for row in group):
+                raise
+            part = None
+        if part is None:  # outside of `except`, so that the failed tensors are freed
+            release_cached_memory()
+            limit //= 2
+            continue
+        parts.append(part)
+        done += len(group)
+    return RowScores(
+        nll=np.concatenate([part.nll for part in parts]),
+        tokens=np.concatenate([part.tokens for part in parts]),
+        correct=np.concatenate([part.correct for part in parts]),
+    )
+
+
+def _score_group(
+    model: Untyped,
+    rows: Sequence[ScoredRow],
+    pad_token_id: int,
+    max_tokens: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> RowScores:
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index].input_ids))
+    scores = np.zeros((3, len(rows)))
+    for batch in _batches(order, [len(row.input_ids) for row in rows], max_tokens):
+        scores[:, batch] = _forward(model, [rows[i] for i in batch], pad_token_id, autocast)
+    return RowScores(
+        nll=scores[0], tokens=scores[1].astype(np.int64), correct=scores[2].astype(np.int64)
+    )
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Divide the row indices `order`, shortest row first, into batches of at most `max_tokens`
+    positions."""
+    batches: list[list[int]] = []
+    for index in order:
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _forward(
+    model: Untyped,
+    rows: Sequence[ScoredRow],
+    pad_token_id: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> NDArray[np.float64]:
+    """Return the sums of loss, tokens and correct tokens of a batch, [3, rows]."""
+    longest = max(len(row.input_ids) for row in rows)
+    ids = torch.full((len(rows), longest), pad_token_id)
+    labels = torch.full((len(rows), longest), IGNORED)
+    mask = torch.zeros((len(rows), longest), dtype=torch.int64)
+    for place, row in enumerate(rows):
+        length = len(row.input_ids)
+        ids[place, :length] = torch.tensor(row.input_ids)
+        labels[place, :length] = torch.tensor(row.labels)
+        mask[place, :length] = 1
+    labels[:, 0] = IGNORED  # no token predicts the first token
+    device = next(model.parameters()).device
+    with torch.no_grad(), autocast(), batch_layout(BatchLayout(bounds=None)):
+        outputs = model(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            labels=labels.to(device),
+            use_cache=False,
+            fused_lm_head=True,
+        )
+    answer = (labels[:, 1:] != IGNORED).to(device)
+    sums = torch.stack(
+        [
+            -outputs.log_probs.double().masked_fill(~answer, 0.0).sum(1),
+            answer.double().sum(1),
+            outputs.is_top1.double().masked_fill(~answer, 0.0).sum(1),
+        ]
+    )
+    return sums.cpu().numpy()
