@@ -21,6 +21,14 @@ from .chat import (
 from .completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
+from .evaluation import (
+    EvaluatedAnswer,
+    Evaluation,
+    EvaluationSummary,
+    JobEvaluation,
+    ModelComparison,
+    ModelScores,
+)
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import (
     BadRows,
@@ -171,6 +179,9 @@ __all__ = [
     "ErrorCategory",
     "ErrorCode",
     "ErrorEnvelope",
+    "EvaluatedAnswer",
+    "Evaluation",
+    "EvaluationSummary",
     "Event",
     "EventKind",
     "ExpiresAfter",
@@ -187,6 +198,7 @@ __all__ = [
     "JobCreate",
     "JobDeleted",
     "JobError",
+    "JobEvaluation",
     "JobFailure",
     "JobFork",
     "JobHealth",
@@ -199,7 +211,9 @@ __all__ = [
     "MethodName",
     "MetricPoint",
     "Model",
+    "ModelComparison",
     "ModelDeleted",
+    "ModelScores",
     "MultiGrader",
     "Outcome",
     "Page",

@@ -37,15 +37,25 @@ def check_job_fit(recipe: Recipe, info: ValidationInfo) -> Recipe:
 
 
 def _without_validation_file(recipe: Recipe, info: ValidationInfo) -> Iterator[Misfit]:
-    if "validation_file" not in info.data or info.data["validation_file"] is not None:
+    if "validation_file" not in info.data:
+        return
+    if info.data["validation_file"] is not None:
+        if recipe.validation_split:
+            yield (
+                "validation_split",
+                "is only without a validation_file: remove recipe.validation_split, or remove "
+                "validation_file",
+            )
+        return
+    if recipe.validation_split:
         return
     needs = {"early_stopping": recipe.early_stopping is not None, "keep": recipe.keep == "best"}
     for field, needed in needs.items():
         if needed:
             yield (
                 field,
-                "requires evaluations, but there is no validation_file: set validation_file, or "
-                f"remove recipe.{field}",
+                "requires evaluations, but there is no validation_file: set validation_file or "
+                f"recipe.validation_split, or remove recipe.{field}",
             )
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from .base import Request, Response, Text, with_example
 from .bounds import JsonBound, Metadata, ObjectId
 from .errors import ErrorCategory
+from .evaluation import EvaluationSummary
 from .health import JobHealth
 from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, Method, ReinforcementHyperparameters
@@ -274,9 +275,9 @@ class Job(Response):
     """
     last_metrics: dict[str, float | None] = Field(default_factory=dict)
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`; null means NaN."""
-    evaluation: dict[str, Any] | None = None
-    """Evaluation of the tuned model against its base model; null without one. `verdict` is its
-    result in words."""
+    evaluation: EvaluationSummary | None = None
+    """Verdict of the evaluation at the end of the job; null before, and without an evaluation. See
+    `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
     waiting: JobWaiting | None = None
     """What a queued job waits for; null in a list."""
     omitted: list[str] = Field(default_factory=list)

@@ -177,6 +177,14 @@ class Recipe(Request):
     `early_stopping.metric`. The default metric is `valid_loss`, or `valid_reward` with
     reinforcement. The earliest of several equal evaluations wins. `"best"` requires a validation
     file and disk space on the worker for two copies of the weights."""
+    validation_split: float = Field(default=0.0, ge=0.0, le=0.5)
+    """Share of the training rows that are kept out of training and evaluated instead, as a
+    validation file would be; only without a validation file. The job's seed determines the
+    rows."""
+    evaluate: bool = True
+    """At the end of the job, evaluate the base model, the tuned model and the best checkpoint on
+    the validation rows, or on a sample of training rows if there are none. The evaluation takes at
+    most a tenth of the job's time, or a few seconds; see docs/reference/report.md."""
     assistant_only_loss: bool | Auto = "auto"
     """Train only on assistant turns and completions. `"auto"` means true, but `text` rows are
     always trained whole."""

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from .base import Response
+from .evaluation import Evaluation
 from .health import JobHealth
 from .report_example import REINFORCEMENT_EXAMPLE, REPORT_EXAMPLE
 from .run import Choice
@@ -57,7 +58,7 @@ class PhaseName(StrEnum):
     OPTIMIZER = "optimizer"
     """Clipping gradients, stepping the optimiser and the schedule, and zeroing gradients."""
     EVALUATION = "evaluation"
-    """Evaluating on the validation file."""
+    """Evaluating on the validation file, and evaluating the result at the end."""
     CHECKPOINTING = "checkpointing"
     """Writing checkpoints during training; they are uploaded concurrently."""
     LOGGING = "logging"
@@ -332,6 +333,8 @@ class RunReport(Response):
     """Effect of more rows per forward pass on throughput."""
     advice: Advice
     """Change with the largest expected gain."""
+    evaluation: Evaluation | None = None
+    """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
 
 
 class AttemptSummary(Response):

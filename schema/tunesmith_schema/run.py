@@ -1,8 +1,8 @@
 """Run directory: the files that supervisor and trainer exchange.
 
 Input: spec.json (RunSpec), data/, checkpoints/, plan.json (Plan). Output: events.jsonl (one
-RunEvent per line), adapter/, report.json (RunReport), result.json (RunResult). control.json
-(ControlFile) may appear during the run.
+RunEvent per line), adapter/, report.json (RunReport), result.json (RunResult), evaluation.json
+(Evaluation). control.json (ControlFile) may appear during the run.
 """
 
 from __future__ import annotations
@@ -96,8 +96,11 @@ class RunSpec(Request):
         """Return the SHA-256 of the fields that affect the training; it is the same for all
         attempts at a job."""
         without = {name: True for name in _WITHOUT_EFFECT}
-        # A limit of the time changes no choice, and former versions have no such field.
-        document = self.model_dump(mode="json", exclude={**without, "recipe": {"max_seconds"}})
+        # These fields change no choice, and former versions have no such fields.
+        unused = {"max_seconds", "evaluate"}
+        if self.recipe.validation_split == 0:
+            unused.add("validation_split")
+        document = self.model_dump(mode="json", exclude={**without, "recipe": unused})
         return hashlib.sha256(to_json(former_names(document))).hexdigest()
 
 
@@ -162,7 +165,8 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written last and exactly once, by an atomic rename."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. Only the evaluation
+    of a success follows."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """`stopped` means that the run saved its state at a step boundary on request; the job is not

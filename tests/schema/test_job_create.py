@@ -146,12 +146,20 @@ def test_what_judges_by_evaluations_needs_a_validation_file(
     recipe: dict[str, Any], field: str
 ) -> None:
     create(recipe=recipe, validation_file="file-2")
+    create(recipe={**recipe, "validation_split": 0.1})
     create(recipe={"early_stopping": None, "keep": "last"})
     with pytest.raises(ValidationError) as caught:
         create(recipe=recipe)
     (complaint,) = field_errors(caught.value.errors())
     assert complaint.name == f"recipe.{field}"
-    assert f"no validation_file: set validation_file, or remove recipe.{field}" in complaint.message
+    assert "no validation_file: set validation_file or recipe.validation_split" in complaint.message
+
+
+def test_rows_are_split_off_only_without_a_validation_file() -> None:
+    with pytest.raises(ValidationError) as caught:
+        create(recipe={"validation_split": 0.1}, validation_file="file-2")
+    (complaint,) = field_errors(caught.value.errors())
+    assert complaint.name == "recipe.validation_split"
 
 
 def test_without_hyperparameters_all_are_automatic() -> None:

@@ -41,6 +41,8 @@ BOUNDS: list[tuple[str, list[Any], list[Any]]] = [
     ("lr_scheduler_type", ["linear", "cosine", "constant", "auto"], ["polynomial"]),
     ("tuning", ["lora", "full"], ["qlora", "auto"]),
     ("self_check", [True, False], ["auto", "perhaps"]),
+    ("evaluate", [True, False], ["auto", "perhaps"]),
+    ("validation_split", [0, 0.1, 0.5], [-0.1, 0.6, "auto", None]),
 ]
 
 LORA_BOUNDS: list[tuple[str, list[Any], list[Any]]] = [

@@ -1,0 +1,144 @@
+"""Evaluation of a job's result: the base model against the tuned model on the same rows.
+
+The trainer writes evaluation.json; the worker sends it with the run report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Response
+
+MAX_ANSWERS = 8
+"""Number of answers in an evaluation."""
+MAX_TEXT = 2000
+"""Maximum characters of a prompt or an answer; the rest is left out."""
+
+ModelName = Literal["base", "tuned", "best", "last"]
+"""Compared models. `base`: the model before training. `tuned`: the job's result. `best`: the best
+checkpoint, if it is not the result. `last`: the weights of the last step, if they are not the
+result."""
+EvaluatedOn = Literal["validation_file", "validation_split", "training_file"]
+"""Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
+figures show the fit and not generalisation."""
+Outcome = Literal["better", "worse", "no_difference"]
+
+
+class ModelScores(Response):
+    """Scores of one model on all rows of the evaluation."""
+
+    model: ModelName
+    """Name of the model."""
+    step: int | None = None
+    """Optimiser step of the weights; null for the base model."""
+    loss: float | None = None
+    """Mean negative log-likelihood of an answer token, in nats; null if not finite, and for
+    reinforcement."""
+    perplexity: float | None = None
+    """exp(`loss`)."""
+    token_accuracy: float | None = None
+    """Share of answer tokens that are the model's most likely token."""
+    reward: float | None = None
+    """Mean reward of the greedy answers (reinforcement)."""
+    scores: dict[str, float] = Field(default_factory=dict)
+    """Mean score by grader (reinforcement)."""
+
+
+class ModelComparison(Response):
+    """Difference of two models with its confidence interval."""
+
+    model: ModelName
+    """Compared model."""
+    against: ModelName
+    """Model that it is compared with."""
+    metric: Literal["loss", "reward"]
+    """Compared metric."""
+    difference: float | None = None
+    """By how much `model` is better: nats of loss per token, or reward per answer. Null if a loss
+    is not finite."""
+    low: float | None = None
+    """Lower bound of the paired bootstrap confidence interval; null without bounds."""
+    high: float | None = None
+    """Upper bound of the interval."""
+    level: float
+    """Level of the interval. The intervals of an evaluation hold together with 95 %."""
+    outcome: Outcome
+    """`no_difference` means that the rows show none: the interval contains 0, or there are fewer
+    than 8 rows."""
+    verdict: str
+    """Outcome in words, for example "better by 0.31 +- 0.05 nats on 80 rows"."""
+
+
+class EvaluatedAnswer(Response):
+    """Greedy answers of all models to one prompt. Texts are cut after 2,000 characters."""
+
+    row: int
+    """Number of the row in its file, starting at 1."""
+    prompt: str
+    """Text before the answer, with the chat template applied."""
+    expected: str | None = None
+    """Answer in the data; null for reinforcement."""
+    answers: dict[str, str] = Field(default_factory=dict)
+    """Answer of each model, by the model's name."""
+    rewards: dict[str, float | None] = Field(default_factory=dict)
+    """Reward of each answer, by the model's name (reinforcement)."""
+
+
+class EvaluationSummary(Response):
+    """Result of an evaluation in one sentence."""
+
+    verdict: str
+    """Verdict of the tuned model against the base model, with the rows it was measured on."""
+    outcome: Outcome | None = None
+    """Outcome as a stable code for programs; null if there was no comparison."""
+    metric: Literal["loss", "reward"]
+    """Compared metric."""
+    on: EvaluatedOn
+    """Origin of the rows."""
+    rows: int
+    """Number of rows."""
+    base: float | None = None
+    """Value of the metric for the base model; null if not measured or not finite."""
+    tuned: float | None = None
+    """Value of the metric for the tuned model."""
+
+
+class Evaluation(EvaluationSummary):
+    """Evaluation at the end of a job; also the content of evaluation.json."""
+
+    file: str
+    """Name of the data file."""
+    rows_available: int
+    """Number of rows that could have been evaluated."""
+    answer_tokens: int = 0
+    """Number of answer tokens in the rows; 0 for reinforcement."""
+    models: list[ModelScores] = Field(default_factory=list)
+    """Scores of each model."""
+    comparisons: list[ModelComparison] = Field(default_factory=list)
+    """Comparisons, the tuned model against the base model first."""
+    answers: Annotated[list[EvaluatedAnswer], Field(max_length=MAX_ANSWERS)] = Field(
+        default_factory=list
+    )
+    """Greedy answers side by side."""
+    left_out: list[str] = Field(default_factory=list)
+    """Parts that were left out, with the reason: time, memory or missing weights."""
+    seconds: float = 0.0
+    """Duration of the evaluation."""
+    job_share: float | None = None
+    """Duration as a share of the trainer's time before the evaluation."""
+
+    def summary(self) -> EvaluationSummary:
+        return EvaluationSummary.model_validate(
+            {name: getattr(self, name) for name in EvaluationSummary.model_fields}
+        )
+
+
+class JobEvaluation(Evaluation):
+    """Answer of `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
+
+    object: Literal["fine_tuning.job.evaluation"] = "fine_tuning.job.evaluation"
+    job_id: str
+    """Id of the job."""
+    attempt: int
+    """Attempt that evaluated its result."""
