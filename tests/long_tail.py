@@ -97,6 +97,16 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_what_would_change_the_answer_is_refused_by_name": ("*tools*", "*top_k*")
     },
     "end_to_end/test_chat.py": {ALL: ()},
+    "worker/trainer/evaluation/test_supervised.py": {
+        "test_a_model_that_training_spoiled_is_worse": (),
+        "test_weights_that_are_not_the_result_are_compared_too": (),
+        "test_the_best_checkpoint_is_compared_with_the_result": (),
+        "test_a_model_from_random_weights_has_no_base": (),
+        "test_plain_text_is_continued_from_its_middle": (),
+    },
+    "worker/trainer/evaluation/test_reinforcement.py": {
+        "test_prompts_that_are_split_off_are_evaluated": (),
+    },
     "worker/trainer/grpo/test_rollout_gap.py": {
         "test_the_measurement_changes_no_bit_of_a_run_with_dropout": (),
         "test_a_gap_is_warned_of_and_a_far_larger_one_ends_the_run": ("a little-plain", "far-d*"),

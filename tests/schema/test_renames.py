@@ -60,7 +60,10 @@ def test_names_are_replaced_at_any_depth_and_only_in_their_field(
 
 def test_a_rename_does_not_change_the_digest_of_a_spec() -> None:
     text = SPEC.model_dump_json(
-        exclude={**dict.fromkeys(NOT_HASHED, True), "recipe": {"max_seconds", "evaluate", "validation_split"}}
+        exclude={
+            **dict.fromkeys(NOT_HASHED, True),
+            "recipe": {"max_seconds", "evaluate", "validation_split"},
+        }
     )
     former = text.replace("bf16_split_master", "bf16_error_word")
     assert SPEC.sha256() == hashlib.sha256(former.encode()).hexdigest()

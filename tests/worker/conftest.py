@@ -29,8 +29,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe_defaults() -> dict[str, Any]:
     """Recipe of every run unless a test says otherwise. The self-check takes a fifth of a tiny run;
-    the tests in `trainer/selfcheck` and of whole services leave it on."""
-    return {"self_check": False}
+    the tests in `trainer/selfcheck` and of whole services leave it on. The tests in
+    `trainer/evaluation` evaluate the result."""
+    return {"self_check": False, "evaluate": False}
 
 
 @pytest.fixture

@@ -47,6 +47,10 @@ class RunDirectory:
         return self.root / "report.json"
 
     @property
+    def evaluation(self) -> Path:
+        return self.root / "evaluation.json"
+
+    @property
     def adapter(self) -> Path:
         return self.root / "adapter"
 
@@ -56,10 +60,10 @@ class RunDirectory:
         return self.root / "progress"
 
     def remove_outcome(self) -> None:
-        """Remove the result and report of an earlier run, so that a killed run leaves no old
-        result."""
-        self.result.unlink(missing_ok=True)
-        self.report.unlink(missing_ok=True)
+        """Remove the result, report and evaluation of an earlier run, so that a killed run leaves
+        no old result."""
+        for path in (self.result, self.report, self.evaluation):
+            path.unlink(missing_ok=True)
 
     @property
     def checkpoints(self) -> Path:

@@ -19,9 +19,11 @@ from tunesmith_worker.engine.patches.own_head import use_own_head
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
+from tunesmith_worker.trainer.methods.reference import AdapterReference
 from tunesmith_worker.trainer.report.recorder import training_settings
 
 from .context import RunContext
+from .evaluation.evaluate import Evaluator
 from .load import LoadedModel
 from .outputs import Callbacks, OutputWriter
 from .selfcheck.check_context import CheckContext
@@ -48,6 +50,10 @@ class PreparedRun:
     update."""
     resources: AbstractContextManager[object] = field(default_factory=nullcontext)
     """Context manager that stays open during training."""
+    evaluator: Evaluator | None = None
+    """Evaluation of the result; None with `recipe.evaluate: false`."""
+    reference: AdapterReference | None = None
+    """Base model of a LoRA run, for the evaluation of the result."""
 
 
 def warn_of_ignored_settings(context: RunContext) -> None:
@@ -176,6 +182,12 @@ def watch_first_step(
                 exclude_time=callbacks.run.exclude,
             )
         )
+
+
+def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReference | None:
+    """Return the base model of a LoRA run. Call this before the first step and before resuming."""
+    recipe = context.spec.recipe
+    return AdapterReference(loaded.model) if recipe.evaluate and recipe.tuning == "lora" else None
 
 
 def resume_from_point(context: RunContext, trainer: Untyped) -> None:

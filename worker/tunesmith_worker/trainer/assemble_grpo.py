@@ -45,6 +45,7 @@ from tunesmith_worker.trainer.selfcheck.rollout_checks import reinforcement_chec
 from .assemble import (
     PreparedRun,
     add_callbacks,
+    evaluation_base,
     make_output_writer,
     patch_model,
     resolve_memory,
@@ -55,6 +56,7 @@ from .assemble import (
     watch_first_step,
 )
 from .context import RunContext
+from .evaluate_run import reinforcement_evaluation
 from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .rewards import Grading
@@ -180,6 +182,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             will_resume=lambda: context.control.stop_requested,
         )
         trainer.add_callback(warnings)
+    reference = evaluation_base(context, loaded)
     resume_from_point(context, trainer)
     data_plan = DataPlan(
         max_seq_length=prompts.longest + plan.max_completion_length,
@@ -197,6 +200,12 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         rows_at_a_time=train_plan.per_device_train_batch_size,
         interruption=Interrupted,
         resources=runner,
+        evaluator=reinforcement_evaluation(
+            context, loaded, prompts, engine_plan, plan.max_completion_length
+        )
+        if recipe.evaluate
+        else None,
+        reference=reference,
     )
 
 

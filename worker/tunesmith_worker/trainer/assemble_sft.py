@@ -19,6 +19,7 @@ from tunesmith_worker.trainer.methods.sft import SFTTrainer
 from .assemble import (
     PreparedRun,
     add_callbacks,
+    evaluation_base,
     make_output_writer,
     patch_model,
     resolve_memory,
@@ -29,6 +30,7 @@ from .assemble import (
     watch_first_step,
 )
 from .context import RunContext
+from .evaluate_run import supervised_evaluation
 from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .selfcheck import SupervisedContext, self_check, supervised_checks
@@ -66,7 +68,7 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     train_plan = plan_train(
         recipe,
         spec.hyperparameters,
-        rows=training.counts.kept,
+        rows=data.trained_rows,
         sequences=len(train_set),
         has_validation=valid_set is not None,
         choices=choices,
@@ -122,6 +124,7 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
     )
     self_check(checked, events, supervised_checks())
     watch_first_step(context, checked, SupervisedStep(checked), callbacks)
+    reference = evaluation_base(context, loaded)
     resume_from_point(context, trainer)
     start_recording(context, loaded, trainer, layouts, memory, data_plan, train_plan)
     return PreparedRun(
@@ -131,4 +134,10 @@ def prepare_supervised(context: RunContext, loaded: LoadedModel) -> PreparedRun:
         patched=patched,
         memory=memory,
         rows_at_a_time=train_plan.per_device_train_batch_size,
+        evaluator=supervised_evaluation(
+            context, loaded, data, trainer, train_plan.per_device_train_batch_size
+        )
+        if recipe.evaluate
+        else None,
+        reference=reference,
     )

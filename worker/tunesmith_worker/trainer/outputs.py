@@ -39,6 +39,7 @@ class Callbacks:
     run: RunCallback
     stopping: EarlyStopping
     resume_points: ResumePoints
+    light_checkpoints: LightCheckpoints
 
 
 class OutputWriter:
@@ -155,5 +156,10 @@ class OutputWriter:
         trainer.add_callback(resume_points)
         trainer.remove_callback(transformers.PrinterCallback)
         self._trainer = trainer
-        self._callbacks = Callbacks(run=callback, stopping=stopping, resume_points=resume_points)
+        self._callbacks = Callbacks(
+            run=callback,
+            stopping=stopping,
+            resume_points=resume_points,
+            light_checkpoints=self._light,
+        )
         return self._callbacks

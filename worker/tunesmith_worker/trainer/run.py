@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +57,8 @@ from .wait_for_run import wait_for_run
 if TYPE_CHECKING:
     from .rewards import LocalReward
 
+Evaluate = Callable[[], None] | None
+"""Evaluation of a stored result; None without one."""
 EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 
@@ -75,9 +77,10 @@ def main(
     recorder, console = RunRecorder(run), ConsoleOutput(show)
     control = StopControl(run, before_exit=recorder.leave)
     unusable = False
+    evaluate: Evaluate = None
     try:
         events = EventLog(run.events, recorder.clock, console.event)
-        result = train(run, events, control, recorder, waited or spawn_delay(), rewards)
+        result, evaluate = train(run, events, control, recorder, waited or spawn_delay(), rewards)
     except RunError as error:
         _print_failure(error.failure, with_traceback=isinstance(error, ModelFailed))
         result = RunResult(outcome="failed", error=error.failure)
@@ -103,6 +106,9 @@ def main(
         raise
     if result.outcome == "succeeded":
         remove_resume_points(run.checkpoints)
+    if evaluate is not None:  # after result.json: the job has succeeded, whatever happens here
+        evaluate()
+        recorder.write(result.outcome)
     console.end(run, result)
     return EXIT_UNUSABLE if unusable else EXIT_CODES[result.outcome]
 
@@ -121,7 +127,8 @@ def train(
     recorder: RunRecorder,
     waited: StartDelay | None,
     rewards: Sequence[str] = (),
-) -> RunResult:
+) -> tuple[RunResult, Evaluate]:
+    """Train a run directory. Returns the result and the evaluation to run after it is stored."""
     spec = read_spec(run.root)
     check_grader(spec, rewards)
     local: Sequence[LocalReward] = ()
@@ -153,6 +160,7 @@ def train(
     waited_for_imports = waited.imports if waited else 0.0
     quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
+        from .evaluate_run import evaluation_of
         from .load import load
         from .read_back import read_back
 
@@ -179,19 +187,20 @@ def train(
     ready.memory.report()
     steps = trainer.state.global_step
     if steps < trainer.args.max_steps and not (callbacks.stopping.fired or control.end_requested):
-        return RunResult(
+        stopped = RunResult(
             outcome="stopped",
             step=steps,
             trained_tokens=trainer.trained_tokens,
             metrics=callbacks.run.metrics,
         )
+        return stopped, None
 
     with events.phase("save"):
         step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved.adapter is not None:
             events.message(saved.adapter.summary(), data=saved.adapter.as_data())
         read_back(context, loaded, ready.patched, step, saved)
-    return RunResult(
+    result = RunResult(
         outcome="succeeded",
         kind="full" if recipe.tuning == "full" else "lora",
         directory=run.relative(run.adapter),
@@ -199,6 +208,7 @@ def train(
         trained_tokens=trainer.trained_tokens,
         metrics=callbacks.run.metrics,
     )
+    return result, evaluation_of(context, loaded, ready, step)
 
 
 def command() -> int:

@@ -84,14 +84,14 @@ def test_scoring_ends_early_with_the_first_rows(model: Model) -> None:
     found = score_rows(
         model, data, pad_token_id=PAD, max_tokens=256, enough=lambda done: done >= 64
     )
-    assert len(found) == 64
+    assert 64 <= len(found) < 100
     whole = score_rows(model, data, pad_token_id=PAD, max_tokens=256)
-    assert found.nll == pytest.approx(whole.first(64).nll)
+    assert found.nll == pytest.approx(whole.first(len(found)).nll)
 
 
 def answers(model: Model, prompts: list[list[int]], **options: Any) -> list[list[int]]:
-    options = {"max_tokens": 12, "max_seconds": 60.0, "end_tokens": frozenset({2})} | options
-    found = greedy_answers(model, prompts, pad_token_id=PAD, **options)
+    defaults: dict[str, Any] = {"max_tokens": 12, "max_seconds": 60.0, "end_tokens": frozenset({2})}
+    found = greedy_answers(model, prompts, pad_token_id=PAD, **(defaults | options))
     return [answer.token_ids for answer in found]
 
 

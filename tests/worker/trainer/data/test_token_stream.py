@@ -152,7 +152,9 @@ def streamed(one: Work, path: Path, processes: int) -> tuple[list[Any], Counts, 
 def in_memory(one: Work, path: Path) -> tuple[list[Any], Counts]:
     rows = read_rows(path).rows
     tokens = tokenize_rows(rows, one.tokenizer, one.plan, name="train", vocabulary=one.vocabulary)
-    return tokens.dataset.to_list(), tokens.counts
+    numbers = tokens.rows.to_pylist()
+    examples = zip(tokens.dataset.to_list(), numbers, strict=True)
+    return [example | {"row": number} for example, number in examples], tokens.counts
 
 
 @pytest.mark.parametrize(("format", "kind"), list(cases()))

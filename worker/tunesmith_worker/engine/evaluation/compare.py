@@ -14,7 +14,8 @@ https://doi.org/10.1080/00031305.2015.1089789), which replaces alpha/2 by
 n - 1 degrees of freedom. The interval then is as wide as a t interval if the differences are
 normal.
 
-With alpha = 0.05, each of two equal models wins by mistake in about 2.5 % of all comparisons.
+With alpha = 0.05, each of two equal models wins by mistake in about 2.5 % of all comparisons. A
+difference below NEGLIGIBLE is no difference, however narrow its interval is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ LEVEL = 0.95
 RESAMPLES = 10_000
 LEAST_ROWS = 8
 """Least number of rows for a verdict. With fewer rows, an interval can exclude 0 by chance."""
+NEGLIGIBLE = 1e-3
+"""Largest difference without a practical meaning: 0.1 % of the perplexity, or of a reward of 1."""
 _AT_ONCE = 1 << 20
 """Number of drawn rows that are in memory at once."""
 
@@ -61,6 +64,8 @@ class Difference:
     @property
     def outcome(self) -> Outcome:
         if self.rows < LEAST_ROWS:
+            return "no_difference"
+        if abs(self.value) <= NEGLIGIBLE:
             return "no_difference"
         if not math.isfinite(self.value):
             return "better" if self.value > 0 else "worse"

@@ -20,8 +20,9 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 IGNORED = -100
 """Label of a token that does not belong to an answer."""
-_GROUP = 64
-"""Number of rows that are sorted by length together, so that batches need little padding."""
+_FIRST, _GROUP = 8, 64
+"""Number of rows of the first and of the largest group. The rows of a group are sorted by length,
+so that batches need little padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def score_rows(
     parts: list[RowScores] = []
     limit, done = max_tokens, 0
     while done < len(rows) and not (done and enough(done)):
-        group = rows[done : done + _GROUP]
+        group = rows[done : done + min(_GROUP, max(_FIRST, done // 2))]
         try:
             part = _score_group(model, group, pad_token_id, limit, autocast)
         except Exception as error:  # out of memory has several types

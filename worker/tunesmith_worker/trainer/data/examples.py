@@ -23,7 +23,11 @@ from .formats import Row
 
 IGNORED = -100
 """Label of a token without loss."""
-SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+ROW = "row"
+"""Column with the number of the row that an example came from, starting at 1."""
+SCHEMA = pa.schema(
+    [("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32())), (ROW, pa.int32())]
+)
 
 Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
 
@@ -125,8 +129,8 @@ def tokenize(
     """
     counts = Counts(rows=len(rows))
     examples = list(_examples(rows, tokenizer, plan, name, counts))
-    columns = [[ids for ids, _ in examples], [labels for _, labels in examples]]
-    check_vocabulary(columns[0], vocabulary)
+    check_vocabulary([ids for ids, _, _ in examples], vocabulary)
+    columns = [[example[place] for example in examples] for place in range(len(SCHEMA))]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=SCHEMA), counts
 
@@ -137,7 +141,8 @@ Example = tuple[list[int], list[int]]
 
 def _examples(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
-) -> Iterator[Example]:
+) -> Iterator[tuple[list[int], list[int], int]]:
+    """Yield the token ids, labels and row number of each example."""
     rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
     # Plain text and messages are encoded differently; a file may mix them.
     encoded = {
@@ -158,7 +163,7 @@ def _examples(
             if example is not None:
                 kept = True
                 _count(*example, tokenizer, counts, is_cut=counts.answers_cut > cut)
-                yield example
+                yield *example, row.number
         if kept:
             counts.kept += 1
         elif counts.examples_too_long > too_long:

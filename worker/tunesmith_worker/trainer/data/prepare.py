@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from tunesmith_schema import RunSpec
@@ -18,6 +19,7 @@ from tunesmith_worker.rundir.process import SpawnSettings
 
 from .chunks import chunk_rows, read_chunks
 from .examples import tokenize
+from .held_out import held_out_message, held_out_rows
 from .token_cache import TokenCache
 from .token_stream import Work, usable_processes
 from .tokens import TokenizedRows, pack, tokenize_file
@@ -91,12 +93,40 @@ class Prepared:
     validation: TokenizedRows | None
     row_numbers: RowNumbers
     """Row lookup for the training file."""
+    held_out: frozenset[int] = frozenset()
+    """Numbers of the training file's rows that are kept out of training."""
+
+    @property
+    def trained_rows(self) -> int:
+        """Number of rows with an example that is trained."""
+        return self.training.counts.kept - len(self.held_out)
+
+    def unpacked_sets(self) -> tuple[Any, Any]:
+        """Return the training set, and the validation set or None: one example per row of the set.
+        Any: datasets.Dataset, untyped."""
+        whole = self.training.dataset
+        if not self.held_out:
+            return whole, self.validation.dataset if self.validation else None
+        places: tuple[list[int], list[int]] = [], []
+        for place, row in enumerate(self.training.rows.to_pylist()):
+            places[row in self.held_out].append(place)
+        return whole.select(places[0]), whole.select(places[1])
+
+    def evaluation_rows(self) -> tuple[Any, Any]:
+        """Return the validation examples, or the training examples without any, and the number of
+        each example's row. Any: datasets.Dataset and pyarrow column, untyped."""
+        if self.validation is not None:
+            return self.validation.dataset, self.validation.rows
+        rows = self.training.rows
+        if not self.held_out:
+            return self.training.dataset, rows
+        is_held_out = pc.is_in(rows, pa.array(sorted(self.held_out), rows.type))
+        return self.unpacked_sets()[1], rows.filter(is_held_out)
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
         """Return the training set, and the validation set or None; both are packed if the plan says
         so. Any: datasets.Dataset, untyped."""
-        train = self.training.dataset
-        valid = self.validation.dataset if self.validation else None
+        train, valid = self.unpacked_sets()
         if not plan.packing:
             return train, valid
         packed = [data and pack(data, plan.max_seq_length, seed) for data in (train, valid)]
@@ -113,10 +143,16 @@ def prepare(
     path = run.root / spec.training_file
     name = spec.display_name(spec.training_file)
     work = Work(tokenizer=base.tokenizer, plan=plan, name=name, vocabulary=base.vocabulary)
+    share = spec.recipe.validation_split
+    held_out = frozenset[int]()
+    if share and not spec.validation_file:
+        held_out = held_out_rows(training.rows.to_pylist(), share, spec.seed, name)
+        events.message(held_out_message(len(held_out), training.counts.kept, share, name))
     return Prepared(
         training=training,
         validation=read(spec.validation_file) if spec.validation_file else None,
         row_numbers=RowNumbers(path, training.dataset, work),
+        held_out=held_out,
     )
 
 

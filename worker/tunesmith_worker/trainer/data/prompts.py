@@ -20,6 +20,7 @@ from tunesmith_worker.trainer.rewards import missing_fields
 
 from .chat import Tokenizer, render_prompt
 from .examples import check_vocabulary
+from .held_out import held_out_message, held_out_rows
 from .prompt_rows import PromptRow, read_prompt_rows
 from .rows import empty_file_error
 
@@ -69,7 +70,7 @@ class Prompts:
     rows: Sequence[PromptRow]
     """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
-    """Prompts of the validation file, if there is one."""
+    """Prompts of the validation file, or those kept out of training; None if there are none."""
 
     @property
     def longest(self) -> int:
@@ -111,9 +112,17 @@ def read_prompts(
             _check_fields(spec.grader, rows, name)
         return rows
 
+    rows = read(spec.training_file)
+    if spec.validation_file:
+        return Prompts(rows=rows, validation=read(spec.validation_file))
+    share, name = spec.recipe.validation_split, spec.display_name(spec.training_file)
+    if not share:
+        return Prompts(rows=rows, validation=None)
+    held_out = held_out_rows([row.number for row in rows], share, spec.seed, name)
+    events.message(held_out_message(len(held_out), len(rows), share, name))
     return Prompts(
-        rows=read(spec.training_file),
-        validation=read(spec.validation_file) if spec.validation_file else None,
+        rows=[row for row in rows if row.number not in held_out],
+        validation=[row for row in rows if row.number in held_out],
     )
 
 

@@ -21,7 +21,7 @@ from tunesmith_worker.rundir.plan import DataPlan
 
 from .chat import Tokenizer
 from .chunks import read_chunks
-from .examples import IGNORED, Counts, no_examples_error, tokenize
+from .examples import IGNORED, ROW, Counts, no_examples_error, tokenize
 from .formats import Row
 from .rows import empty_file_error
 from .token_cache import TokenCache, Tokens, TokensWriter, tokens_key
@@ -37,6 +37,8 @@ class TokenizedRows:
     counts: Counts
     first: tuple[int, ...]
     """Token ids of the first example."""
+    rows: Any
+    """Number of the row that each example came from, starting at 1: a pyarrow column."""
 
     @property
     def lengths(self) -> list[int]:
@@ -81,9 +83,10 @@ def tokenize_file(
         how = f"tokenised by {stream.processes} process{'es' if stream.processes > 1 else ''}"
     report(f"{name}: {how} in {time.perf_counter() - began:.2f} s")
     # With this fingerprint, datasets does not hash all the content.
-    dataset = datasets.Dataset(tokens.table, fingerprint=key[:16])
+    dataset = datasets.Dataset(tokens.table.drop_columns([ROW]), fingerprint=key[:16])
     first = tuple(dataset[0]["input_ids"])
-    return TokenizedRows(dataset=dataset, counts=tokens.counts, first=first)
+    rows = tokens.table.column(ROW)
+    return TokenizedRows(dataset=dataset, counts=tokens.counts, first=first, rows=rows)
 
 
 def _write(folder: Path, results: Iterable[Result], plan: DataPlan, name: str) -> Tokens:
@@ -107,9 +110,10 @@ def tokenize_rows(
     batch, counts = tokenize(rows, tokenizer, plan, name=name, vocabulary=vocabulary)
     if counts.examples == 0:
         raise no_examples_error(counts, plan, name)
-    dataset = datasets.Dataset(pa.Table.from_batches([batch]))
+    table = pa.Table.from_batches([batch])
+    dataset = datasets.Dataset(table.drop_columns([ROW]))
     first = tuple(dataset[0]["input_ids"])
-    return TokenizedRows(dataset=dataset, counts=counts, first=first)
+    return TokenizedRows(dataset=dataset, counts=counts, first=first, rows=table.column(ROW))
 
 
 def pack(dataset: Any, length: int, seed: int) -> Any:  # Any: datasets.Dataset

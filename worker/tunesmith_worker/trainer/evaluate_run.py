@@ -1,0 +1,136 @@
+"""Evaluation of this run's result: its rows, its models, and the call after training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from tunesmith_schema.retention import selection_loss
+from tunesmith_worker.engine.rollout import NativeEngine, RolloutPlan, eos_token_ids
+from tunesmith_worker.trainer.data.prepare import Prepared
+from tunesmith_worker.trainer.data.prompts import Prompts
+
+from .assemble import PreparedRun
+from .context import RunContext
+from .evaluation.evaluate import evaluate_result
+from .evaluation.models import (
+    EvaluatedModel,
+    Weights,
+    free_training_memory,
+    full_models,
+    lora_models,
+)
+from .evaluation.reinforcement import ReinforcementEvaluation
+from .evaluation.supervised import EvaluationRows, SupervisedEvaluation
+from .load import LoadedModel
+from .outputs import Callbacks
+from .rewards import Grading
+
+Untyped = Any  # Any: transformers and TRL are not typed
+
+
+def supervised_evaluation(
+    context: RunContext, loaded: LoadedModel, data: Prepared, trainer: Untyped, rows: int
+) -> SupervisedEvaluation:
+    """`rows`: rows per forward pass of the training."""
+    spec, base = context.spec, loaded.base
+    lengths = [*data.training.lengths, *(data.validation.lengths if data.validation else ())]
+    dataset, numbers = data.evaluation_rows()
+    return SupervisedEvaluation(
+        EvaluationRows(
+            dataset=dataset,
+            numbers=numbers,
+            on="validation_file"
+            if data.validation
+            else "validation_split"
+            if data.held_out
+            else "training_file",
+            file=spec.display_name(spec.validation_file or spec.training_file),
+        ),
+        base.tokenizer,
+        seed=spec.seed,
+        max_tokens=rows * max(lengths),
+        end_tokens=frozenset(eos_token_ids(base.model, base.tokenizer)),
+        autocast=trainer.accelerator.autocast,
+    )
+
+
+def reinforcement_evaluation(
+    context: RunContext,
+    loaded: LoadedModel,
+    prompts: Prompts,
+    engine_plan: RolloutPlan,
+    max_tokens: int,
+) -> ReinforcementEvaluation:
+    """`max_tokens`: longest completion."""
+    spec, base = context.spec, loaded.base
+    split = prompts.validation is not None and not spec.validation_file
+    return ReinforcementEvaluation(
+        prompts.rows if prompts.validation is None else prompts.validation,
+        base.tokenizer,
+        lambda model: NativeEngine(model, engine_plan, base.tokenizer),
+        lambda: Grading(spec.grader, context.rewards),
+        on="validation_split"
+        if split
+        else "validation_file"
+        if spec.validation_file
+        else "training_file",
+        file=spec.display_name(spec.validation_file or spec.training_file),
+        seed=spec.seed,
+        max_tokens=max_tokens,
+        stop_tokens=frozenset(eos_token_ids(base.model, base.tokenizer)),
+    )
+
+
+def evaluation_of(
+    context: RunContext, loaded: LoadedModel, ready: PreparedRun, step: int
+) -> Callable[[], None] | None:
+    """Return the evaluation of the saved result; None with `recipe.evaluate: false`.
+
+    `step`: step of the result."""
+    if ready.evaluator is None:
+        return None
+
+    def models() -> Sequence[EvaluatedModel]:
+        free_training_memory(ready.trainer)
+        weights = _weights(context, ready.trainer.state.global_step, step, ready.callbacks)
+        if ready.reference is not None:
+            return lora_models(loaded.model, ready.reference, weights)
+        recipe, refusal = context.spec.recipe, None
+        if recipe.from_scratch:
+            refusal = "the run started from random weights (recipe.from_scratch)"
+        elif loaded.new_tokens.ids:
+            refusal = "the base model lacks the added tokens (recipe.add_tokens)"
+        return full_models(loaded.model, context.spec.model_path, weights, base_refusal=refusal)
+
+    return partial(
+        evaluate_result,
+        context.run,
+        context.events,
+        context.control,
+        context.recorder,
+        ready.evaluator,
+        models,
+    )
+
+
+def _weights(context: RunContext, last: int, result: int, callbacks: Callbacks) -> Weights:
+    """Return the weights that the run has, with the best checkpoint if it is worth a comparison."""
+    weights = Weights(last_step=last, result_step=result, result=context.run.adapter)
+    known = {
+        int(step): loss
+        for step, loss in callbacks.light_checkpoints.saved.items()
+        if loss is not None and math.isfinite(loss) and int(step) not in (last, result)
+    }
+    if not known or result != last:
+        return weights
+    step = min(known, key=lambda number: (known[number], number))
+    now = selection_loss(callbacks.run.metrics)
+    folder = context.run.checkpoint(step)
+    if not folder.is_dir() or (now is not None and known[step] >= now):
+        return weights
+    return Weights(
+        last_step=last, result_step=result, result=weights.result, best_step=step, best=folder
+    )

@@ -1,0 +1,45 @@
+"""Time that the evaluation of a result may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SHARE = 0.06
+"""Planned duration of the evaluation, as a share of the trainer's time so far. The rest up to a
+tenth is for parts that are longer than planned."""
+LEAST_SECONDS = 2.0
+"""Planned duration for short runs."""
+
+
+class Budget:
+    def __init__(
+        self,
+        job_seconds: float,
+        *,
+        stop_requested: Callable[[], bool] = lambda: False,
+        mark: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`job_seconds`: trainer's time so far. `stop_requested`: returns True if the evaluation
+        should end soon. `mark`: called when the evaluation advances."""
+        self.job_seconds = job_seconds
+        self.seconds = max(LEAST_SECONDS, SHARE * job_seconds)
+        self._stop_requested, self._mark, self._now = stop_requested, mark, now
+        self._began = now()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start of the evaluation."""
+        return self._now() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; 0 if the evaluation should end."""
+        self._mark()
+        return 0.0 if self._stop_requested() else max(0.0, self.seconds - self.spent)
+
+    def part(self, share: float) -> Callable[[], bool]:
+        """Return a function that returns True once `share` of the time left now is spent."""
+        end = self.spent + share * self.left
+        return lambda: self.spent >= end or self.left == 0.0

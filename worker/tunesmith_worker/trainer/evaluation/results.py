@@ -1,0 +1,61 @@
+"""The evaluation as it is stored: scores, comparisons and the verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tunesmith_schema import Evaluation, ModelComparison
+from tunesmith_schema.evaluation import MAX_TEXT, EvaluatedOn, ModelName
+from tunesmith_worker.engine.evaluation.compare import Difference, verdict
+from tunesmith_worker.rundir.events import finite
+
+FIT = "fit, not generalisation"
+
+Pair = tuple[ModelName, ModelName]
+"""A model, and the model that it is compared with."""
+
+
+def pairs(measured: Sequence[ModelName]) -> list[Pair]:
+    """Return the comparisons of the measured models, the most important first."""
+    possible: list[Pair] = [("tuned", "base"), ("tuned", "best"), ("tuned", "last")]
+    return [pair for pair in possible if set(pair) <= set(measured)]
+
+
+def comparison(pair: Pair, difference: Difference, on: EvaluatedOn, unit: str) -> ModelComparison:
+    """Return one comparison. `unit`: unit of the difference, `nats` or `reward`."""
+    bounded = math.isfinite(difference.value)
+    rows = "rows" if unit == "nats" else "prompts"
+    words = verdict(difference, unit, f"training {rows}" if on == "training_file" else rows)
+    return ModelComparison(
+        model=pair[0],
+        against=pair[1],
+        metric="loss" if unit == "nats" else "reward",
+        difference=finite(difference.value),
+        low=finite(difference.low) if bounded else None,
+        high=finite(difference.high) if bounded else None,
+        level=difference.level,
+        outcome=difference.outcome,
+        verdict=f"{words} ({FIT})" if on == "training_file" else words,
+    )
+
+
+def conclude(evaluation: Evaluation, values: Mapping[ModelName, float]) -> Evaluation:
+    """Return the evaluation with the verdict of its first comparison.
+
+    `values`: compared metric of each measured model."""
+    base, tuned = values.get("base"), values.get("tuned")
+    update: dict[str, object] = {"base": finite(base), "tuned": finite(tuned)}
+    first = next((c for c in evaluation.comparisons if c.against == "base"), None)
+    if first is None:
+        update["verdict"] = "not compared: the base model was left out"
+    else:
+        update |= {"verdict": first.verdict, "outcome": first.outcome}
+    return evaluation.model_copy(update=update)
+
+
+def storable(text: str) -> str:
+    """Return at most MAX_TEXT characters of a decoded text, without characters that JSON or a
+    database refuses."""
+    valid = text[:MAX_TEXT].encode("utf-8", "replace").decode()
+    return valid.replace("\x00", "\N{REPLACEMENT CHARACTER}")
