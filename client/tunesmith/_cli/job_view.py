@@ -131,8 +131,7 @@ def health_text(job: Job) -> str | None:
 
 def evaluation_text(job: Job) -> str | None:
     """Return the verdict of the job's evaluation; None without one."""
-    verdict = (job.evaluation or {}).get("verdict")
-    return None if verdict is None else str(verdict)
+    return job.evaluation and job.evaluation.verdict
 
 
 def state_text(job: Job) -> str:

@@ -15,6 +15,7 @@ from tunesmith._sdk.client import Client
 from tunesmith._sdk.job import Job, JobNotSucceededError
 from tunesmith_schema import Event, EventKind, JobReport, JobState
 
+from .evaluation import show_evaluation
 from .grader import GraderOption, read_grader
 from .job_view import show_job, show_jobs, show_summary
 from .metadata import MetadataPairs, build_metadata
@@ -202,6 +203,17 @@ def report(
             show_json(job_report)
         else:
             show_report(job_report)
+
+
+@app.command("evaluation")
+def evaluation(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Show the evaluation of a job's result: base against tuned model, with answers."""
+    with connected(ctx) as client:
+        found = client.fine_tuning.jobs.evaluation(job_id)
+        if as_json:
+            show_json(found)
+        else:
+            show_evaluation(found)
 
 
 def _watch(job: Job, as_json: bool) -> None:

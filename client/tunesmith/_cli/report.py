@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tunesmith_schema import TRAINING, JobReport, LayerMemory, Rollouts, Throughput
 
+from .evaluation import render as render_evaluation
 from .output import health_word, size
 
 BAR_COLUMNS = 26
@@ -27,6 +28,8 @@ def render(report: JobReport) -> RenderableType:
     """Return the phases with their times, the figures, the bottleneck and the advice."""
     parts: list[RenderableType] = [_title(report), "", _phases(report), ""]
     parts += [_fields(_figures(report)), "", _fields(_advice(report))]
+    if report.evaluation is not None:
+        parts += ["", render_evaluation(report.evaluation, answers=False)]
     return Group(*parts)
 
 

@@ -17,6 +17,7 @@ from tunesmith_schema import (
     ErrorCategory,
     Event,
     JobError,
+    JobEvaluation,
     JobReport,
     JobState,
     MetricPoint,
@@ -41,6 +42,7 @@ class JobRequests(Protocol):
     def metrics(self, job_id: str) -> list[MetricPoint]: ...
     def samples(self, job_id: str, *, step: int | None, limit: int | None) -> Page[Sample]: ...
     def report(self, job_id: str, *, attempt: int | None) -> JobReport: ...
+    def evaluation(self, job_id: str) -> JobEvaluation: ...
 
 
 class Job(wire.Job):
@@ -82,6 +84,10 @@ class Job(wire.Job):
     def report(self, *, attempt: int | None = None) -> JobReport:
         """Return the report on time, memory and bottleneck; see `jobs.report`."""
         return self._requests.report(self.id, attempt=attempt)
+
+    def full_evaluation(self) -> JobEvaluation:
+        """Return scores, comparisons and answers behind `evaluation`; see `jobs.evaluation`."""
+        return self._requests.evaluation(self.id)
 
     def cancel(self) -> Self:
         """End the job and keep only its checkpoints; see `jobs.cancel`."""

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Checkpoint, Event, JobReport, MetricPoint, Sample
+from tunesmith_schema import Checkpoint, Event, JobEvaluation, JobReport, MetricPoint, Sample
 
 from .files import Order
 from .follow import follow
@@ -78,6 +78,15 @@ class JobOutput:
         """
         path = path_of("fine_tuning", "jobs", job_id, "report")
         return self._http.get(JobReport, path, {"attempt": attempt})
+
+    def evaluation(self, job_id: str) -> JobEvaluation:
+        """Return the evaluation of the job's result: base against tuned model.
+
+        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, and with
+        `recipe.evaluate: false`.
+        """
+        path = path_of("fine_tuning", "jobs", job_id, "evaluation")
+        return self._http.get(JobEvaluation, path)
 
 
 class Checkpoints:

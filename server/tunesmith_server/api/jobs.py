@@ -11,6 +11,7 @@ from tunesmith_schema import (
     Job,
     JobCreate,
     JobDeleted,
+    JobEvaluation,
     JobFork,
     JobReport,
     JobState,
@@ -134,6 +135,13 @@ def report(
     """Return the run report of `attempt` (default: the newest): times, results, the bottleneck and
     advice. During training, the report is at most a few seconds old."""
     return reports.retrieve(session, jobs.retrieve(session, job_id), attempt)
+
+
+@router.get("/{job_id}/evaluation")
+def evaluation(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobEvaluation:
+    """Return the evaluation at the end of the job: losses or rewards of the base and the tuned
+    model on the same rows, comparisons with confidence intervals, and greedy answers."""
+    return reports.retrieve_evaluation(session, jobs.retrieve(session, job_id))
 
 
 @router.post("/{job_id}/cancel")

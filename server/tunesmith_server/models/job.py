@@ -84,6 +84,8 @@ class JobRow(Base):
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`."""
     health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobHealth; null before the first metrics."""
+    evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """EvaluationSummary as JSON; the whole evaluation is part of the run report."""
 
     forked_from: Mapped[str | None] = mapped_column(String(40))
     """Job whose resume point this job starts from."""

@@ -38,7 +38,8 @@ _COLUMNS = (
     *("id", "created_at", "finished_at", "model", "fine_tuned_model", "state", "training_file"),
     *("validation_file", "trained_tokens", "seed", "suffix", "phase", "adapter_id", "attempt"),
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
-    *("retry_of", "error", "document_version", "started_at", "health", "last_metrics"),
+    *("retry_of", "error", "evaluation", "document_version", "started_at", "health"),
+    "last_metrics",
 )
 _DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
 _MAY_BE_LARGE = ("recipe", "method")
@@ -124,7 +125,7 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "started_at": int(row.started_at) if row.started_at else None,
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
-        "evaluation": None,
+        "evaluation": stored_job.evaluation(row.evaluation),
         "waiting": None,
         "omitted": omitted,
     }

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import AttemptSummary, ErrorCode, JobReport, RunReport
+from tunesmith_schema import AttemptSummary, ErrorCode, JobEvaluation, JobReport, RunReport
 from tunesmith_schema.documents import DOCUMENT_VERSION, VERSION_FIELD, upgraded_file
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import JobRow, ReportRow
@@ -20,6 +20,8 @@ from .jobs import HELD
 def store(session: Session, job: JobRow, report: RunReport) -> None:
     """Replace the report of the current attempt. The caller has checked the fence."""
     report = report.model_copy(update={"attempt": job.attempt})
+    if report.evaluation is not None:
+        job.evaluation = report.evaluation.summary().model_dump(mode="json")
     session.merge(
         ReportRow(
             job_id=job.id,
@@ -52,11 +54,38 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
             }
         )
     except (ValueError, TypeError, AttributeError) as error:
-        raise NotFound(
-            ErrorCode.UNREADABLE,
-            f"this release cannot read the report of attempt {row.attempt}: {error}"[:2000],
-            hint="another release wrote it: install that release",
-        ) from error
+        raise _unreadable(f"report of attempt {row.attempt}", error) from error
+
+
+def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
+    """Return the evaluation of the newest attempt that has one."""
+    rows = session.scalars(
+        select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt.desc())
+    )
+    for row in rows:
+        evaluation = row.content.get("evaluation")
+        if not evaluation:
+            continue
+        try:
+            return JobEvaluation.model_validate(
+                {**evaluation, "job_id": job.id, "attempt": row.attempt}
+            )
+        except (ValueError, TypeError) as error:
+            raise _unreadable(f"evaluation of attempt {row.attempt}", error) from error
+    raise NotFound(
+        ErrorCode.NO_EVALUATION,
+        f"job {job.id!r} has no evaluation",
+        hint="a job evaluates its result after training, unless recipe.evaluate is false; its "
+        "events give the reason of a failed evaluation",
+    )
+
+
+def _unreadable(what: str, error: Exception) -> NotFound:
+    return NotFound(
+        ErrorCode.UNREADABLE,
+        f"this release cannot read the {what}: {error}"[:2000],
+        hint="another release wrote it: install that release",
+    )
 
 
 def _content(row: ReportRow) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import object_session
 from tunesmith_schema import (
     ErrorCategory,
     ErrorCode,
+    EvaluationSummary,
     Hyperparameters,
     Job,
     JobError,
@@ -115,11 +116,17 @@ def _to_wire(row: JobRow) -> Job:
         hyperparameters=openai,
         method=shown_method,
         error=JobError.model_validate(row.error) if row.error else None,
+        evaluation=evaluation(row.evaluation),
         metadata=row.labels,
         state=state,
         recipe=recipe(row),
         **_plain_columns(row),
     )
+
+
+def evaluation(stored: Any) -> EvaluationSummary | None:  # Any: JSON
+    """Return the verdict of the job's evaluation; None without one, and if it cannot be read."""
+    return _read(lambda: EvaluationSummary.model_validate(stored) if stored else None)
 
 
 def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
@@ -182,6 +189,7 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
         "method": row.method if isinstance(row.method, dict) else None,
         "metadata": row.labels,
         "recipe": _readable_recipe(row),
+        "evaluation": evaluation(row.evaluation),
         "error": JobError(
             code=ErrorCode.UNREADABLE,
             message=message,

@@ -17,6 +17,8 @@ from pydantic import BaseModel
 KEEP_SECONDS = 14 * 24 * 3600.0
 """Age in seconds at which unused run directories and cached files are removed."""
 
+EVALUATION = "evaluation.json"
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -48,7 +50,7 @@ class RunDirectory:
 
     @property
     def evaluation(self) -> Path:
-        return self.root / "evaluation.json"
+        return self.root / EVALUATION
 
     @property
     def adapter(self) -> Path:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tunesmith_schema import Claim, Outcome, PhaseName, RunReport
+from tunesmith_schema import Claim, Evaluation, Outcome, PhaseName, RunReport
 from tunesmith_worker.rundir.advice.judge import complete_report, empty_report
+from tunesmith_worker.rundir.paths import EVALUATION
 
 BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
 """Phases whose duration is only in events, not in report.json."""
@@ -80,9 +81,17 @@ class AttemptReport:
             report.phases[PhaseName.UPLOAD] = now - self._trainer_ended
         report.attempt, report.started_at = self._attempt, self._began_at
         report.queued_seconds, report.paused_seconds = self._queued, self.paused_seconds
+        report.evaluation = self._read_evaluation()
         report.outcome = outcome.state if outcome else None
         report.wall_seconds = now - self._began
         return complete_report(report)
+
+    def _read_evaluation(self) -> Evaluation | None:
+        try:
+            content = self._path.with_name(EVALUATION).read_bytes()
+            return Evaluation.model_validate_json(content)
+        except (FileNotFoundError, ValidationError):  # none yet, or from another version
+            return None
 
     def _warm_import_seconds(self, report: RunReport) -> float:
         """Return the import seconds that a warm trainer's report does not contain."""

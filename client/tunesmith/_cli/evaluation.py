@@ -1,0 +1,67 @@
+"""`tunesmith jobs evaluation`: base against tuned model, with answers side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tunesmith_schema import EvaluatedAnswer, Evaluation, ModelScores
+
+
+def show_evaluation(evaluation: Evaluation, *, answers: bool = True) -> None:
+    # Square brackets in texts are not markup.
+    Console(markup=False, highlight=False).print(render(evaluation, answers=answers))
+
+
+def render(evaluation: Evaluation, *, answers: bool) -> RenderableType:
+    """Return the verdict, the scores of each model, the comparisons and, if wanted, the answers."""
+    parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), "", _scores(evaluation)]
+    for compared in evaluation.comparisons[1:]:
+        parts.append(f"{compared.model} against {compared.against}: {compared.verdict}")
+    if evaluation.left_out:
+        parts.append(f"left out: {'; '.join(evaluation.left_out)}")
+    if answers:
+        for answer in evaluation.answers:
+            parts += ["", _answer(answer)]
+    return Group(*parts)
+
+
+def _scores(evaluation: Evaluation) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = [name for name, _ in _columns(ModelScores(model="base"), evaluation.metric)]
+    for name in ("model", "step", *columns):
+        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
+    for scores in evaluation.models:
+        values = (value for _, value in _columns(scores, evaluation.metric))
+        step = "" if scores.step is None else str(scores.step)
+        table.add_row(scores.model, step, *(_number(value) for value in values))
+    return table
+
+
+def _columns(scores: ModelScores, metric: str) -> Iterator[tuple[str, float | None]]:
+    if metric == "reward":
+        yield "reward", scores.reward
+        return
+    yield "loss", scores.loss
+    yield "perplexity", scores.perplexity
+    yield "token accuracy", scores.token_accuracy
+
+
+def _answer(answer: EvaluatedAnswer) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(f"row {answer.row}", answer.prompt)
+    if answer.expected is not None:
+        table.add_row("expected", answer.expected)
+    for name, text in answer.answers.items():
+        reward = answer.rewards.get(name)
+        table.add_row(name, text if reward is None else f"{text}  (reward {reward:.3g})")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
