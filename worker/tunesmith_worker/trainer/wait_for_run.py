@@ -21,6 +21,7 @@ ENGINE = (
     "tunesmith_worker.trainer.assemble_grpo",
     "tunesmith_worker.trainer.rewards.local",
     "tunesmith_worker.trainer.assemble_sft",
+    "tunesmith_worker.trainer.evaluate_run",
 )
 """Modules that `run.train` imports. If this list lacks a module, the run itself imports that
 module."""

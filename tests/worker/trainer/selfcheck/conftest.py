@@ -9,4 +9,4 @@ import pytest
 
 @pytest.fixture
 def recipe_defaults() -> dict[str, Any]:
-    return {}
+    return {"evaluate": False}
