@@ -40,6 +40,10 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_supervisor_killed_in_mid_job_takes_its_trainer_along": (),
         "test_kill_9_of_serve_leaves_no_process": (),
     },
+    "end_to_end/test_interrupted_start.py": {
+        "test_ctrl_c_during_the_start_of_serve_ends_it_quietly": ("migration",),
+        "test_ctrl_c_during_the_start_of_a_worker_ends_it_quietly": (),
+    },
     "end_to_end/test_reinforcement.py": {
         "test_a_reinforcement_job_tells_rewards_samples_and_where_its_time_went": (),
     },

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # before the other imports, which take a second
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
 import argparse
-import contextlib
 import gc
 import json
 import logging
-import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +29,14 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.services import keys
 
 from . import garbage, installation, migrate
-from .embedded import StartError, check_backends, check_installation, check_tls, serve
+from .embedded import (
+    INTERRUPTED,
+    StartError,
+    check_backends,
+    check_installation,
+    check_tls,
+    serve,
+)
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +117,7 @@ def _data_dir(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--data-dir", type=Path, help="data directory (default: .tunesmith)")
 
 
-def _api(settings: Settings, arguments: argparse.Namespace) -> None:
+def _api(settings: Settings, arguments: argparse.Namespace) -> int:
     from .app import create_app  # the other commands do not need the web framework
     from .listener import make_listener
 
@@ -134,13 +145,17 @@ def _api(settings: Settings, arguments: argparse.Namespace) -> None:
     # After each database call, a thread waits up to this long for the GIL, about ten times per
     # request. With Python's default of 5 ms, requests queue up in a burst.
     sys.setswitchinterval(0.0005)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after shutdown
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         listener.run()
+    except KeyboardInterrupt:  # uvicorn sends SIGINT again after shutdown
+        return 0 if listener.started else INTERRUPTED
     if not listener.started:
         raise StartError(
             f"cannot listen on {settings.host}:{settings.port}: the log line above has the reason; "
             "try another --port"
         )
+    return 0
 
 
 def _migrate(settings: Settings, arguments: argparse.Namespace) -> None:

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 15.0
 """Time in which a child process must stop; the train worker has TUNESMITH_RELEASE_SECONDS more."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C during the start."""
 SLOW_SECONDS = 60.0
 """Time after which a slow start logs the folder of the log files."""
 
@@ -51,15 +53,16 @@ class StartError(Exception):
     """Error at start; the message has the reason and the remedy."""
 
 
-def serve(settings: Settings, *, as_json: bool = False) -> None:
-    """Run the service until SIGINT or SIGTERM; `as_json` prints one JSON object per line. Raises
-    StartError before any child process is started."""
+def serve(settings: Settings, *, as_json: bool = False) -> int:
+    """Run the service until SIGINT or SIGTERM; `as_json` prints one JSON object per line. Return
+    the exit status: 130 after a SIGINT before the service was ready, else 0. Raises StartError
+    before any child process is started."""
     settings.prepare()
     with _lock(settings.data_dir):
-        _serve(settings, _Output(as_json))
+        return _serve(settings, _Output(as_json))
 
 
-def _serve(settings: Settings, output: _Output) -> None:
+def _serve(settings: Settings, output: _Output) -> int:
     for warning in missing_folders(settings.base_model_folders()):
         log.warning("%s", warning)
     settings.port = _free_port(settings.host, settings.port)
@@ -71,14 +74,14 @@ def _serve(settings: Settings, output: _Output) -> None:
     _register_admin_key(settings, key_file)
 
     children = _children(settings)
-    stopping = False
+    stopping = 0  # the signal that requests it
 
     def request_stop(signum: int, frame: FrameType | None) -> None:
         nonlocal stopping
         if stopping:  # a second Ctrl-C kills the children
             for child in children:
                 child.kill()
-        stopping = True
+        stopping = stopping or signum
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, request_stop)
@@ -109,6 +112,7 @@ def _serve(settings: Settings, output: _Output) -> None:
     finally:
         stop_all(children)
     output.write("stopped", event="stopped")
+    return INTERRUPTED if stopping == signal.SIGINT and not announced else 0
 
 
 def check_tls(settings: Settings, host: str) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+if __name__ == "__main__":  # before the other imports, which take a second
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
 import argparse
 import json
 import logging
-import os
-import sys
 
 from pydantic import ValidationError
 
@@ -45,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("demo", help="create and fine-tune a small model", add_help=False)
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command == "demo":
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         from tunesmith_worker.demo.__main__ import (
             main as demo,  # imports torch, matplotlib and the SDK
         )
