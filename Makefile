@@ -42,7 +42,7 @@ test-quick: setup
 # Kills trainers, supervisors and workers with kill -9, thirty times each. Takes half an hour on two
 # cores.
 chaos: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --out benchmarks/results/chaos.json
 
 # Runs the strict client tests with the newest openai package instead of the pinned version.
 test-openai: setup

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -73,9 +74,29 @@ class PostgreSQL:
         return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """Files of an initialised PostgreSQL server that listens on a Unix socket in `data`."""
+
+    home: Path
+    data: Path
+    binaries: Path
+    account: str | None
+    """Account that runs the server; None: this process's own."""
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@/postgres?host={self.data}"
+
+    def command(self, *settings: str) -> list[str]:
+        options = [part for value in ("listen_addresses=", *settings) for part in ("-c", value)]
+        folder = str(self.data)
+        return [str(self.binaries / "postgres"), "-D", folder, "-k", folder, *options]
+
+
 @contextmanager
-def postgresql_server() -> Iterator[str]:
-    """Run PostgreSQL on a Unix socket, with settings that are fast but unsafe for real data."""
+def postgresql_cluster() -> Iterator[Cluster]:
+    """Initialise a PostgreSQL server; delete its files at the end of the block."""
     # Directly under /tmp: the account it runs as must be able to reach it, and a socket's path
     # must be short.
     home = Path(tempfile.mkdtemp(prefix="tunesmith-postgresql-", dir="/tmp"))
@@ -90,19 +111,25 @@ def postgresql_server() -> Iterator[str]:
             cwd=home,
             user=account,
         )
-        careless = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-        settings = [part for value in ("listen_addresses=", *careless) for part in ("-c", value)]
-        url = f"postgresql://postgres@/postgres?host={data}"
-        with _running(
-            [str(binaries / "postgres"), "-D", str(data), "-k", str(data), *settings],
-            lambda: psycopg.connect(url).close(),
-            log=home / "log",
-            stop=signal.SIGINT,  # stops immediately, even with connected clients
-            account=account,
-        ):
-            yield url
+        yield Cluster(home, data, binaries, account)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def postgresql_server() -> Iterator[str]:
+    """Run PostgreSQL on a Unix socket, with settings that are fast but unsafe for real data."""
+    with (
+        postgresql_cluster() as cluster,
+        _running(
+            cluster.command("fsync=off", "synchronous_commit=off", "full_page_writes=off"),
+            lambda: psycopg.connect(cluster.url).close(),
+            log=cluster.home / "log",
+            stop=signal.SIGINT,  # stops immediately, even with connected clients
+            account=cluster.account,
+        ),
+    ):
+        yield cluster.url
 
 
 def postgresql_binaries(home: Path, data: Path) -> tuple[Path, str | None]:

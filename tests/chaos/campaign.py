@@ -1,4 +1,4 @@
-"""Kills processes of a job, lets the job finish and checks the outcome."""
+"""Kills processes of one stack while jobs run, lets the jobs finish and checks the outcome."""
 
 from __future__ import annotations
 
@@ -10,204 +10,152 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import tunesmith
-from tunesmith_schema import TERMINAL, EventKind, JobState
-
-from ..end_to_end.service import Service, until
+from ..end_to_end.service import command_line
+from .checks import Weights, database_problems, file_problems, job_problems, weights_of
+from .load import Load, Track
+from .stack import Stack
 from .watch import Watcher
 
-VICTIMS: dict[str, Callable[[Service], int]] = {
-    "trainer": lambda service: service.trainers()[0],
-    "supervisor": lambda service: service.worker_child(),
-    "worker": lambda service: service.worker_main(),
-}
-"""Functions that return the pid of each victim."""
-
-ENV = {
-    "TUNESMITH_LEASE_SECONDS": "4",
-    "TUNESMITH_JANITOR_SECONDS": "0.5",
-    "TUNESMITH_MAX_LOSSES": "1000",
-    "TUNESMITH_RETRY_SECONDS": "0.1",
-}
-_COMMON: dict[str, Any] = {
-    "max_steps": 500,
-    "save_steps": 7,
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 1,
-    "learning_rate": 1e-3,
-}
-_FULL = _COMMON | {"tuning": "full", "packing": False}
-_DRAWN = {"num_generations": 4, "prompts_per_step": 2, "max_completion_length": 24}
-_GRPO: dict[str, Any] = {
-    "max_steps": 60,
-    "save_steps": 7,
-    "learning_rate": 1e-3,
-    "self_check": False,
-    "lora": {"r": 4},
-}
-GRADER = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
-"""Grader of the recipes with `grpo`: rewards of a random model's completions differ."""
-RECIPES: dict[str, dict[str, Any]] = {
-    "lora": _COMMON | {"packing": False, "lora": {"r": 4, "lora_dropout": 0.1}},
-    "lora packed": _COMMON | {"packing": True, "max_seq_length": 128, "lora": {"r": 4}},
-    "lora stock": _COMMON | {"packing": False, "patches": "off", "lora": {"r": 4}},
-    "full fp32": _FULL | {"precision": "fp32"},
-    "full bf16": _FULL | {"precision": "bf16"},
-    "full bf16_split_master": _FULL | {"precision": "bf16_split_master"},
-    "full bf16_sr8": _FULL | {"precision": "bf16_sr8"},
-    "full packed": _FULL | {"packing": True, "max_seq_length": 128},
-    "grpo lora": _GRPO | {"grpo": _DRAWN},
-    "grpo thrice": _GRPO | {"grpo": _DRAWN | {"num_iterations": 3, "beta": 0.1}},
-    "grpo bf16_split_master": _GRPO
-    | {"grpo": _DRAWN, "tuning": "full", "lora": None, "precision": "bf16_split_master"},
-}
-SEED = 11
+DEPTH = 3
+"""Jobs that are unfinished at a time; those beyond the number of workers wait."""
+ENDS_AN_ATTEMPT = frozenset({"trainer", "supervisor", "worker"})
 IN_TRAINING = 0.8
-"""Share of the kills that happen during training."""
-STARTS_WITHIN = 1.0
-"""Approximate seconds from a trainer's start to its first step."""
+"""Share of the kills of such processes that happen after some more steps; the others happen within
+`STARTS_WITHIN` seconds, mostly before the next attempt's first step."""
+STARTS_WITHIN = 5.0
+MOST_STEPS = 60
+"""Most steps, of all jobs together, between two such kills."""
+QUIET_SECONDS = 1.5
+"""Most seconds before a kill of another process."""
+_PATIENCE = 40.0
+"""Seconds after which a kill no longer waits for steps or for its target."""
+FINISH_SECONDS = 400.0
 
 
 @dataclass
-class Ending:
-    """Outcome of one job, with its problems."""
+class Result:
+    """Outcome of one stack's kills."""
 
-    recipe: str
-    victim: str
-    hits: int
-    resumed: int
-    """Number of attempts that resumed from a step after 0."""
-    seconds: float
+    stack: str
+    kills: Counter[str]
+    kill_seconds: float
+    jobs: int = 0
+    attempts: int = 0
+    events: int = 0
+    files: int = 0
+    exits: list[str] = field(default_factory=list)
+    """Ends of processes that no kill explains."""
     problems: list[str] = field(default_factory=list)
 
 
 class Campaign:
-    def __init__(self, service: Service, rows: Path, *, seed: int) -> None:
-        self._service, self._random = service, random.Random(seed)
-        self._client = service.client()
-        self._file = self._client.files.create(file=rows)
-        self._client.files.wait_for_processing(self._file.id, timeout=60)
-        self._expected: dict[str, dict[str, str]] = {}
-        self.watcher = Watcher(service.data_dir / "runs")
+    """Kills on one stack. `expected` has the weights of the recipes' jobs that were left alone, and
+    gets those of new recipes."""
 
-    def torment(self, victim: str, recipe: str, kills: int) -> Ending:
-        """Run one job, kill the victim `kills` times at random times, then let the job finish."""
-        weights = self._undisturbed(recipe)
-        began = time.monotonic()
-        job = self._create(recipe)
-        hits = 0
-        while hits < kills and job.refresh().state not in TERMINAL:
-            until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
-            self._wait(job, RECIPES[recipe]["max_steps"])
-            try:
-                pid = VICTIMS[victim](self._service)
-            except IndexError:  # the victim is restarting
-                continue
-            attempt = job.refresh().attempt
-            if job.state is not JobState.RUNNING:
-                continue
-            os.kill(pid, signal.SIGKILL)
-            hits += 1
-            until(lambda: job.refresh().attempt > attempt or job.state in TERMINAL, 90)  # noqa: B023  # called at once
-        until(lambda: job.refresh().state in TERMINAL, 180)
-        return Ending(
-            recipe,
-            victim,
-            hits,
-            sum(1 for event in self._events(job, EventKind.RESUMED) if event["step"]),
-            round(time.monotonic() - began, 1),
-            list(self._problems(job, weights, RECIPES[recipe])),
-        )
+    def __init__(
+        self,
+        stack: Stack,
+        rows: Path,
+        recipes: list[str],
+        *,
+        seed: int,
+        expected: dict[str, Weights],
+        tell: Callable[[str], object],
+    ) -> None:
+        self._stack, self._rows, self._tell = stack, rows, tell
+        self._random, self._expected = random.Random(f"{seed} {stack.name}"), expected
+        self._client = stack.client()
+        self._load = Load(self._client, rows, recipes, DEPTH)
+        self._watcher = Watcher(stack.runs)
 
-    def _wait(self, job: tunesmith.Job, steps: int) -> None:
-        """Wait until a random time, mostly during training, otherwise before training."""
-        if self._random.random() < IN_TRAINING:
-            # Only in the first half: the kill comes later, and the job must still be running then.
-            step = self._random.randint(1, steps // 2)
-            until(lambda: job.refresh().step >= step or job.state in TERMINAL, 90)
+    def run(self, kills: int) -> Result:
+        load = self._load
+        load.start()
+        with self._watcher:
+            began, hit = time.monotonic(), Counter[str]()
+            for number, target in enumerate(self._order(kills), 1):
+                where = self._kill(target)
+                hit[target] += bool(where)
+                at = time.monotonic() - began
+                self._tell(f"{number:4} {at:7.1f} s  {self._stack.name:8} {target:10} {where}")
+            result = Result(self._stack.name, hit, round(time.monotonic() - began, 1))
+            load.finish()
+            killed = list(load.tracks)
+            self._wait_for(killed)
+            for recipe in dict.fromkeys(track.recipe for track in killed):
+                self._leave_alone(recipe)
+        assert self._watcher.looks > 10, "the watcher did not run"
+        result.problems += self._problems(killed)
+        result.exits = self._stack.exits()
+        result.jobs, result.files = len(killed), len(load.files)
+        result.attempts = sum(_claims(track) for track in killed)
+        result.events = sum(len(track.events) for track in killed)
+        return result
+
+    def _order(self, kills: int) -> Iterator[str]:
+        """Yield the targets in rounds of random order, so that each gets the same share."""
+        targets: list[str] = []
+        for _ in range(kills):
+            if not targets:
+                targets = self._random.sample(self._stack.targets, len(self._stack.targets))
+            yield targets.pop()
+
+    def _kill(self, target: str) -> str:
+        """Kill a process of the target at a random moment; return what was hit."""
+        self._wait(target)
+        deadline, choice = time.monotonic() + _PATIENCE, self._random.random()
+        while time.monotonic() < deadline:
+            if pids := self._stack.pids(target):
+                pid = pids[int(choice * len(pids))]
+                what = command_line(pid).strip()[-60:]
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                jobs = ", ".join(f"{t.recipe} {t.step}" for t in self._load.unfinished())
+                return f"pid {pid} ...{what}  [{jobs}]"
+            time.sleep(0.02)
+        return ""
+
+    def _wait(self, target: str) -> None:
+        in_training, share = self._random.random() < IN_TRAINING, self._random.random()
+        if target == "light":
+            self._load.ask_for_file()
+        if target not in ENDS_AN_ATTEMPT:
+            time.sleep(share * QUIET_SECONDS)
+        elif not in_training:
+            time.sleep(share * STARTS_WITHIN)
         else:
-            time.sleep(self._random.uniform(0.0, STARTS_WITHIN))
+            goal = self._load.steps() + 1 + share * MOST_STEPS
+            deadline = time.monotonic() + _PATIENCE
+            while self._load.steps() < goal and time.monotonic() < deadline:
+                time.sleep(0.02)
 
-    def _undisturbed(self, recipe: str) -> dict[str, str]:
-        """Return the hashes of the recipe's weights after a run without kills."""
+    def _wait_for(self, tracks: list[Track]) -> None:
+        deadline = time.monotonic() + FINISH_SECONDS
+        while time.monotonic() < deadline and not all(track.has_ended for track in tracks):
+            time.sleep(0.1)
+
+    def _leave_alone(self, recipe: str) -> None:
         if recipe not in self._expected:
-            job = self._create(recipe)
-            until(lambda: self._service.trainers() or job.refresh().state in TERMINAL, 90)
-            until(lambda: job.refresh().state in TERMINAL, 180)
-            assert job.state is JobState.SUCCEEDED, job.error
-            self._expected[recipe] = self._weights(job)
-        return self._expected[recipe]
+            track = self._load.create(recipe)
+            self._wait_for([track])
+            job = self._client.fine_tuning.jobs.retrieve(track.job_id)
+            self._expected[recipe] = weights_of(self._client, job)
 
-    def _create(self, recipe: str) -> tunesmith.Job:
-        return self._client.fine_tuning.jobs.create(
-            model="tiny",
-            training_file=self._file.id,
-            seed=SEED,
-            recipe=RECIPES[recipe],
-            grader=GRADER if "grpo" in RECIPES[recipe] else None,
-        )
-
-    def _weights(self, job: tunesmith.Job) -> dict[str, str]:
-        assert job.adapter_id is not None
-        adapter = self._client.adapters.retrieve(job.adapter_id)
-        return {f.name: f.sha256 for f in adapter.files if f.name.endswith(".safetensors")}
-
-    def _events(self, job: tunesmith.Job, kind: EventKind) -> list[dict[str, Any]]:
-        return [event.data for event in job.stream() if event.kind == kind]
-
-    def _problems(
-        self, job: tunesmith.Job, weights: dict[str, str], recipe: dict[str, Any]
-    ) -> Iterator[str]:
-        if job.state is not JobState.SUCCEEDED:
-            yield f"{job.id} {job.state}: {job.error.message if job.error else 'no error given'}"
-            return
-        if self._weights(job) != weights:
-            yield f"{job.id}: weights differ from the undisturbed run"
-        events = list(job.stream())
-        if [event.seq for event in events] != list(range(1, len(events) + 1)):
-            yield f"{job.id}: event numbers have gaps or duplicates"
-        ends = [e.data["state"] for e in events if e.kind == EventKind.STATE]
-        if [state for state in ends if state in TERMINAL] != [JobState.SUCCEEDED]:
-            yield f"{job.id}: reported states {ends}"
-        steps = list(range(1, recipe["max_steps"] + 1))
-        if (points := [point.step for point in job.metrics()]) != steps:
-            yield f"{job.id}: steps of the metrics {_odd(points, steps)}"
-        if (reported := _valid_steps(events)) != steps:
-            yield f"{job.id}: steps of the events {_odd(reported, steps)}"
-        if "grpo" in recipe and (odd := _odd_samples(job, recipe)):
-            yield f"{job.id}: {odd}"
-        if (together := self.watcher.together[job.id]) != 1:
-            yield f"{job.id}: {together} trainers alive at the same time"
+    def _problems(self, tracks: list[Track]) -> Iterator[str]:
+        for track in tracks:
+            seen = self._watcher.together[track.job_id]
+            expected = self._expected[track.recipe]
+            folder = self._stack.root / "results"
+            for problem in job_problems(self._client, track, expected, seen, folder):
+                yield f"{track.job_id} ({track.recipe}): {problem}"
+        yield from database_problems(self._stack.database_url, self._load.tracks)
+        rows = len(self._rows.read_text().splitlines())
+        yield from file_problems(self._client, self._load.files, rows)
+        yield from self._load.errors
 
 
-def _valid_steps(events: list[tunesmith.Event]) -> list[int]:
-    """Return the steps of the metrics events, without steps that a later attempt repeated."""
-    steps: list[int] = []
-    for event in events:
-        step = event.data.get("step")
-        if event.kind == EventKind.RESUMED and isinstance(step, int):
-            steps = [done for done in steps if done <= step]
-        elif event.kind == EventKind.METRICS and isinstance(step, int):
-            steps.append(step)
-    return steps
-
-
-def _odd_samples(job: tunesmith.Job, recipe: dict[str, Any]) -> str:
-    """Describe the problem with the samples of a reinforcement job; empty if there is none."""
-    grpo = recipe["grpo"]
-    samples = list(job.samples())
-    if len({sample.id for sample in samples}) != len(samples):
-        return "samples are reported twice"
-    drawn = range(1, recipe["max_steps"] + 1, grpo.get("num_iterations", 1))
-    expected = dict.fromkeys(drawn, grpo["num_generations"] * grpo["prompts_per_step"])
-    counted = Counter(sample.step for sample in samples)
-    return "" if counted == expected else f"samples by step: {sorted(counted.items())}"
-
-
-def _odd(steps: list[int], expected: list[int]) -> str:
-    """Describe how `steps` differs from `expected`."""
-    missing = sorted(set(expected) - set(steps))
-    repeated = sorted({step for step in steps if steps.count(step) > 1})
-    return f"(missing {missing[:5]}, repeated {repeated[:5]}, in order: {steps == sorted(steps)})"
+def _claims(track: Track) -> int:
+    return sum(event.data.get("state") == "running" for event in track.events)

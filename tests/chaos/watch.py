@@ -9,15 +9,15 @@ from types import TracebackType
 
 from ..end_to_end.service import alive
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.05
 
 
 class Watcher(threading.Thread):
-    """Thread that watches every process working in a run directory below `runs`."""
+    """Thread that watches every process working in a run directory below one of `runs`."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: list[Path]) -> None:
         super().__init__(name="watcher", daemon=True)
-        self._runs, self._over = runs.resolve(), threading.Event()
+        self._runs, self._over = [folder.resolve() for folder in runs], threading.Event()
         self.together: dict[str, int] = defaultdict(int)
         """Maximum number of trainers alive at the same time, by job."""
         self.looks = 0
@@ -50,8 +50,7 @@ class Watcher(threading.Thread):
                     folder = (entry / "cwd").readlink()
                 except OSError:  # ended, or not readable
                     continue
-                if folder.is_relative_to(self._runs) and folder != self._runs:
-                    job = folder.relative_to(self._runs).parts[0]
-                    if alive(int(entry.name)):
-                        pids[job].append(int(entry.name))
+                for runs in self._runs:
+                    if folder.is_relative_to(runs) and folder != runs and alive(int(entry.name)):
+                        pids[folder.relative_to(runs).parts[0]].append(int(entry.name))
         return pids

@@ -150,19 +150,23 @@ def free_port() -> int:
 def descendants(root: int) -> list[int]:
     """Return the pids of all descendants of `root`, in order of their start."""
     parents: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                stat = (entry / "stat").read_text()
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
             except OSError:
                 continue
-            parents.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+            parents.setdefault(int(stat[1]), []).append(int(entry.name))
+            started[int(entry.name)] = int(stat[19])
     found, queue = [], [root]
     while queue:
         children = parents.get(queue.pop(), [])
         found += children
         queue += children
-    return sorted(found)
+    # Not in order of pids, because they start again at a small number. A child has a larger pid
+    # than its parent if both started within a tick of 10 ms.
+    return sorted(found, key=lambda pid: (started[pid], pid))
 
 
 def command_line(pid: int) -> str:
