@@ -31,5 +31,24 @@ def test_a_killed_process_is_replaced_by_one_that_takes_work(busy: bool) -> None
         pool.terminate()
 
 
+def test_a_call_that_dies_with_the_process_ends_and_acknowledges_its_message() -> None:
+    pool = PrivateLocksPool(1, threads=True)
+    accepted: list[int] = []
+    try:
+        pid = pool.apply_async(os.getpid).get(timeout=30)
+        os.kill(pid, signal.SIGSTOP)
+        lost = pool.apply_async(os.getpid, accept_callback=lambda pid, at: accepted.append(pid))
+        time.sleep(0.3)
+        pool._inqueue._reader.recv_bytes()  # as the process does, before it confirms the call
+        os.kill(pid, signal.SIGKILL)
+        lost.wait(timeout=20)
+        assert lost.ready(), "the call is open forever"
+        assert not lost.successful()
+        assert len(accepted) == 1
+        assert pool.apply_async(os.getpid).get(timeout=30) != pid
+    finally:
+        pool.terminate()
+
+
 def test_the_worker_uses_this_pool() -> None:
     assert get_implementation(make_app("memory://").conf.worker_pool) is OneProcessPool

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,19 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
         super()._setup_queues()
         for queue in (self._inqueue, self._outqueue):
             queue._rlock, queue._wlock = threading.Lock(), threading.Lock()
+
+    def _join_exited_workers(self, shutdown: bool = False) -> list[int]:
+        """End the calls that a dead process may have taken along.
+
+        billiard ends only the calls that the process had confirmed. A call that was lost between
+        its arrival and the confirmation would stay open: Celery would wait for it forever and take
+        no further message. A call that the next process still receives runs there, unobserved."""
+        exit_codes: list[int] = super()._join_exited_workers(shutdown)
+        for call in list(self._cache.values()) if exit_codes else ():
+            if not call.ready() and not call.accepted():
+                call._ack(None, time.monotonic(), 0, None)  # Celery acknowledges the message
+                self.mark_as_worker_lost(call, exit_codes[0])
+        return exit_codes
 
 
 class OneProcessPool(TaskPool):  # type: ignore[misc]  # celery is untyped
