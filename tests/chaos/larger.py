@@ -146,7 +146,9 @@ class LargerStack(Stack):
             return [] if pid is None else [pid]
         if target == "postgresql":
             pid = self._parts[target].pid
-            return [] if pid is None else [pid, *descendants(pid)]
+            below = [] if pid is None else descendants(pid)
+            # As often the main process as another one, whose death restarts all others.
+            return [] if pid is None else [pid] * max(1, len(below)) + below
         names = ["light"] if target == "light" else [f"train-{n}" for n in range(TRAIN_WORKERS)]
         mains = [pid for name in names if (pid := self._parts[name].pid) is not None]
         kinds = {"light": ("main", "pool"), "worker": ("main",), "supervisor": ("pool",)}
