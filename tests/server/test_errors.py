@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from httpx2 import Response
+from sqlalchemy.exc import OperationalError
 
 from tunesmith_schema import ErrorCode, ErrorEnvelope
 
@@ -114,6 +116,24 @@ def test_an_unforeseen_error_is_the_envelope_and_leaks_nothing(
     assert error.request_id == reply.headers["x-request-id"]
     assert SECRET in caplog.text, "the operator needs the traceback"
     assert error.request_id in caplog.text, "and which request it was"
+
+
+def test_an_outage_of_the_database_is_temporary_and_no_bug(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers repeat an upload after 503 without limit, but after 500 only a few times."""
+
+    def fail() -> None:
+        cause = psycopg.OperationalError("the database system is in recovery mode")
+        raise OperationalError("SELECT 1", {}, cause)
+
+    server.app.add_api_route("/v1/down", fail)
+    reply = server.user.get("/v1/down")
+    error = ErrorEnvelope.model_validate(reply.json()).error
+    assert (reply.status_code, error.code, error.retryable) == (503, ErrorCode.UNAVAILABLE, True)
+    assert reply.headers["retry-after"]
+    assert "in recovery mode" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_every_answer_carries_a_request_id(server: Server) -> None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from pydantic_core import to_json
 from sqlalchemy import JSON, Connection, Double, create_engine, event
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -169,6 +170,23 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
         raw = cast(_SQLiteConnection, connection.connection.dbapi_connection)
         raw.acquire_writer_lock()  # if BEGIN fails, the pool's rollback releases the lock
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def is_database_outage(error: DBAPIError) -> bool:
+    """Return True if the database failed or did not answer, and False if the data of the statement
+    are at fault."""
+    if error.connection_invalidated:
+        return True
+    may_be = isinstance(error, OperationalError | InterfaceError | InternalError)
+    return may_be and not _blames_data(error.orig)
+
+
+def _blames_data(error: BaseException | None) -> bool:
+    """Return True for SQLite's code of, for example, "malformed JSON", and for PostgreSQL's class
+    54: a value beyond a limit of the database."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return True
+    return (getattr(error, "sqlstate", None) or "").startswith("54")
 
 
 def new_id(prefix: str) -> str:

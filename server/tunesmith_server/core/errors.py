@@ -15,12 +15,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
 from tunesmith_schema.field_errors import field_errors
 
+from .database import is_database_outage
 from .storage import StorageUnavailable
 
 log = logging.getLogger(__name__)
@@ -277,6 +278,20 @@ def install_error_handlers(app: FastAPI) -> None:
             "a value in the request cannot be stored",
             hint="remove NUL characters, and shorten very long numbers and texts",
         )
+        return service_error_response(request, refusal)
+
+    @app.exception_handler(DBAPIError)
+    async def _no_database(request: Request, error: DBAPIError) -> JSONResponse:
+        if is_disk_full(error) or not is_database_outage(error):
+            return unhandled_error_response(request, error)
+        log.error(
+            "database: %s in %s %s", str(error.orig).partition("\n")[0], request.method,
+            request.url.path,
+        )  # fmt: skip
+        refusal = Unavailable(
+            ErrorCode.UNAVAILABLE, "the server's database failed or did not answer",
+            hint="repeat the request; the server's log has the reason",
+        )  # fmt: skip
         return service_error_response(request, refusal)
 
     @app.exception_handler(StorageUnavailable)

@@ -3,10 +3,9 @@ no repetition helps."""
 
 from __future__ import annotations
 
-import sqlite3
+from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
-
+from tunesmith_server.core.database import is_database_outage
 from tunesmith_server.core.errors import ServiceError
 from tunesmith_server.core.storage import StorageUnavailable
 
@@ -17,16 +16,5 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, ServiceError):
         return error.retryable
     if isinstance(error, DBAPIError):
-        if error.connection_invalidated:
-            return True
-        may_be = isinstance(error, OperationalError | InterfaceError | InternalError)
-        return may_be and not _blames_data(error.orig)
+        return is_database_outage(error)
     return isinstance(error, StorageUnavailable | OSError | MemoryError)
-
-
-def _blames_data(error: BaseException | None) -> bool:
-    """Return True for SQLite's code of, for example, "malformed JSON", and for PostgreSQL's class
-    54: a value beyond a limit of the database."""
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
-        return True
-    return (getattr(error, "sqlstate", None) or "").startswith("54")
