@@ -131,7 +131,7 @@ def health_text(job: Job) -> str | None:
 
 def evaluation_text(job: Job) -> str | None:
     """Return the verdict of the job's evaluation; None without one."""
-    return job.evaluation and job.evaluation.verdict
+    return None if job.evaluation is None else job.evaluation.verdict
 
 
 def state_text(job: Job) -> str:

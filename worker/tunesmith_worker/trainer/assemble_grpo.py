@@ -201,7 +201,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         interruption=Interrupted,
         resources=runner,
         evaluator=reinforcement_evaluation(
-            context, loaded, prompts, engine_plan, plan.max_completion_length
+            context, loaded, prompts, type(engine), engine_plan, plan.max_completion_length
         )
         if recipe.evaluate
         else None,

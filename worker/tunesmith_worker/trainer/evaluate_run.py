@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tunesmith_schema.retention import selection_loss
-from tunesmith_worker.engine.rollout import NativeEngine, RolloutPlan, eos_token_ids
+from tunesmith_worker.engine.rollout import (
+    NativeEngine,
+    RolloutPlan,
+    StockEngine,
+    eos_token_ids,
+)
 from tunesmith_worker.trainer.data.prepare import Prepared
 from tunesmith_worker.trainer.data.prompts import Prompts
 
@@ -61,6 +67,7 @@ def reinforcement_evaluation(
     context: RunContext,
     loaded: LoadedModel,
     prompts: Prompts,
+    engine: type[NativeEngine | StockEngine],
     engine_plan: RolloutPlan,
     max_tokens: int,
 ) -> ReinforcementEvaluation:
@@ -70,7 +77,7 @@ def reinforcement_evaluation(
     return ReinforcementEvaluation(
         prompts.rows if prompts.validation is None else prompts.validation,
         base.tokenizer,
-        lambda model: NativeEngine(model, engine_plan, base.tokenizer),
+        lambda model: engine(model, engine_plan, base.tokenizer),
         lambda: Grading(spec.grader, context.rewards),
         on="validation_split"
         if split
@@ -103,6 +110,8 @@ def evaluation_of(
             refusal = "the run started from random weights (recipe.from_scratch)"
         elif loaded.new_tokens.ids:
             refusal = "the base model lacks the added tokens (recipe.add_tokens)"
+        # The result was read back in the memory of the trained weights.
+        weights = replace(weights, last_step=weights.result_step)
         return full_models(loaded.model, context.spec.model_path, weights, base_refusal=refusal)
 
     return partial(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import peft
+import torch
 
 from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_schema.verification import VERIFICATION_FILE, Arithmetic, Verification
@@ -21,6 +23,7 @@ from tunesmith_worker.engine.verify import (
     compare_folder,
     load_adapter,
     load_full,
+    structure_kept,
     unwrap,
     verified_files,
 )
@@ -28,6 +31,7 @@ from tunesmith_worker.rundir.errors import RunError, error_text
 from tunesmith_worker.rundir.fingerprint import fingerprint
 from tunesmith_worker.rundir.paths import file_hash, write_json
 from tunesmith_worker.trainer.checkpoints.identity import made_with
+from tunesmith_worker.trainer.selfcheck.model_runs import stock_modules
 
 from .context import RunContext
 from .load import LoadedModel
@@ -50,9 +54,9 @@ def read_back(
 ) -> None:
     """Read the result back, compare it with the probe and write verification.json.
 
-    The model cannot train afterwards: our kernels and the adapter are removed from it, and with
-    full tuning its weights. Raises RunError `result_mismatch` if the files are not the trained
-    model. Any other error is a warning, because it does not tell that the files are wrong."""
+    Afterwards, a fully tuned model has the weights from the files. Raises RunError
+    `result_mismatch` if the files are not the trained model. Any other error is a warning, because
+    it does not tell that the files are wrong."""
     try:
         comparison = _compare(context, loaded, patched, saved)
     except ResultMismatch as error:
@@ -86,23 +90,29 @@ def _compare(
         raise ResultMismatch(f"{PROBE_FILE} is missing")
     if saved.probe_sha256 is not None and file_hash(probe) != saved.probe_sha256:
         raise ResultMismatch(f"{PROBE_FILE} is not the file that was written with these weights")
-    if patched is not None:
-        patched.undo()
     arithmetic = _arithmetic(context, loaded)
-    if isinstance(model, peft.PeftModel):
-        check_base_name(folder, context.spec.model)
-        base = unwrap(model)
-        return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
-    device, dtype = model.device, weights_dtype(loaded.load_plan)
-    _free_weights(model)
-    return compare_folder(folder, lambda: load_full(folder, dtype, device), arithmetic)
+    with stock_modules(patched):
+        if isinstance(model, peft.PeftModel):
+            check_base_name(folder, context.spec.model)
+            with structure_kept(model):
+                base = unwrap(model)
+                return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
+        dtype = weights_dtype(loaded.load_plan)
+        return compare_folder(folder, lambda: _reload_full(model, folder, dtype), arithmetic)
 
 
-def _free_weights(model: Untyped) -> None:
-    """Free the memory of a fully tuned model, which the model from the files takes."""
+def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:
+    """Load the result as a stock model, in the memory of the trained weights; `model` gets these
+    weights."""
+    device = model.device
     for parameter in model.parameters():
         parameter.grad = None
         parameter.data = parameter.data.new_empty(0)
+    stock = load_full(folder, dtype, device)
+    saved = dict(stock.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameter.data = saved[name].data
+    return stock
 
 
 def _arithmetic(context: RunContext, loaded: LoadedModel) -> Arithmetic:

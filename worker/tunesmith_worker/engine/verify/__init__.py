@@ -3,7 +3,7 @@
 from .compare import Comparison, ResultMismatch
 from .files import check_base_name, check_files, verified_files
 from .folder import compare_folder
-from .load import load_adapter, load_base, load_full, unwrap
+from .load import load_adapter, load_base, load_full, structure_kept, unwrap
 from .tolerance import RULE, arithmetic_of
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "load_adapter",
     "load_base",
     "load_full",
+    "structure_kept",
     "unwrap",
     "verified_files",
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,27 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 _LOST = "Found missing adapter keys"
 """Start of PEFT's warning about tensors that the adapter's file lacks."""
+
+
+@contextmanager
+def structure_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the modules, tensors and attributes of a model at the end, also after `unwrap`.
+
+    Values that are changed in place, and weights that are freed, are not restored."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    members = [
+        [(held, dict(held)) for held in values.values() if isinstance(held, dict)]
+        for _, values in before
+    ]
+    try:
+        yield
+    finally:
+        for (module, values), dictionaries in zip(before, members, strict=True):
+            vars(module).clear()
+            vars(module).update(values)
+            for held, content in dictionaries:
+                held.clear()
+                held.update(content)
 
 
 def unwrap(model: peft.PeftModel) -> Untyped:

@@ -14,7 +14,7 @@ import numpy as np
 from tunesmith_schema import EvaluatedAnswer, Evaluation, ModelScores
 from tunesmith_schema.evaluation import MAX_ANSWERS, EvaluatedOn, ModelName
 from tunesmith_worker.engine.evaluation.compare import compare
-from tunesmith_worker.engine.rollout import Completion, NativeEngine, Request, SamplingParams
+from tunesmith_worker.engine.rollout import Completion, Request, RolloutEngine, SamplingParams
 from tunesmith_worker.rundir.events import finite
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.rewards import CompletionText, Graded, Grading
@@ -52,7 +52,7 @@ class ReinforcementEvaluation:
         self,
         prompts: Sequence[PromptRow],
         tokenizer: Untyped,
-        make_engine: Callable[[Untyped], NativeEngine],
+        make_engine: Callable[[Untyped], RolloutEngine],
         make_grading: Callable[[], Grading],
         *,
         on: EvaluatedOn,
@@ -94,7 +94,7 @@ class ReinforcementEvaluation:
         return self._result(models, answered, prompts, left_out)
 
     def _complete(
-        self, engine: NativeEngine, prompts: Sequence[PromptRow], enough: Callable[[], bool]
+        self, engine: RolloutEngine, prompts: Sequence[PromptRow], enough: Callable[[], bool]
     ) -> list[Completion]:
         """Complete prompts in groups of growing size until all are done or the time is over."""
         done: list[Completion] = []
