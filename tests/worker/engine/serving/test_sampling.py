@@ -73,8 +73,7 @@ def test_penalties_change_only_their_own_row(folder: Path) -> None:
     assert after.token_ids != before.token_ids
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_text_ends_the_answer_before_itself(folder: Path, stream: bool) -> None:
+def test_a_stop_text_ends_the_answer_before_itself(folder: Path) -> None:
     with native(folder) as engine:
         client = Client(engine)
         (whole,) = client.run(greedy(PROMPT, new=30))
