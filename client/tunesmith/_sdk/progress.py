@@ -11,6 +11,7 @@ from typing import Self
 from pydantic import JsonValue
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from tunesmith._http.errors import TunesmithError
@@ -18,6 +19,8 @@ from tunesmith_schema import TERMINAL, Event, EventKind, Job, JobState
 
 LINE_SECONDS = 10.0
 """Without a terminal: minimum time between two lines that differ only in their numbers."""
+BAR_COLUMNS = 100
+"""Width of a terminal that has room for a bar beside the numbers."""
 _STARTED = frozenset({JobState.RUNNING, JobState.PAUSING})
 
 
@@ -32,7 +35,7 @@ class _Elapsed(ProgressColumn):
     """Time since the job started, or since it was created if it has not started."""
 
     def __init__(self, view: ProgressView) -> None:
-        super().__init__()
+        super().__init__(table_column=Column(no_wrap=True, min_width=5))
         self._view = view
 
     def render(self, task: Task) -> Text:
@@ -44,11 +47,12 @@ class ProgressView:
 
     def __init__(self, console: Console | None = None, job: Job | None = None) -> None:
         self._console = console or Console(stderr=True)
+        bar = [BarColumn(bar_width=16)] if self._console.width >= BAR_COLUMNS else []
         self._progress = Progress(
             _Spinner(finished_text=" "),
             _Elapsed(self),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=10),
+            *bar,
             TextColumn("{task.fields[numbers]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -143,7 +147,7 @@ class ProgressView:
 
     def _draw(self) -> None:
         step, total = self._at[:2] if self._at else (0, None)
-        numbers = "  ".join(self._numbers())
+        numbers = "" if self._is_lost else "  ".join(self._numbers())
         self._progress.update(
             self._task,
             description=self._description(),
