@@ -196,7 +196,8 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_a_value_beyond_its_bound_is_refused_by_name(server: Server, name: str) -> None:
     body, param, words = BAD[name]
     file_id = server.good_file()
-    reply = server.create_reply(body.pop("training_file", file_id), **body)
+    rest = {name: value for name, value in body.items() if name != "training_file"}
+    reply = server.create_reply(body.get("training_file", file_id), **rest)
     assert reply.status_code == 400, reply.text[:500]
     error = reply.json()["error"]
     assert (error["param"], words in error["message"]) == (param, True), error["message"][:300]

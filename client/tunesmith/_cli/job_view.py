@@ -113,7 +113,7 @@ def next_commands(job: Job) -> Sequence[str]:
     """Return the two commands that most users need next."""
     if job.state is JobState.SUCCEEDED and _is_healthy(job):
         return (
-            f"tunesmith jobs plot {job.id}",
+            f"tunesmith chat {job.fine_tuned_model} --against base",
             f"tunesmith adapters download {job.id} DIR",
         )
     if job.state is JobState.SUCCEEDED:
