@@ -91,11 +91,11 @@ def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
     names = {"postgres", "valkey", "api", "train", "light", "inference"}
     assert {c.service.name for c in checked} == names
     for container in checked:
-        host.until(container.healthy, f"health of {container.service.name}")
+        host.until(container.healthy, f"health of {container.service.name}", 120)
 
 
 def test_the_inference_service_answers_chat_requests(host: Host, client: tunesmith.Client) -> None:
-    host.until(host.container("inference").healthy, "health of inference")
+    host.until(host.container("inference").healthy, "health of inference", 120)
     question = [{"role": "user", "content": "Who are you?"}]
     answer = client.chat.completions.create(model="tiny", messages=question, max_tokens=3)
     assert answer.usage
