@@ -88,7 +88,9 @@ def server() -> Iterator[Any]:
 
 def environment(server: Any) -> dict[str, str]:
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    return {**os.environ, "TUNESMITH_BASE_URL": url, "TUNESMITH_API_KEY": "k", "TERM": "xterm"}
+    # pytest-xdist sets COLUMNS, which hides the size of the terminal.
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return {**inherited, "TUNESMITH_BASE_URL": url, "TUNESMITH_API_KEY": "k", "TERM": "xterm"}
 
 
 def chat(server: Any, *arguments: str, question: str) -> Result:

@@ -141,6 +141,7 @@ def test_the_service_is_ready_while_a_train_worker_is_there(server: Server) -> N
     server.worker.post("/internal/workers/hello", json=hello)
     assert server.anonymous.json("/readyz") == {"status": "ready"}
     ready = server.user.json("/readyz")
+    assert ready.pop("inference")["status"] == "off"
     assert ready == {"status": "ready", "workers": {"light": 1, "train": 1}, "not_ready": {}}
     server.worker.delete("/internal/workers/w")
     assert server.anonymous.get("/readyz").status_code == 503

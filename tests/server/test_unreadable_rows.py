@@ -44,9 +44,8 @@ def test_a_bad_row_is_shown_among_good_ones(server: Server, damage: str) -> None
     assert shown["error"]["message"]
     assert shown["error"]["hint"]
     job = server.job(bad)
-    assert {name: job[name] for name in job if name in shown} == {
-        name: shown[name] for name in job if name in shown
-    }
+    compared = job.keys() & shown.keys() - {"waiting"}  # null in a list
+    assert {name: job[name] for name in compared} == {name: shown[name] for name in compared}
 
 
 @pytest.mark.parametrize("damage", sorted(set(BAD_COLUMNS) - CLAIM_IGNORES))
@@ -277,4 +276,4 @@ def test_other_lists_show_their_bad_rows(server: Server) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
     reply = server.user.get(f"/v1/adapters/{checkpoints[0]['adapter_id']}")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
-    assert len(server.user.json("/v1/models")["data"]) == 2
+    assert len(server.user.json("/v1/models?checkpoints=true")["data"]) == 2

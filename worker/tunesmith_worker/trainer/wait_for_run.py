@@ -22,6 +22,7 @@ ENGINE = (
     "tunesmith_worker.trainer.rewards.local",
     "tunesmith_worker.trainer.assemble_sft",
     "tunesmith_worker.trainer.evaluate_run",
+    "tunesmith_worker.trainer.read_back",
 )
 """Modules that `run.train` imports. If this list lacks a module, the run itself imports that
 module."""

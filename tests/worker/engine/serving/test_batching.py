@@ -220,3 +220,9 @@ def test_rope_frequencies_that_change_with_the_length(tmp_path: Path, kind: str)
             assert int(logits.argmax()) == result.token_ids[length]
             error = logits.log_softmax(-1)[result.token_ids[length]] - result.logprobs[length]
             assert abs(float(error)) <= 1e-4
+
+
+def test_an_engine_leaves_autograd_as_it_was(tmp_path: Path) -> None:
+    with native(save_base(tmp_path / "base")):
+        assert torch.is_grad_enabled()
+    assert torch.is_grad_enabled()

@@ -63,21 +63,26 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
     """Yield the current weights, optimized for decode steps with `rows` rows.
 
     On exit, copies are freed and the adapter is unfolded."""
-    with ExitStack() as stack, torch.no_grad():
-        fold = None
-        if layout == "in_place":
-            fold = stack.enter_context(folded(_weights_to_fold(model)))
-        make = _merged_linear(model.dtype, rows) if layout == "merged" else _training_linear
-        weights = DecoderWeights(
-            embed=_embedding(model),
-            layers=[_layer(spec, make) for spec in model.layers],
-            norm=norm_function(model.norm),
-            head=_head(model.head, make),
-            fold=fold,
-        )
+    stack = ExitStack()
+    try:
+        with torch.no_grad():  # not during the block: a caller may leave it in another grad mode
+            fold = None
+            if layout == "in_place":
+                fold = stack.enter_context(folded(_weights_to_fold(model)))
+            make = _merged_linear(model.dtype, rows) if layout == "merged" else _training_linear
+            weights = DecoderWeights(
+                embed=_embedding(model),
+                layers=[_layer(spec, make) for spec in model.layers],
+                norm=norm_function(model.norm),
+                head=_head(model.head, make),
+                fold=fold,
+            )
         # Without this, the traceback of an error would keep the copies in memory.
         stack.callback(vars(weights).clear)
         yield weights
+    finally:
+        with torch.no_grad():
+            stack.close()
 
 
 LinearFactory = Callable[[Sequence[Projection]], Linear]
