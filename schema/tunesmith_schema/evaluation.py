@@ -17,8 +17,8 @@ MAX_TEXT = 2000
 
 ModelName = Literal["base", "tuned", "best", "last"]
 """Compared models. `base`: the model before training. `tuned`: the job's result. `best`: the best
-checkpoint, if it is not the result. `last`: the weights of the last step, if they are not the
-result."""
+checkpoint, if it is not the result. `last`: with LoRA, the weights of the last step, if they are
+not the result."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 figures show the fit and not generalisation."""

@@ -39,9 +39,9 @@ from .load import LoadedModel
 Untyped = Any  # Any: transformers and peft are not typed
 
 _HINT = (
-    "The result is not published; its files stay in the run directory. The next attempt saves it "
-    "again. If the error repeats, check the worker's disk, and report the error with the job's "
-    "events."
+    "The result is not published; its files stay in the run directory. The next attempt trains "
+    "again from the last resume point. If the error repeats, check the worker's disk, and report "
+    "the error with the job's events."
 )
 
 
@@ -51,8 +51,9 @@ def read_back(
     patched: Patched | None,
     step: int,
     saved: SavedWeights,
-) -> None:
-    """Read the result back, compare it with the probe and write verification.json.
+) -> bool:
+    """Read the result back, compare it with the probe and write verification.json. Return False if
+    the comparison failed for a reason that is not in the files.
 
     Afterwards, a fully tuned model has the weights from the files. Raises RunError
     `result_mismatch` if the files are not the trained model. Any other error is a warning, because
@@ -72,13 +73,14 @@ def read_back(
             f"published without {VERIFICATION_FILE}; compare it with {PROBE_FILE} before use.",
             level="warn",
         )
-        return
+        return False
     verification = _verification(context, loaded, step, comparison)
     write_json(context.run.adapter / VERIFICATION_FILE, verification)
     context.events.message(
         comparison.summary(),
         data={"max_difference": comparison.max_difference, "tolerance": comparison.tolerance},
     )
+    return True
 
 
 def _compare(
@@ -91,14 +93,26 @@ def _compare(
     if saved.probe_sha256 is not None and file_hash(probe) != saved.probe_sha256:
         raise ResultMismatch(f"{PROBE_FILE} is not the file that was written with these weights")
     arithmetic = _arithmetic(context, loaded)
-    with stock_modules(patched):
-        if isinstance(model, peft.PeftModel):
-            check_base_name(folder, context.spec.model)
-            with structure_kept(model):
-                base = unwrap(model)
-                return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
-        dtype = weights_dtype(loaded.load_plan)
-        return compare_folder(folder, lambda: _reload_full(model, folder, dtype), arithmetic)
+    mismatch = None
+    try:
+        with stock_modules(patched):
+            try:
+                if not isinstance(model, peft.PeftModel):
+                    dtype = weights_dtype(loaded.load_plan)
+                    return compare_folder(
+                        folder, lambda: _reload_full(model, folder, dtype), arithmetic
+                    )
+                check_base_name(folder, context.spec.model)
+                with structure_kept(model):
+                    base = unwrap(model)
+                    return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
+            except ResultMismatch as error:
+                mismatch = error
+    except Exception:  # patching the model again may run out of memory
+        if mismatch is None:
+            raise
+    assert mismatch is not None, "nothing else gets here"
+    raise mismatch
 
 
 def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:

@@ -199,7 +199,7 @@ def train(
         step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved.adapter is not None:
             events.message(saved.adapter.summary(), data=saved.adapter.as_data())
-        read_back(context, loaded, ready.patched, step, saved)
+        intact = read_back(context, loaded, ready.patched, step, saved) or recipe.tuning == "lora"
     result = RunResult(
         outcome="succeeded",
         kind="full" if recipe.tuning == "full" else "lora",
@@ -208,7 +208,7 @@ def train(
         trained_tokens=trainer.trained_tokens,
         metrics=callbacks.run.metrics,
     )
-    return result, evaluation_of(context, loaded, ready, step)
+    return result, evaluation_of(context, loaded, ready, step) if intact else None
 
 
 def command() -> int:

@@ -50,10 +50,11 @@ class StockEngine:
         """Maximum sequence length with fixed RoPE frequencies; None if the length is unlimited."""
         config = self._model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or {}
-        if not isinstance(rope, dict) or rope.get("rope_type") not in ("dynamic", "longrope"):
-            return None
-        length = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        return int(length)
+        for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+            if group.get("rope_type") in ("dynamic", "longrope"):
+                length = group.get("original_max_position_embeddings")
+                return int(length or config.max_position_embeddings)
+        return None
 
     def generate(
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None

@@ -26,17 +26,23 @@ _LOST = "Found missing adapter keys"
 
 @contextmanager
 def structure_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the modules, tensors and attributes of a model at the end, also after `unwrap`.
-
-    Values that are changed in place, and weights that are freed, are not restored."""
+    """Restore the modules, attributes and trained biases of a model at the end, also after `unwrap`
+    and after PEFT has loaded an adapter."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     members = [
         [(held, dict(held)) for held in values.values() if isinstance(held, dict)]
         for _, values in before
     ]
+    tensors = [(tensor, tensor.data, tensor.requires_grad) for tensor in model.parameters()]
+    for tensor, data, trained in tensors:
+        if trained and tensor.dim() == 1:
+            tensor.data = data.clone()  # PEFT loads biases in place
     try:
         yield
     finally:
+        for tensor, data, trained in tensors:
+            tensor.data = data
+            tensor.requires_grad_(trained)
         for (module, values), dictionaries in zip(before, members, strict=True):
             vars(module).clear()
             vars(module).update(values)

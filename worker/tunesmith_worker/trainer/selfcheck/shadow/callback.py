@@ -18,7 +18,7 @@ from tunesmith_worker.trainer.selfcheck.findings import Finding, report_findings
 
 from .compare import check_clipping, gradients_of
 from .schedule import learning_rate_at
-from .update import FirstUpdate, Rates, decays
+from .update import FirstUpdate, Rates, decaying
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
@@ -140,11 +140,12 @@ def wanted_rates(context: CheckContext, update: int) -> Callable[[str, Untyped],
     plan, peak = context.train_plan, context.trainer.embedding_rate
     now = learning_rate_at(update, plan)
     embedding = {id(p) for p in embedding_parameters(context.model)} if peak else set()
+    decayed = decaying(context.model)
 
     def rates(name: str, parameter: Untyped) -> Rates:
         rate = now
         if id(parameter) in embedding:
             rate = now * peak / plan.learning_rate if plan.learning_rate else now
-        return Rates(rate=rate, decay=plan.weight_decay if decays(name) else 0.0)
+        return Rates(rate=rate, decay=plan.weight_decay if name in decayed else 0.0)
 
     return rates

@@ -63,14 +63,20 @@ class ReinforcementStep:
         return StepReport(detail=f"{text}; {report.detail}", findings=(*findings, *report.findings))
 
     def examples(self) -> list[tuple[int, ...]]:
-        rollout = self._context.trainer.rollout
-        if rollout is self._counted:
+        rollout = self._rollout
+        if rollout is None or rollout is self._counted:
             return []  # num_iterations steps train on the same completions
         self._counted = rollout
         return sorted({(row.number,) for row in rollout.prompts})
 
+    @property
+    def _rollout(self) -> Rollout | None:
+        """Rollout of the step; None if a resumed run trains on completions from before."""
+        return getattr(self._context.trainer, "rollout", None)
+
     def look(self) -> list[Finding]:
-        findings, _ = self._check_rewards(self._context.trainer.rollout)
+        rollout = self._rollout
+        findings = [] if rollout is None else self._check_rewards(rollout)[0]
         return [*(one for one in findings if one.level == "error"), *self._reference_check.check()]
 
     def _check_rewards(self, rollout: Rollout) -> tuple[list[Finding], int]:
@@ -107,13 +113,12 @@ class ReinforcementStep:
             if time.perf_counter() - began > GRADE_SECONDS:
                 break
             again.append(runner.grade_again(rollout, place))
-        again_known = [graded for graded in again if graded is not None]
-        if not again_known:
-            return [], 0
-        recorded = [one.rewards[0] for one in rollout.graded[: len(again_known)]]
-        rewards = [graded.rewards[0] for graded in again_known]
+        count = sum(graded is not None for graded in again)
+        rewards = [None if graded is None else graded.rewards[0] for graded in again]
+        rewards += [None] * (len(rollout.prompts) - len(again))
+        recorded = [one.rewards[0] for one in rollout.graded]
         found = check_rewards(recorded, rewards, self._context.trainer.plan.num_generations)
-        return list(found), len(again_known)
+        return list(found), count
 
     def _loss(self, rollout: Rollout, batch: Untyped) -> StepReport:
         rows = [as_row(row.prompt_ids, row.completion_ids) for row in batch[ROWS]]

@@ -134,13 +134,13 @@ class SupervisedStep:
         else:
             run, chosen = self._sample(fed), batches[:sampled]
         noisy = differs_in_training(context.model)
-        if noisy:
-            run = self._without_noise(fed, run)
         if noisy and sampled is not None:
             return StepReport(
                 detail="loss and gradient were not compared: a run with dropout repeats the whole "
                 "step, which would take too long"
             )
+        if noisy:
+            run = self._without_noise(fed, run)
         with self._stock():
             expected = self._expected([row for batch in chosen for row in batch], labelled)
         found, findings = check_step(

@@ -159,9 +159,19 @@ def master_weights(
     return join_words(here, error.view(-1)[: len(here)])
 
 
-def decays(name: str) -> bool:
-    """Return True if the parameter has weight decay."""
-    return _NOT_DECAYED.search(name.lower()) is None
+def decaying(model: Untyped) -> set[str]:
+    """Return the names of the parameters with weight decay: all but biases and norms."""
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, torch.nn.LayerNorm)
+        for parameter in module.parameters()
+    }
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in norms and _NOT_DECAYED.search(name.lower()) is None
+    }
 
 
 def rate_fault(rate: float, expected: float, names: list[str], check: str) -> Finding:
