@@ -42,7 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             waiting = os.environ.get("FAKE_WAITING")
             status = "waiting" if waiting else "ready"
-            self.reply(200, {"status": status, "waiting_for": waiting, "models": [*MODELS]})
+            health = {"server": "tunesmith-inference", "status": status}
+            self.reply(200, health | {"waiting_for": waiting, "models": [*MODELS]})
         elif self.allowed():
             self.reply(200, TOLD)
 

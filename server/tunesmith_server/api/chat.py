@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ router = APIRouter(tags=["chat"], route_class=ChatRoute)
 
 _ENGINE = "x-tunesmith-engine"
 """Header that names the engine: `native` or `transformers`."""
+_EVENTS = re.compile(rb".*(?:\n\n|\r\n\r\n)", re.DOTALL)
+"""All complete server-sent events."""
 _INTERRUPTED = "the inference server ended before the answer was complete"
 _AGAIN = "send the request again"
 
@@ -141,12 +144,17 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 
 
 async def _whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield complete events; the rest of a broken stream is dropped."""
+    """Yield complete events; the rest of a broken stream is dropped.
+
+    Some servers end lines with CR and LF."""
     rest = b""
     async for piece in response.aiter_bytes():
-        events, end, rest = (rest + piece).rpartition(b"\n\n")
-        if end:
-            yield events + end
+        rest += piece
+        if events := _EVENTS.match(rest):
+            yield events[0]
+            rest = rest[events.end() :]
+    if rest.strip():
+        yield rest + b"\n\n"
 
 
 def _error_event(request: Request) -> bytes:

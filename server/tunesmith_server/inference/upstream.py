@@ -45,7 +45,8 @@ async def is_ours(url: str, token: str) -> bool:
     async with new_client(url, token) as client:
         try:
             reply = await client.get("/health", timeout=CONNECT_SECONDS)
-            return isinstance(reply.json(), dict) and "status" in reply.json()
+            body = reply.json()
+            return isinstance(body, dict) and body.get("server") == "tunesmith-inference"
         except httpx.TransportError as error:
             raise unreachable(url, error) from error
         except ValueError:  # vLLM answers without a body

@@ -196,6 +196,39 @@ def test_a_prompt_longer_than_the_context_is_refused(running: Inference) -> None
     assert refused.value.code == "context_length_exceeded"
 
 
+def test_a_request_is_bounded_before_anything_is_built(running: Inference) -> None:
+    body: dict[str, Any] = {"model": "base", "prompt": [[7]] * 100, "n": 3, "max_tokens": 1}
+    answer = running.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    body = {"model": "base", "messages": MESSAGES, "n": 128, "logprobs": True, "top_logprobs": 20}
+    answer = running.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_completion_tokens")
+
+
+def test_a_tiny_temperature_is_greedy_and_harms_nobody(running: Inference) -> None:
+    create = running.openai().chat.completions.create
+    asked: dict[str, Any] = {"model": "base", "messages": MESSAGES, "max_tokens": 5}
+    contents = [
+        create(**asked, temperature=temperature).choices[0].message.content
+        for temperature in (0, 1e-40)
+    ]
+    assert contents[0] == contents[1]
+
+
+def test_an_adapter_of_a_tuned_model_answers(running: Inference, folder: Path) -> None:
+    """The base of the adapter is a fully tuned model, which only the API has."""
+    running.add_files("ft:full", "base", "full", folder / "models" / "base")
+    running.add_files("ft:on-full", "ft:full", "adapter", folder / "adapters" / "adapter-1")
+    answers = {
+        model: running.openai()
+        .chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=12)
+        .choices[0]
+        .message.content
+        for model in ("ft:full", "ft:on-full", "base")
+    }
+    assert answers["ft:full"] == answers["base"] != answers["ft:on-full"]
+
+
 def test_only_the_api_may_ask(running: Inference) -> None:
     body = {"model": "base", "messages": MESSAGES}
     for headers in ({}, {"authorization": "Bearer wrong"}):

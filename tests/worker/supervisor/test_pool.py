@@ -37,6 +37,8 @@ def test_a_call_that_dies_with_the_process_ends_and_acknowledges_its_message() -
     try:
         pid = pool.apply_async(os.getpid).get(timeout=30)
         os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "T":
+            time.sleep(0.001)  # else the process reads a part of the message
         lost = pool.apply_async(os.getpid, accept_callback=lambda pid, at: accepted.append(pid))
         time.sleep(0.3)
         pool._inqueue._reader.recv_bytes()  # as the process does, before it confirms the call

@@ -13,7 +13,15 @@ from tunesmith_worker.engine.serving.protocol import Generation, Output, Stream
 
 from . import wire
 from .errors import ApiError, as_api_error
-from .parameters import Body, Parameters, chat_parameters, check_length, text_parameters
+from .parameters import (
+    Body,
+    Parameters,
+    chat_parameters,
+    check_length,
+    check_logprobs,
+    check_size,
+    text_parameters,
+)
 from .pool import Loaded, ModelPool
 from .prompts import chat_ids, text_ids
 
@@ -91,8 +99,10 @@ class Answer:
         else:
             prompts = text_ids(base.tokenizer, self._body.get("prompt"), base.vocabulary)
         param = "messages" if self._kind == "chat" else "prompt"
+        check_size(len(prompts), params)
         for prompt in prompts:
             limit = check_length(len(prompt), params, base.context, param)
+            check_logprobs(len(prompts) * params.n, limit, params)
             self._prompt_tokens += len(prompt)
             for number in range(params.n):
                 request = _generation(prompt, limit, number, params, adapter, base.eos_ids)

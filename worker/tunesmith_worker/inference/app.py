@@ -45,6 +45,7 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
         status = "waiting" if device.waiting_for else "loading" if pool.is_loading else "ready"
         return JSONResponse(
             {
+                "server": "tunesmith-inference",
                 "status": status,
                 "waiting_for": device.waiting_for,
                 "models": pool.names,

@@ -21,6 +21,11 @@ from .errors import ApiError, invalid, unsupported
 Body = Mapping[str, Any]  # Any: JSON values
 
 MAX_CHOICES = 128
+_MOST_STREAMS = 256
+"""Maximum number of completions of a request: prompts times `n`."""
+_MOST_LOGPROBS = 1 << 20
+"""Maximum number of log-probs of a request, whose answer is in memory until it ends."""
+_LEAST_TEMPERATURE = 1e-5
 _IGNORED = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"),
@@ -132,7 +137,7 @@ def _shared(
         include_usage=_boolean(options, "include_usage"),
         max_tokens=max_tokens,
         sampling=SamplingParams(
-            temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
+            temperature=_temperature(body),
             top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
             presence_penalty=_number(body, "presence_penalty", 0.0, -2.0, 2.0),
             frequency_penalty=_number(body, "frequency_penalty", 0.0, -2.0, 2.0),
@@ -177,6 +182,12 @@ def _integer(body: Body, name: str, low: int | None = None, high: int | None = N
     return value
 
 
+def _temperature(body: Mapping[str, Any]) -> float:
+    """Return the temperature. A tiny one would make logits infinite; it means greedy decoding."""
+    temperature = _number(body, "temperature", 1.0, 0.0, 2.0)
+    return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
+
+
 def _number(body: Body, name: str, default: float, low: float, high: float) -> float:
     value = body.get(name)
     if value is None:
@@ -214,6 +225,33 @@ def _json_schema(value: Any) -> str | None:
     if not isinstance(schema, dict):
         raise invalid("response_format", "response_format.json_schema.schema must be an object")
     return json.dumps(schema)
+
+
+def check_size(prompts: int, params: Parameters) -> None:
+    """Raise ApiError if a request asks for too many completions at once."""
+    if prompts * params.n > _MOST_STREAMS:
+        raise ApiError(
+            400,
+            f"{prompts} prompts with n={params.n} are {prompts * params.n:,} completions, at most "
+            f"{_MOST_STREAMS} are allowed: send several requests",
+            code="invalid_value",
+            param="n" if params.n > 1 else "prompt",
+        )
+
+
+def check_logprobs(streams: int, limit: int, params: Parameters) -> None:
+    """Raise ApiError if the log-probs of the longest answer would fill the memory. `limit`: tokens
+    of each of `streams` completions."""
+    top = params.top_logprobs
+    if top is not None and streams * limit * (1 + top) > _MOST_LOGPROBS:
+        raise ApiError(
+            400,
+            f"{streams} completions of up to {limit:,} tokens with {top} top "
+            f"log-probs are too many; at most {_MOST_LOGPROBS:,} log-probs are allowed: lower "
+            "max_completion_tokens, n or top_logprobs",
+            code="invalid_value",
+            param="max_completion_tokens",
+        )
 
 
 def check_length(prompt_tokens: int, params: Parameters, context: int | None, param: str) -> int:

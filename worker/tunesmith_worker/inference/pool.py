@@ -177,7 +177,11 @@ class ModelPool:
         if registration.kind == "full":
             return _Plan(registration.id, own)
         base = registration.base
-        folder = self._settings.base_folder(base)
+        tuned = self._registered.get(base)
+        if tuned is not None and tuned.kind == "full":
+            folder = str(self._files.folder(tuned))
+        else:
+            folder = self._settings.base_folder(base)
         if registration.kind == "base":
             return _Plan(base, folder)
         added_tokens = any(file.name == "tokenizer.json" for file in registration.files)

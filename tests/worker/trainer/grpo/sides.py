@@ -282,7 +282,7 @@ def train(trainer: Untyped) -> list[float]:
         return loss
 
     trainer.training_step = training_step
-    with getattr(trainer, "_runner", nullcontext()):
+    with getattr(trainer, "runner", nullcontext()):
         trainer.train()
     return found
 

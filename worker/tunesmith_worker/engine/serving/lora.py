@@ -136,10 +136,13 @@ class AdapterBank:
             raise UnsupportedAdapter(f"the adapter has matrices for {unknown[0]}")
         rows = [layer.rows_of(adapter) for layer in self._layers]
         start = max((place.stop for place in self._places.values()), default=0)
+        pairs = zip(self._layers, rows, strict=True)
+        # If memory runs out here, the bank is unchanged.
+        grown = [self._appended(layer, a, b, start) for layer, (a, b) in pairs]
         self._files[name] = adapter
         self._places[name] = _Place(start, start + adapter.rank, adapter.scale)
-        for layer, (a, b) in zip(self._layers, rows, strict=True):
-            self._append(layer, a, b, start)
+        for layer, (a, b) in zip(self._layers, grown, strict=True):
+            layer.a, layer.b = a, b
 
     def remove(self, name: str) -> None:
         """Remove an adapter and rebuild the tensors without it."""
@@ -150,17 +153,24 @@ class AdapterBank:
         for other, adapter in files.items():
             self.add(other, adapter)
 
-    def _append(self, layer: AdaptedLinear, a: torch.Tensor, b: torch.Tensor, start: int) -> None:
-        if layer.a is None or layer.b is None:
+    def _appended(
+        self, layer: AdaptedLinear, a: torch.Tensor, b: torch.Tensor, start: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the matrices of a layer with those of one more adapter; None if no adapter has a
+        matrix for this layer."""
+        before_a, before_b = layer.a, layer.b
+        if before_a is None or before_b is None:
             if not a.shape[1]:
-                return  # no adapter has a matrix for this layer
+                return None, None
             before = start * len(layer.paths)
-            layer.a = torch.zeros(before, a.shape[1], device=self._device)
-            layer.b = torch.zeros(before, b.shape[1], device=self._device)
+            before_a = torch.zeros(before, a.shape[1], device=self._device)
+            before_b = torch.zeros(before, b.shape[1], device=self._device)
         if not a.shape[1]:
-            a = a.new_zeros(len(a), layer.a.shape[1])
-        layer.a = torch.cat([layer.a, a.to(self._device)])
-        layer.b = torch.cat([layer.b, b.to(self._device)])
+            a = a.new_zeros(len(a), before_a.shape[1])
+        return (
+            torch.cat([before_a, a.to(self._device)]),
+            torch.cat([before_b, b.to(self._device)]),
+        )
 
     def start_step(self, adapters: Sequence[str | None]) -> None:
         """Set the adapter of each token of the next step."""
