@@ -29,7 +29,7 @@ relative difference of a step's loss is {largest:.0e} (limit 1e-5).
 - **stock**: the layers are those of transformers. Training is as fast as with stock TRL, or faster
   by our loss head.
 - **refused**: the run ends before the first step. The notes name the cause.
-- **failed**: the self-check or the read-back of the result ends the run. The notes name the finding.
+- **failed**: the self-check or the read-back of the result ends the run. The notes name the cause.
 
 With GRPO, our rollout engine generates for most models on the fast path. For the others,
 transformers generates, which is slower. Dropout in the layers turns the fast path off.
