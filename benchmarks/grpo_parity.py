@@ -55,13 +55,13 @@ def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
                 tensor.normal_(std=0.02)
             theirs[name].copy_(tensor)
     loss = step_of_ours(ours)
-    completions = [list(completion.token_ids) for completion in ours._rollout.completions]
+    completions = [list(completion.token_ids) for completion in ours.rollout.completions]
     stock._generate_single_turn = lambda *_, **__: (completions, None)
     stock.model.train()
     stock.current_gradient_accumulation_steps = 1
     batch = stock._generate_and_score_completions(inputs_of(ours))
     assert batch["prompt_ids"].tolist() == [
-        list(prompt.prompt_ids) for prompt in ours._rollout.prompts
+        list(prompt.prompt_ids) for prompt in ours.rollout.prompts
     ]
     expected = stock.compute_loss(stock.model, batch)
     expected.backward()

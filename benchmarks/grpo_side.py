@@ -144,7 +144,7 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
         idle = watch_memory()  # measured before our kernels load, so that their memory counts
         ready = prepare(context, loaded)
         meter = Meter(ready.trainer)
-        engine = ready.trainer._runner.engine
+        engine = ready.trainer.runner.engine
         meter.sync_seconds = engine.sync_seconds
         meter.callback_cpu_seconds = engine.callback_cpu_seconds
         meter.time(engine, "generate", "engine")
@@ -172,7 +172,7 @@ def run_ours(
 
     def prepare(context: Untyped, loaded: Untyped) -> Untyped:
         ready = original(context, loaded)
-        rollouts = ready.trainer._runner
+        rollouts = ready.trainer.runner
         rollouts.engine = ForcedLengths(rollouts.engine, task)
         return ready
 
