@@ -54,9 +54,9 @@ def test_a_refusal_is_listed_with_its_reason() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", sorted(row["model_type"] for row in read_rows())[::16])
+@pytest.mark.parametrize("model_type", sorted(row["model_type"] for row in read_rows())[::32])
 def test_a_recorded_model_type_trains_as_recorded(model_type: str, tmp_path: Path) -> None:
-    """One of sixteen recorded types. `python -m benchmarks.models` trains all, which takes long."""
+    """One of 32 recorded types. `python -m benchmarks.models` trains all, which takes long."""
     name = architectures()[model_type]
     result = record(model_type, name, make_tiny_tokenizer(), ("lora", "full", "grpo"))
     if "not_built" in result:
