@@ -95,7 +95,7 @@ class NativeEngine:
         request that had reached the process is not repeated, because it may have ended it."""
         for may_repeat in (True, False):
             client = await self._connected()
-            request = client.build_request(method, path, **options)  # type: ignore[arg-type]
+            request = client.build_request(method, path, **options)  # type: ignore[arg-type]  # httpx checks them
             try:
                 return await client.send(request, stream=True)
             except httpx.TransportError as error:

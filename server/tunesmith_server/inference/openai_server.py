@@ -86,7 +86,7 @@ class OpenAIServer:
         await self._client.aclose()
 
     async def _request(self, path: str, **options: object) -> httpx.Response:
-        request = self._client.build_request("POST", path, **options)  # type: ignore[arg-type]
+        request = self._client.build_request("POST", path, **options)  # type: ignore[arg-type]  # httpx checks them
         try:
             return await self._client.send(request, stream=True)
         except httpx.TransportError as error:

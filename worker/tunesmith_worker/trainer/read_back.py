@@ -108,7 +108,7 @@ def _compare(
                     return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
             except ResultMismatch as error:
                 mismatch = error
-    except Exception:  # patching the model again may run out of memory
+    except Exception:  # leaving `stock_modules` patches again, which may run out of memory
         if mismatch is None:
             raise
     assert mismatch is not None, "nothing else gets here"

@@ -81,7 +81,7 @@ def loading_bytes(folder: str, device: torch.device) -> int:
     total = 0
     for file in path.glob("*.safetensors") if path.is_dir() else ():
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  not a dict
+            for name in tensors.keys():  # noqa: SIM118  # a safetensors file is not a dict
                 part = tensors.get_slice(name)
                 size = 4 if device.type == "cpu" else _SIZES.get(part.get_dtype(), 4)
                 total += math.prod(part.get_shape()) * size

@@ -131,7 +131,7 @@ def _advantage_cause(rewards: Rewards, actual: Sequence[float], plan: GRPOPlan) 
     if all(_close(-a, b) for a, b in zip(actual, expected, strict=True)):
         return "flipped sign"
     moved: list[tuple[str, Callable[[], list[float]]]] = [
-        (cause, lambda values=values: advantages_of(values, plan))  # type: ignore[misc]
+        (cause, lambda values=values: advantages_of(values, plan))  # type: ignore[misc]  # mypy cannot infer it
         for cause, values in _moved(rewards, plan.num_generations)
     ]
     for cause, compute in moved:

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import transformers
 
 from tunesmith_schema import PhaseName
+from tunesmith_worker.engine.memory.retry import release_cached_memory
 from tunesmith_worker.engine.model.embeddings import embedding_parameters
 from tunesmith_worker.rundir.clock import WallClock
+from tunesmith_worker.rundir.errors import is_out_of_memory
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.trainer.selfcheck.check_context import CheckContext
 from tunesmith_worker.trainer.selfcheck.findings import Finding, report_findings
@@ -49,7 +51,18 @@ class StepCheck(Protocol):
         """Return findings of a later step, between backward and optimizer step."""
 
 
-class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+def unless_memory_runs_out(compare: Callable[[], StepReport]) -> StepReport:
+    """Return the comparison of loss and gradient, or a report that says that memory ran out."""
+    try:
+        return compare()
+    except Exception as error:  # out-of-memory errors have several types
+        if not is_out_of_memory(error):
+            raise
+    release_cached_memory()
+    return StepReport(detail="loss and gradient were not compared: memory ran out")
+
+
+class FirstStepShadow(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Checks the first step of a run that starts at step 0.
 
     All findings are reported after the step, so that the tripwires, whose messages are more

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.rollout import FinishReason
-from tunesmith_worker.rundir.errors import is_out_of_memory
 from tunesmith_worker.trainer.methods.groups import ROWS
 from tunesmith_worker.trainer.methods.rollouts import Rollout
 from tunesmith_worker.trainer.methods.train_noise import differs_in_training
@@ -25,7 +21,7 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
 )
 
 from .advantages import check_advantages, check_groups, check_rewards, weighted
-from .callback import StepReport
+from .callback import StepReport, unless_memory_runs_out
 from .compare import Gradients, RunStep, check_step, fault, gradients_of, parallel_factor
 from .expected import ExpectedStep, expected_step
 from .fed_rows import FedRow
@@ -124,15 +120,7 @@ class ReinforcementStep:
         rows = [as_row(row.prompt_ids, row.completion_ids) for row in batch[ROWS]]
         if reason := self._why_not(rows):
             return StepReport(detail=f"loss and gradient were not compared: {reason}")
-        try:
-            return self._compare_loss(rollout, batch, rows)
-        except Exception as error:  # out-of-memory errors have several types
-            if not is_out_of_memory(error):
-                raise
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return StepReport(detail="loss and gradient were not compared: memory ran out")
+        return unless_memory_runs_out(lambda: self._compare_loss(rollout, batch, rows))
 
     def _why_not(self, rows: Sequence[FedRow]) -> str:
         trainer, model = self._context.trainer, self._context.model

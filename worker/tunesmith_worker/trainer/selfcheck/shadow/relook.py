@@ -34,7 +34,7 @@ def is_look(step: int) -> bool:
     return step in FIRST_LOOKS or step % EVERY == 0
 
 
-class RunningLook(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
+class RunningLook(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     """Looks again while the run trains. A resumed run begins a new count of the data."""
 
     def __init__(

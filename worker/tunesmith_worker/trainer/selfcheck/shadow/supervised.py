@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
-from tunesmith_worker.rundir.errors import is_out_of_memory
 from tunesmith_worker.trainer.methods.train_noise import differs_in_training
 from tunesmith_worker.trainer.selfcheck.check_context import SupervisedContext
 from tunesmith_worker.trainer.selfcheck.findings import Finding
@@ -21,7 +19,7 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
     stock_modules,
 )
 
-from .callback import StepReport
+from .callback import StepReport, unless_memory_runs_out
 from .causes import name_cause
 from .compare import Gradients, RunStep, check_step, fault, gradients_of
 from .data_order import examples_of
@@ -67,15 +65,7 @@ class SupervisedStep:
             return StepReport(detail="", findings=tuple(findings))
         if reason := self._why_not(rows):
             return StepReport(detail=f"loss and gradient were not compared: {reason}")
-        try:
-            return self._compare(fed, rows, batches)
-        except Exception as error:  # out-of-memory errors have several types
-            if not is_out_of_memory(error):
-                raise
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return StepReport(detail="loss and gradient were not compared: memory ran out")
+        return unless_memory_runs_out(lambda: self._compare(fed, rows, batches))
 
     def examples(self) -> list[tuple[int, ...]]:
         return examples_of(self._context.trainer.guard.current_step.rows)
