@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 
 from tunesmith_server.core.settings import Settings
@@ -169,3 +171,47 @@ def test_a_setting_that_is_no_url_is_refused(url: str) -> None:
 
 def test_v1_at_the_end_of_the_url_is_accepted() -> None:
     assert Settings(inference_url="http://h:1/v1/").inference_url == "http://h:1"
+
+
+class DyingProcess:
+    """An inference process whose socket closes before the process ends."""
+
+    url = "http://inference.test"
+
+    def __init__(self) -> None:
+        self.running = True
+
+    async def ensure(self) -> tuple[str, str]:
+        return self.url, TOKEN
+
+    async def noticed_end(self) -> None:
+        self.running = False
+
+
+def test_a_broken_stream_waits_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next request reaches a process that is about to end."""
+    from tunesmith_server.inference import native
+
+    async def breaking() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        raise httpx.ReadError("connection reset")
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=breaking())
+
+    def client(url: str, _: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=url, transport=httpx.MockTransport(answer))
+
+    process: Any = DyingProcess()
+    storage: Any = None  # no model has files here
+    monkeypatch.setattr(native, "new_client", client)
+
+    async def read() -> None:
+        engine = native.NativeEngine(storage, process=process)
+        response = await engine.send("/chat/completions", b"{}")
+        async for _ in response.aiter_bytes():
+            assert process.running
+
+    with pytest.raises(httpx.ReadError):
+        asyncio.run(read())
+    assert not process.running

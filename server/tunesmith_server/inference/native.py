@@ -96,10 +96,14 @@ class NativeEngine:
         for may_repeat in (True, False):
             client = await self._connected()
             request = client.build_request(method, path, **options)  # type: ignore[arg-type]  # httpx checks them
+            process = self._process
             try:
-                return await client.send(request, stream=True)
+                response = await client.send(request, stream=True)
+                if process is not None:
+                    assert isinstance(response.stream, httpx.AsyncByteStream)
+                    response.stream = _WatchedStream(response.stream, process)
+                return response
             except httpx.TransportError as error:
-                process = self._process
                 if process is None or not may_repeat or not isinstance(error, httpx.ConnectError):
                     raise unreachable(self._at[0], error) from error
                 await process.noticed_end()
@@ -115,6 +119,25 @@ class NativeEngine:
                     await old.aclose()
         assert self._client is not None
         return self._client
+
+
+class _WatchedStream(httpx.AsyncByteStream):
+    """Body of a response of our process. If the connection breaks, it waits for the end of the
+    process, so that the next request starts a new process."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, process: InferenceProcess) -> None:
+        self._stream, self._process = stream, process
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._stream:
+                yield piece
+        except httpx.TransportError:
+            await self._process.noticed_end()
+            raise
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 async def _missing(reply: httpx.Response) -> set[str]:
