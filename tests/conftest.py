@@ -69,17 +69,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Order the test files: those with the most tests first, with files that start a whole service
-    spread among them. Two such files at once wait for each other's trainers; one at the end leaves
-    a core idle."""
+    """Order the test files: those with the longest timeout or the most tests first, with files that
+    start a whole service spread among them. Two such files at once wait for each other's trainers;
+    one at the end leaves a core idle."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
-    for file in sorted(files.values(), key=len, reverse=True):
+    for file in sorted(files.values(), key=_expected_time, reverse=True):
         kinds[all(item.get_closest_marker("slow") for item in file)].append(file)
     placed = [(i / len(kind), file) for kind in kinds.values() for i, file in enumerate(kind)]
     return [item for _, file in sorted(placed, key=lambda one: one[0]) for item in file]
+
+
+def _expected_time(file: list[pytest.Item]) -> tuple[float, int]:
+    """Return the longest timeout of the file's tests, 0 for the default, and their number."""
+    marks = [mark for item in file if (mark := item.get_closest_marker("timeout"))]
+    return max((float(mark.args[0]) for mark in marks), default=0.0), len(file)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,7 +16,7 @@ from .service import LONG, Service, until
 pytestmark = pytest.mark.slow
 
 # A pause must come before the end; a layout chosen by measuring need not be the same in two runs.
-RECIPE = LONG | {"max_steps": 600, "learning_rate": 1e-3, "packing": False}
+RECIPE = LONG | {"max_steps": 300, "learning_rate": 1e-3, "packing": False}
 
 
 class Runs:
