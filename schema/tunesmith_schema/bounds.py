@@ -9,9 +9,22 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
+from pydantic_core import (
+    CoreSchema,
+    PydanticCustomError,
+    PydanticKnownError,
+    core_schema,
+    to_json,
+)
 
 from .base import Text
 
@@ -97,12 +110,38 @@ def check_json(document: Any, finite: bool = False) -> None:  # Any: JSON
         level = inner
 
 
+def at_most(members: int) -> BeforeValidator:
+    """Return a validator that refuses an object with more members before it reads them. Pydantic
+    has an error for each wrong member: thousands of them would block the server for seconds."""
+
+    def check(value: Any) -> Any:  # Any: whatever JSON the caller sent
+        if isinstance(value, dict) and len(value) > members:
+            context = {"field_type": "Object", "max_length": members, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", context)
+        return value
+
+    return BeforeValidator(check)
+
+
+MAX_PAIRS = 16
+"""Maximum number of pairs in `metadata`."""
+
+
+def _few_pairs(value: Any) -> Any:  # Any: whatever JSON the caller sent
+    if isinstance(value, dict) and len(value) > MAX_PAIRS:
+        raise ValueError(f"must have at most {MAX_PAIRS} pairs, got {len(value)}")
+    return value
+
+
 def _metadata_fits(value: dict[str, str]) -> dict[str, str]:
-    if len(value) > 16:
-        raise ValueError(f"must have at most 16 pairs, got {len(value)}")
     if any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
         raise ValueError("keys have at most 64 characters and values at most 512")
     return value
 
 
-Metadata = Annotated[dict[Text, Text], AfterValidator(_metadata_fits), JsonBound(64 * 1024)]
+Metadata = Annotated[
+    dict[Text, Text],
+    BeforeValidator(_few_pairs),
+    AfterValidator(_metadata_fits),
+    JsonBound(64 * 1024),
+]

@@ -41,7 +41,7 @@ class ChatMessage(Request):
     """`developer` means `system`. Tools are not supported."""
     content: (
         Annotated[str, Field(max_length=MAX_TEXT)]
-        | Annotated[list[TextPart], Field(min_length=1, max_length=1000)]
+        | Annotated[list[TextPart], Field(min_length=1, max_length=1000, fail_fast=True)]
     )
     """Text, or a list of text parts."""
     name: str | None = Field(default=None, max_length=64)
@@ -114,7 +114,7 @@ class ChatRequest(Sampling):
         {"model": "my-model", "messages": [{"role": "user", "content": "Who are you?"}]}
     )
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     """The conversation so far."""
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     """OpenAI's newer name of `max_tokens`."""

@@ -14,7 +14,7 @@ MAX_TOKEN_ID = 2**31 - 1
 
 Prompt = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-PromptTokens = Annotated[list[TokenId], Field(min_length=1, max_length=500_000)]
+PromptTokens = Annotated[list[TokenId], Field(min_length=1, max_length=500_000, fail_fast=True)]
 
 
 class CompletionRequest(Sampling):
@@ -25,8 +25,8 @@ class CompletionRequest(Sampling):
     prompt: (
         Prompt
         | PromptTokens
-        | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
     """A text or a list of token ids; or a list of them, each with `n` answers."""
     logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -21,6 +21,11 @@ _TAG = re.compile(r"<\w+>")
 """Path element that pydantic adds for a union member selected by a discriminator."""
 
 
+_MAX_JOINED = 8
+"""Maximum number of pydantic errors in one message. A list of wrong items has an error for each
+item and each union member."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FieldError:
     path: tuple[str | int, ...]
@@ -28,6 +33,8 @@ class FieldError:
     message: str
     first: Mapping[str, Any]  # Any: pydantic's own
     """First pydantic error for the field."""
+    count: int
+    """Number of pydantic errors in `message`."""
 
     @property
     def name(self) -> str:
@@ -42,14 +49,17 @@ def field_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:  # An
         path, inner = _split(tuple(error["loc"]))
         if error["type"] == DOES_NOT_FIT:  # pydantic's path is only `recipe`
             path += tuple(error["ctx"]["field"].split("."))
+        known = by_path.get(path)
+        if known and known.count == _MAX_JOINED:
+            continue
         message = plain_text(error)
         if inner:  # the error is in an item of a list
             message = f"item {'.'.join(str(part) for part in inner)}: {message}"
-        known = by_path.get(path)
         by_path[path] = FieldError(
             path=path,
             message=joined(known.message, message) if known else message,
             first=known.first if known else error,
+            count=known.count + 1 if known else 1,
         )
     return list(by_path.values())
 

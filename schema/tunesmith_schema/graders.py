@@ -27,12 +27,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .base import Request, Text
-from .bounds import JsonBound
+from .bounds import JsonBound, at_most
 from .formulas import FUNCTIONS, parse_formula
 from .templates import parse_template, references
 
 MAX_GRADER_BYTES, MAX_SCHEMA_BYTES = 256 * 1024, 64 * 1024
 """Maximum size of a grader, and of its JSON Schema, as JSON."""
+MAX_GRADERS = 32
+"""Maximum number of graders in a multi grader."""
 MAX_LENGTH = 100_000_000
 """Largest length in a length grader."""
 OUTPUT = "{{sample.output_text}}"
@@ -199,7 +201,12 @@ class MultiGrader(Request):
     """Name of the reward."""
     graders: Annotated[
         Annotated[SingleGrader, Tag("<one>")]
-        | Annotated[dict[Name, SingleGrader], Field(min_length=1, max_length=32), Tag("<named>")],
+        | Annotated[
+            dict[Name, SingleGrader],
+            Field(min_length=1, max_length=MAX_GRADERS),
+            at_most(MAX_GRADERS),
+            Tag("<named>"),
+        ],
         Discriminator(_one_or_named),
     ]
     """Graders by the names used in the formula, or a single grader with its own name."""

@@ -145,7 +145,7 @@ class RunEvent(Request):
     `directory` (relative to the run directory) and `metrics`; RESUME_POINT has `step` and
     `directory`; SAMPLES has `step`, `file` (relative to the run directory) and `count`; RESUMED has
     `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and `reason`."""
-    files: Annotated[list[StoredFile], Field(max_length=MAX_FILES)] | None = None
+    files: Annotated[list[StoredFile], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
     """Stored files of a CHECKPOINT, RESUME_POINT or SAMPLES event; the supervisor adds them after
     the upload."""
 

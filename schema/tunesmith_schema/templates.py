@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-_REFERENCE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _STEP = re.compile(r"\.?([^\s.\[\]{}'\"]+)|\[(\d{1,9})\]|\[(?:'([^']*)'|\"([^\"]*)\")\]")
 _VALID = "{{item.FIELD}}, {{sample.output_text}} or {{sample.output_json.FIELD}}"
 
@@ -28,13 +27,14 @@ def parse_template(template: str) -> tuple[str | Reference, ...]:
     invalid part and lists the valid references."""
     parts: list[str | Reference] = []
     end = 0
-    for match in _REFERENCE.finditer(template):
-        parts += [template[end : match.start()], _reference(match[1].strip())]
-        end = match.end()
-    rest = template[end:]
-    if "{{" in rest:
-        raise ValueError(f"'{rest[rest.index('{{') :][:60]}' has no closing }}}}")
-    return tuple(part for part in (*parts, rest) if part != "")
+    # Not a regular expression: its time would grow with the square of the number of `{{`.
+    while (start := template.find("{{", end)) >= 0:
+        stop = template.find("}}", start + 2)
+        if stop < 0:
+            raise ValueError(f"'{template[start : start + 60]}' has no closing }}}}")
+        parts += [template[end:start], _reference(template[start + 2 : stop].strip())]
+        end = stop + 2
+    return tuple(part for part in (*parts, template[end:]) if part != "")
 
 
 def references(template: str) -> tuple[Reference, ...]:

@@ -72,7 +72,7 @@ class UploadCreate(Request):
 class UploadComplete(Request):
     """Request to make a file of the uploaded parts."""
 
-    part_ids: list[PartId] = Field(min_length=1, max_length=MAX_UPLOAD_PARTS)
+    part_ids: list[PartId] = Field(min_length=1, max_length=MAX_UPLOAD_PARTS, fail_fast=True)
     """Ids of the parts in file order; an id may occur more than once."""
     md5: Md5 | None = None
     """Hexadecimal MD5 of the whole file; the request is refused if the uploaded parts have another

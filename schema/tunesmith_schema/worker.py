@@ -175,7 +175,7 @@ class Outcome(Request):
     step: Step = 0
     trained_tokens: Count = 0
     """Number of tokens that contributed to the loss."""
-    files: list[StoredFile] = Field(default_factory=list, max_length=MAX_FILES)
+    files: list[StoredFile] = Field(default_factory=list, max_length=MAX_FILES, fail_fast=True)
     """Files of the adapter or weights, already stored."""
 
     @model_validator(mode="after")

@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 _MAX_REASON = 300
 SizeOf = Callable[[str], int | None]
-BoundedRunReport = Annotated[RunReport, JsonBound(256 * 1024, finite=True)]
-_run_report = TypeAdapter[RunReport](BoundedRunReport)
+_RUN_REPORT = JsonBound(256 * 1024, finite=True)
+BoundedRunReport = Annotated[RunReport, _RUN_REPORT]
+_bounded = TypeAdapter[Any](Annotated[Any, _RUN_REPORT])  # Any: JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ def _read_event(value: Any) -> RunEvent | Unreadable:  # Any: whatever JSON the 
 
 def _read_run_report(value: Any) -> RunReport | Unreadable | None:  # Any: as above
     try:
-        return None if value is None else _run_report.validate_python(value)
+        # The size comes first: pydantic has an error for each wrong item.
+        return None if value is None else RunReport.model_validate(_bounded.validate_python(value))
     except (ValidationError, RecursionError) as error:
         return Unreadable(reason=_reason(error))
 
