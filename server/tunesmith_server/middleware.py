@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode
@@ -18,6 +18,8 @@ from .body_limits import body_limit
 log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CLIENT_LEFT = 499
+"""Status in the access log, as in that of nginx, of a request that its client broke off."""
 
 
 class RequestEnvelope:
@@ -67,6 +69,8 @@ class RequestEnvelope:
         else:
             try:
                 await self._app(scope, receive_within_limit, send_with_id)
+            except ClientDisconnect:
+                status = status or CLIENT_LEFT
             except Exception as error:
                 if status:
                     raise  # the response has started and can only be cut off

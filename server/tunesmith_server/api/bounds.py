@@ -7,6 +7,7 @@ import json
 from typing import Annotated, Any
 
 from fastapi import Header, Path, Query, Request
+from starlette.formparsers import MultiPartParser
 
 from tunesmith_schema import ErrorCode
 from tunesmith_schema.bounds import MAX_COUNT
@@ -23,6 +24,8 @@ FenceQuery = Annotated[int, Query(ge=1, le=MAX_COUNT)]
 RangeHeader = Annotated[str | None, Header(max_length=200)]
 
 _MAX_FORM_FILES, _MAX_FORM_FIELDS, _MAX_FIELD_BYTES = 1, 8, 4096
+# Starlette would keep 1 MiB of each unfinished upload in memory.
+MultiPartParser.spool_max_size = 64 * 1024
 
 
 class BoundedRequest(Request):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response, params
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
@@ -181,13 +181,15 @@ def _guarded_by(
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()  # Any: FastAPI's own signature
+            body = self.body_field
+            is_form = body is not None and isinstance(body.field_info, params.Form)
 
             async def check_first(request: Request) -> Response:
                 await check(request)
                 bounded = BoundedRequest(request.scope, request.receive)
                 if its_plane is Plane.WORKERS:
                     return await handle(bounded)
-                async with large_bodies.admitted(bounded):
+                async with large_bodies.admitted(bounded, is_form=is_form):
                     return await handle(bounded)
 
             return check_first

@@ -1,6 +1,7 @@
 """Limits on large JSON bodies: few are in memory at a time, and one is parsed at a time.
 
-Parsing blocks the event loop for up to 0.1 s and can need 20 times the body's size.
+Parsing blocks the event loop for up to 0.1 s and can need 20 times the body's size. Forms are read
+piece by piece into files, whatever their size.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from anyio.lowlevel import RunVar
 from fastapi import Request
 
 from tunesmith_schema import ErrorCode
-from tunesmith_server.core.errors import Unavailable
+from tunesmith_server.core.errors import BadRequest, Unavailable
 
 LARGE_BYTES = 64 * 1024
 """Smaller bodies have no limit: they fit into the connection's buffer."""
@@ -25,9 +26,12 @@ _gates: RunVar[tuple[asyncio.Semaphore, asyncio.Lock]] = RunVar("tunesmith_large
 
 
 @asynccontextmanager
-async def admitted(request: Request) -> AsyncIterator[None]:
-    """Wait until the request's body may be read and processed."""
-    if not _is_large(request):
+async def admitted(request: Request, *, is_form: bool) -> AsyncIterator[None]:
+    """Wait until the request's body may be read and processed. `is_form`: the route reads a form;
+    any other body is refused, because it would be read into memory."""
+    if is_form:
+        _check_form(request)
+    if is_form or not _is_large(request):
         yield
         return
     try:
@@ -48,9 +52,20 @@ async def admitted(request: Request) -> AsyncIterator[None]:
             yield
 
 
+def _check_form(request: Request) -> None:
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            "the body must be a form with 'Content-Type: multipart/form-data', got "
+            + (repr(kind[:80]) if kind else "no content type"),
+            hint="`curl -F file=@rows.jsonl` and the SDK send a form",
+        )
+
+
 def _is_large(request: Request) -> bool:
-    if request.method == "GET" or "multipart/" in request.headers.get("content-type", ""):
-        return False  # multipart bodies are spooled to disk
+    if request.method == "GET":
+        return False
     length = request.headers.get("content-length", "")
     if length.isdecimal():
         return int(length) > LARGE_BYTES
