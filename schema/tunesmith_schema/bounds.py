@@ -125,6 +125,8 @@ def at_most(members: int) -> BeforeValidator:
 
 MAX_PAIRS = 16
 """Maximum number of pairs in `metadata`."""
+MAX_VALUE = 512
+"""Maximum length of a value in `metadata`, in characters."""
 
 
 def _few_pairs(value: Any) -> Any:  # Any: whatever JSON the caller sent
@@ -134,8 +136,8 @@ def _few_pairs(value: Any) -> Any:  # Any: whatever JSON the caller sent
 
 
 def _metadata_fits(value: dict[str, str]) -> dict[str, str]:
-    if any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
-        raise ValueError("keys have at most 64 characters and values at most 512")
+    if any(len(key) > 64 or len(text) > MAX_VALUE for key, text in value.items()):
+        raise ValueError(f"keys have at most 64 characters and values at most {MAX_VALUE}")
     return value
 
 

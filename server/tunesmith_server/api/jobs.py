@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from tunesmith_schema import (
+    ErrorCode,
     Job,
     JobCreate,
     JobDeleted,
@@ -18,7 +19,8 @@ from tunesmith_schema import (
     MethodName,
     Page,
 )
-from tunesmith_schema.bounds import MAX_SECONDS, MAX_STEP
+from tunesmith_schema.bounds import MAX_PAIRS, MAX_SECONDS, MAX_STEP, MAX_VALUE
+from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.services import (
     job_control,
     job_create,
@@ -82,7 +84,16 @@ async def get_filters(
     created_before: Annotated[int | None, _Seconds] = None,
 ) -> JobFilters:
     """Return the filters in the query parameters of a list."""
-    pairs = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
+    matches = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
+    metadata = {match.group(1): value for match, value in matches if match}
+    if len(metadata) > MAX_PAIRS or any(len(value) > MAX_VALUE for value in metadata.values()):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"metadata: at most {MAX_PAIRS} pairs with values of at most {MAX_VALUE} characters "
+            "can be searched for",
+            param="metadata",
+            hint=f"a job has at most {MAX_PAIRS} pairs: search for fewer",
+        )
     return JobFilters(
         states=state or [],
         method=method,
@@ -90,7 +101,7 @@ async def get_filters(
         text=text,
         created_after=created_after,
         created_before=created_before,
-        metadata={match.group(1): value for match, value in pairs if match},
+        metadata=metadata,
         without_metadata=request.query_params.get("metadata") == "null",
     )
 
