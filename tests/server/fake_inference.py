@@ -1,8 +1,9 @@
 """Inference process without a model, which keeps to the contract of the real one.
 
 The last message chooses the behaviour: `slow` sends a word every 50 ms without end, `fail` breaks
-off with an error event, `full` is refused with 429, `bad` with 400, `die` kills the process in
-mid-answer; everything else is repeated word by word. `GET /told` returns what the process was told.
+off with an error event, `full` is refused with 429, `bad` with 400, `late` waits 10 s, `die` kills
+the process in mid-answer; everything else is repeated word by word. `GET /told` returns what the
+process was told.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             if text == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if text == "late":
+                time.sleep(10)
             self.reply(200, document(body, text, chat), {"x-tunesmith-engine": "native"})
 
     def stream(self, body: dict[str, Any], text: str, chat: bool) -> None:

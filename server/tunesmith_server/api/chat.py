@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tunesmith_schema import (
     ChatCompletion,
@@ -24,7 +24,7 @@ from tunesmith_schema import (
     ErrorEnvelope,
     Sampling,
 )
-from tunesmith_server.core.errors import Unavailable
+from tunesmith_server.core.errors import ServiceError, Unauthorized, Unavailable
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.inference.protocol import ServedModel
 from tunesmith_server.services import served_models
@@ -40,14 +40,12 @@ _ENGINE = "x-tunesmith-engine"
 """Header that names the engine: `native` or `transformers`."""
 _EVENTS = re.compile(rb".*(?:\n\n|\r\n\r\n)", re.DOTALL)
 """All complete server-sent events."""
-_INTERRUPTED = "the inference server ended before the answer was complete"
-_AGAIN = "send the request again"
 
 
 @router.post("/chat/completions", response_model=None, responses={200: {"model": ChatCompletion}})
 async def create_chat_completion(caller: CallerDep, state: StateDep, body: ChatRequest) -> Response:
     """Answer a conversation; with `stream`, send `ChatChunk` objects as server-sent events."""
-    return _EngineResponse(state, "/chat/completions", body)
+    return _EngineResponse(state, caller, "/chat/completions", body)
 
 
 @router.post("/completions", response_model=None, responses={200: {"model": Completion}})
@@ -55,40 +53,53 @@ async def create_completion(
     caller: CallerDep, state: StateDep, body: CompletionRequest
 ) -> Response:
     """Continue one or more texts; with `stream`, send the parts as server-sent events."""
-    return _EngineResponse(state, "/completions", body)
+    return _EngineResponse(state, caller, "/completions", body)
 
 
 class _EngineResponse(Response):
     """Response of the inference server. The request to it is sent when the route has ended, so that
-    a slow answer keeps no limit on large bodies occupied."""
+    a slow answer keeps no limit on large bodies occupied. Until the answer is complete, only the
+    body is in memory."""
 
-    def __init__(self, state: State, path: str, body: Sampling) -> None:
+    def __init__(self, state: State, caller: str, path: str, request: Sampling) -> None:
         super().__init__()
-        self._state, self._path, self._request = state, path, body
+        self._state, self._caller, self._path = state, caller, path
+        self._model, self._is_stream = request.model, bool(request.stream)
+        self._body = json.dumps(request.for_engine()).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer until the client disconnects, which cancels the request to the inference
-        server."""
-        answer = asyncio.ensure_future(self._answer(scope, send))
+        """Answer until the client disconnects or its key is revoked, which cancels the request to
+        the inference server."""
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        answer = asyncio.ensure_future(self._answer(scope, send_and_note))
         gone = asyncio.ensure_future(_disconnected(receive))
+        revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._caller))
         try:
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answer, gone, revoked), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
-            if not answer.done():
-                answer.cancel()
+            was_revoked = revoked.done() and not answer.done()
+            for task in (gone, revoked, answer):
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await answer
+        if was_revoked and not started:
+            raise _revoked()
+        if was_revoked and self._is_stream:
+            await _end_with(_revoked(), Request(scope), send)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         state, inference = self._state, self._state.inference
-        with inference.admitted():
-            resolve = partial(_resolve, state, self._request.model)
-            model = await run_in(Plane.CHAT, resolve)
-            body = json.dumps(self._request.for_engine()).encode()
-            response = await inference.answer(model, self._path, body)
+        with inference.admitted(len(self._body)):
+            model = await run_in(Plane.CHAT, partial(_resolve, state, self._model))
+            response = await inference.answer(model, self._path, self._body)
             try:
-                if self._request.stream:
+                if self._is_stream:
                     await _stream(response, Request(scope), send)
                 else:
                     await _send_whole(response, scope, send)
@@ -112,7 +123,7 @@ async def _send_whole(response: httpx.Response, scope: Scope, send: Send) -> Non
     try:
         content = await response.aread()
     except HTTPError:
-        raise Unavailable(ErrorCode.UNAVAILABLE, _INTERRUPTED, hint=_AGAIN) from None
+        raise _interrupted() from None
     whole = Response(content, media_type="application/json", headers=_engine_of(response))
 
     async def nothing() -> dict[str, str]:
@@ -138,9 +149,9 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
         async for events in _whole_events(response):
             await send({"type": "http.response.body", "body": events, "more_body": True})
     except HTTPError:
-        event = _error_event(request)
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+        await _end_with(_interrupted(), request, send)
+    else:
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def _whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -157,16 +168,34 @@ async def _whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
         yield rest + b"\n\n"
 
 
-def _error_event(request: Request) -> bytes:
-    error = ErrorBody(
-        message=_INTERRUPTED,
-        type="server_error",
-        code=ErrorCode.UNAVAILABLE,
-        hint=_AGAIN,
-        retryable=True,
+def _interrupted() -> ServiceError:
+    return Unavailable(
+        ErrorCode.UNAVAILABLE,
+        "the inference server ended before the answer was complete",
+        hint="send the request again",
+    )
+
+
+def _revoked() -> ServiceError:
+    return Unauthorized(
+        ErrorCode.INVALID_API_KEY,
+        "the API key has been revoked",
+        hint="`tunesmith keys create NAME` on the server's host creates a key",
+    )
+
+
+async def _end_with(error: ServiceError, request: Request, send: Send) -> None:
+    """Send the error as the last event of a stream."""
+    body = ErrorBody(
+        message=error.message,
+        type=error.type,
+        code=error.code,
+        hint=error.hint,
+        retryable=error.retryable,
         request_id=getattr(request.state, "request_id", None),
     )
-    return f"data: {ErrorEnvelope(error=error).model_dump_json()}\n\n".encode()
+    event = f"data: {ErrorEnvelope(error=body).model_dump_json()}\n\n".encode()
+    await send({"type": "http.response.body", "body": event})
 
 
 def _engine_of(response: httpx.Response) -> dict[str, str]:

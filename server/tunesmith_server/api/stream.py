@@ -115,8 +115,9 @@ class EventHub:
         self._feeds: dict[str, _Feed] = {}
         self._closing = False
         self._keys: Counter[str] = Counter()
-        """Number of watchers by API key."""
+        """Number of watchers and open chat requests by API key."""
         self._revoked: set[str] = set()
+        self._revocation = asyncio.Event()
 
     async def run(self) -> None:
         """Poll the database until cancelled: one query per round, plus one query per job with new
@@ -142,7 +143,7 @@ class EventHub:
                 feed.notify()
 
     async def check_keys(self) -> None:
-        """End the streams of revoked keys, until cancelled."""
+        """End the streams and the chat requests of revoked keys, until cancelled."""
         while True:
             await asyncio.sleep(KEY_SECONDS)
             if not self._keys:
@@ -156,6 +157,22 @@ class EventHub:
             if revoked:
                 for feed in self._feeds.values():
                     feed.notify()
+                self._revocation.set()
+                self._revocation = asyncio.Event()
+
+    async def until_revoked(self, key_id: str) -> None:
+        """Wait until the key is revoked; return up to KEY_SECONDS later."""
+        self._keys[key_id] += 1
+        try:
+            while key_id not in self._revoked:
+                await self._revocation.wait()
+        finally:
+            self._forget_use(key_id)
+
+    def _forget_use(self, key_id: str) -> None:
+        self._keys[key_id] -= 1
+        if not self._keys[key_id]:
+            del self._keys[key_id]
 
     def close(self) -> None:
         """End all streams so that the process can exit; clients reconnect and resume."""
@@ -200,9 +217,7 @@ class EventHub:
                     except TimeoutError:
                         yield KEEPALIVE_COMMENT
         finally:
-            self._keys[key_id] -= 1
-            if not self._keys[key_id]:
-                del self._keys[key_id]
+            self._forget_use(key_id)
             feed.watchers -= 1
             if not feed.watchers and self._feeds.get(job_id) is feed:
                 del self._feeds[job_id]

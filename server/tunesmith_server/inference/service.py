@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN = 512
 """Requests that one API process has open at a time; the inference server has its own queue."""
+MOST_OPEN_BYTES = 32 * 1024 * 1024
+"""Bytes of the bodies of these requests, which stay in memory until they are answered."""
 
 
 class Inference:
@@ -38,22 +40,26 @@ class Inference:
         self._registered: dict[str, str] = {}
         """Digest of each model that this process has registered, by name."""
         self._registering: dict[str, asyncio.Lock] = {}
-        self._open = 0
+        self._open = self._open_bytes = 0
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count an open request. Raises TooManyRequests if too many are open."""
-        if self._open >= MOST_OPEN:
+    def admitted(self, size: int) -> Iterator[None]:
+        """Count an open request with a body of `size` bytes. Raises TooManyRequests if too many are
+        open."""
+        if self._open >= MOST_OPEN or self._open_bytes + size > MOST_OPEN_BYTES:
             raise TooManyRequests(
                 ErrorCode.RATE_LIMIT_EXCEEDED,
-                f"{MOST_OPEN} chat and completion requests are open",
+                f"{self._open} chat and completion requests with {self._open_bytes:,} bytes are "
+                f"open; at most {MOST_OPEN} with {MOST_OPEN_BYTES:,} bytes may be",
                 hint="repeat the request after some seconds",
             )
         self._open += 1
+        self._open_bytes += size
         try:
             yield
         finally:
             self._open -= 1
+            self._open_bytes -= size
 
     async def answer(self, model: ServedModel, path: str, body: bytes) -> httpx.Response:
         """Return the server's successful response before its body is read; the caller closes it.
