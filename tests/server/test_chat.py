@@ -168,6 +168,14 @@ def test_tuned_models_and_checkpoints(
     assert (gone.value.code, gone.value.param) == ("model_not_found", "model")
 
 
+def test_the_models_of_a_deleted_job_are_unloaded(client: OpenAI, chatting: Server) -> None:
+    model = tuned_model(chatting)
+    assert client.chat.completions.create(model=model, messages=said("a")).model == model
+    [job] = chatting.user.json("/v1/fine_tuning/jobs")["data"]
+    assert chatting.user.delete(f"/v1/fine_tuning/jobs/{job['id']}").status_code == 200
+    until(lambda: told(chatting)["forgotten"] == [model])
+
+
 def test_an_unknown_model_starts_nothing(client: OpenAI, chatting: Server) -> None:
     for name in ("tiny-lama", "ft:x", "org/name", "x" * 500):
         with pytest.raises(openai.NotFoundError, match="no model"):

@@ -34,7 +34,7 @@ def graded(grader: dict[str, Any]) -> dict[str, Any]:
     return {"model": "m", "training_file": "f", "method": method}
 
 
-NAMED = {str(number): {} for number in range(BYTES // 12)}
+NAMED: dict[str, dict[str, int]] = {str(number): {} for number in range(BYTES // 12)}
 JOBS, CHAT, TEXT = "/v1/fine_tuning/jobs", "/v1/chat/completions", "/v1/completions"
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": (TEXT, {"model": "m", "prompt": [x for _ in range(BYTES // 5) for x in ("", 1)]}),
@@ -67,7 +67,7 @@ def test_wrong_items_are_refused_quickly(server: Server, name: str) -> None:
     path, body = HOSTILE[name]
     content = json.dumps(body, separators=(",", ":")).encode()
     assert len(content) < 1024 * 1024
-    seconds = []
+    seconds: list[float] = []
     while min(seconds, default=SECONDS) >= SECONDS and len(seconds) < 3:
         began = time.process_time()  # other programs on the machine slow single tries
         reply = server.user.post(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
 
 from tunesmith_schema import (
     ErrorCode,
@@ -130,10 +130,18 @@ def retrieve(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Job:
 
 
 @router.delete("/{job_id}")
-def delete(caller: CallerDep, session: SessionDep, job_id: IdPath) -> JobDeleted:
+def delete(
+    caller: CallerDep,
+    state: StateDep,
+    session: SessionDep,
+    job_id: IdPath,
+    after_commit: BackgroundTasks,
+) -> JobDeleted:
     """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
     events. Its data files stay. A job that another unfinished job starts from is not deleted."""
-    return job_delete.delete_job(session, job_id)
+    for model in job_delete.delete_job(session, job_id):
+        after_commit.add_task(state.inference.forget, model)
+    return JobDeleted(id=job_id)
 
 
 @router.get("/{job_id}/report")

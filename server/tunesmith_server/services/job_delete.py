@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import TERMINAL, ErrorCode, JobDeleted, JobState
+from tunesmith_schema import TERMINAL, ErrorCode, JobState
 from tunesmith_server.core.errors import BadRequest, Conflict
 from tunesmith_server.models import (
     AdapterRow,
@@ -30,9 +30,9 @@ _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
 """Tables with rows of a job. A table stands before the tables that its rows refer to."""
 
 
-def delete_job(session: Session, job_id: str) -> JobDeleted:
+def delete_job(session: Session, job_id: str) -> list[str]:
     """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
-    events. The janitor's next sweep deletes the stored files."""
+    events, and return the models' names. The janitor's next sweep deletes the stored files."""
     job = jobs.lock(session, job_id)  # a fork of this job locks it too
     if job.state in set(JobState) - TERMINAL:
         raise BadRequest(
@@ -41,11 +41,11 @@ def delete_job(session: Session, job_id: str) -> JobDeleted:
             hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it",
         )
     # A new job locks the weights that it starts from.
-    adapters = select(AdapterRow.id).where(AdapterRow.job_id == job_id).with_for_update()
-    adapter_ids = session.scalars(adapters).all()
+    adapters = select(AdapterRow.id, AdapterRow.model).where(AdapterRow.job_id == job_id)
+    models = {row.id: row.model for row in session.execute(adapters.with_for_update())}
     user = session.scalar(
         select(JobRow).where(
-            or_(JobRow.base_adapter_id.in_(adapter_ids), JobRow.forked_from == job_id),
+            or_(JobRow.base_adapter_id.in_(models), JobRow.forked_from == job_id),
             JobRow.state.not_in(TERMINAL),
         )
     )
@@ -61,4 +61,4 @@ def delete_job(session: Session, job_id: str) -> JobDeleted:
             execution_options={"synchronize_session": False},
         )
     session.execute(delete(JobRow).where(JobRow.id == job_id))
-    return JobDeleted(id=job_id)
+    return list(models.values())
