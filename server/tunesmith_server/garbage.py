@@ -31,8 +31,9 @@ class Garbage:
 
 
 def find(database: Database, storage: Storage, older_than: timedelta = BLOB_GRACE) -> Garbage:
-    """Return the content that `collect` would delete."""
-    installation.ensure(database, storage)
+    """Return the content that `collect` would delete; write nothing."""
+    if storage.installation_id() is not None:
+        installation.ensure(database, storage)
     with database.read() as session:
         return Garbage(sizes=blobs.unreferenced(session, older_than))
 
@@ -40,6 +41,7 @@ def find(database: Database, storage: Storage, older_than: timedelta = BLOB_GRAC
 def collect(database: Database, storage: Storage, older_than: timedelta = BLOB_GRACE) -> Garbage:
     """Delete unreferenced content and return it. A crash at any point is harmless: the next run
     deletes the rest."""
+    installation.ensure(database, storage)
     found, deleted = find(database, storage, older_than).sizes, dict[str, int]()
     names = sorted(found)
     for first in range(0, len(names), _BATCH):

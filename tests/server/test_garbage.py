@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +178,15 @@ def test_a_dry_run_shows_what_would_go_and_keeps_it(server: Server, gc: Any) -> 
     assert gc()[1].startswith("deleted 25 unused blobs")
     assert not any(server.storage.size(name) for name in listed)
     assert server.storage.size(name_of(b"kept")) == 4
+
+
+def test_a_dry_run_claims_no_store(server: Server, gc: Any, tmp_path: Path) -> None:
+    """A dry run with a wrong setting must not lock the owner of the store out."""
+    new = tmp_path / "new"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TUNESMITH_STORAGE_URL", new.as_uri())
+        assert gc("--dry-run")[:2] == (0, "would delete 0 unused blobs, 0 bytes\n")
+    assert Storage(new.as_uri()).installation_id() is None
 
 
 def test_gc_refuses_a_store_of_another_installation_until_it_is_adopted(
