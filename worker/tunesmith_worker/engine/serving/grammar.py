@@ -22,9 +22,18 @@ class Grammars:
     def __init__(self, tokenizer: Untyped, vocabulary: int, eos_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocabulary, self._eos = tokenizer, vocabulary, sorted(eos_ids)
         self._guide: Untyped = None
+        self._compiled: tuple[str, Untyped] | None = None
+        """The last schema and its matcher, in its first state."""
 
     def matcher(self, schema: str) -> Matcher:
-        """Compile a JSON schema. Raises UnusableGrammar."""
+        """Compile a JSON schema. Raises UnusableGrammar. All choices of a request have the same
+        schema, which is compiled once: that takes up to half a second."""
+        compiled = self._compiled
+        if compiled is None or compiled[0] != schema:
+            compiled = self._compiled = (schema, self._compile(schema))
+        return Matcher(compiled[1].deep_copy(), self._vocabulary)
+
+    def _compile(self, schema: str) -> Untyped:
         import llguidance.hf  # most requests need no grammar
 
         if self._guide is None:
@@ -40,7 +49,7 @@ class Grammars:
         if matcher.is_error():
             reason = matcher.get_error().splitlines()[0]
             raise UnusableGrammar(f"the JSON schema cannot be used: {reason}")
-        return Matcher(matcher, self._vocabulary)
+        return matcher
 
 
 class Matcher:
