@@ -83,7 +83,7 @@ def _named_schema(value: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
 
 
 NamedSchema = Annotated[
-    dict[str, Any], JsonBound(MAX_SCHEMA_BYTES), AfterValidator(_named_schema)
+    dict[str, Any], JsonBound(MAX_SCHEMA_BYTES, finite=True), AfterValidator(_named_schema)
 ]  # Any: JSON
 """`name` and `schema` of the answers, with `description` and `strict`, which change nothing."""
 

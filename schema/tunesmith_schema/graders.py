@@ -156,7 +156,7 @@ class JsonSchemaGrader(Request):
     """Name of the score."""
     input: Template = OUTPUT
     """Text to validate; a Markdown fence around it is ignored."""
-    json_schema: Annotated[dict[str, JsonValue], JsonBound(MAX_SCHEMA_BYTES)]
+    json_schema: Annotated[dict[str, JsonValue], JsonBound(MAX_SCHEMA_BYTES, finite=True)]
     """JSON Schema, draft 2020-12. `$ref` may only refer to the schema itself."""
 
     @field_validator("json_schema")

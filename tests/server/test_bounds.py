@@ -182,6 +182,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
             "type": "json_schema", "json_schema": {"enum": ["x" * 900] * 100}}}}},
         "method.reinforcement.grader.json_schema", "at most 65,536 bytes",
     ),
+    "a number in a grader's schema": (
+        {"method": {"type": "reinforcement", "reinforcement": {"grader": {
+            "type": "json_schema", "json_schema": {"maximum": float("inf")}}}}},
+        "method.reinforcement.grader.json_schema", "must be a finite number",
+    ),
     "a grader": (
         {"method": {"type": "reinforcement", "reinforcement": {"grader": {
             "type": "multi", "calculate_output": "a1", "graders": {

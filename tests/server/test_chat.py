@@ -3,6 +3,7 @@ as child of the API."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -265,14 +266,20 @@ def test_refusals_are_passed_on(client: OpenAI) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
             "response_format.json_schema", "invalid_request",
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {
+                "name": "a", "schema": {"maximum": float("inf")}}}},
+            "response_format.json_schema", "invalid_request",
+        ),
     ],
     ids=str,
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused_by_name(
     server: Server, body: dict[str, Any], param: str, code: str
 ) -> None:
-    whole = {"model": BASE, "messages": said("a"), **body}
-    reply = server.user.post("/v1/chat/completions", json=whole)
+    whole = json.dumps({"model": BASE, "messages": said("a"), **body})
+    headers = {"content-type": "application/json"}
+    reply = server.user.post("/v1/chat/completions", content=whole, headers=headers)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, param, code), error
 
