@@ -335,8 +335,13 @@ class RunReport(Response):
     """Effect of more rows per forward pass on throughput."""
     advice: Advice
     """Change with the largest expected gain."""
+    first_step: str | None = None
+    """What the self-check compared with plain torch in the attempt's first step, and what it did
+    not compare; null before that step, and with `recipe.self_check: false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
+    no_evaluation: str | None = None
+    """Reason why the result could not be evaluated; null if it was, or was not to be."""
 
 
 class AttemptSummary(Response):

@@ -55,6 +55,18 @@ def test_an_evaluation_is_shown_with_the_job_in_lists_and_by_itself(
     assert server.user.json(f"{url(claim)}/report")["evaluation"]["rows"] == 80
 
 
+def test_the_reason_of_a_missing_evaluation_is_in_the_refusal(
+    server: Server, claim: dict[str, Any]
+) -> None:
+    server.worker.report(claim, run_report=run_report(9, no_evaluation="MemoryError: no room"))
+    answer = server.user.get(f"{url(claim)}/evaluation")
+    assert answer.status_code == 404
+    message = answer.json()["error"]["message"]
+    assert message.endswith("has no evaluation: MemoryError: no room")
+    report = server.user.json(f"{url(claim)}/report")
+    assert report["no_evaluation"] == "MemoryError: no room"
+
+
 def test_a_later_report_without_an_evaluation_keeps_the_verdict(
     server: Server, claim: dict[str, Any]
 ) -> None:

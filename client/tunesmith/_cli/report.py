@@ -95,6 +95,10 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
         yield "peak memory", ", ".join(known)
     if layers := _layers(report.layers):
         yield "layers", layers
+    if report.first_step is not None:
+        yield "first step", report.first_step
+    if report.no_evaluation is not None:
+        yield "evaluation", f"none: {report.no_evaluation}"
     if report.queued_seconds is not None:
         yield "queued", _whole_seconds(report.queued_seconds)
     if report.paused_seconds:

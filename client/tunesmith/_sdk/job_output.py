@@ -82,8 +82,8 @@ class JobOutput:
     def evaluation(self, job_id: str) -> JobEvaluation:
         """Return the evaluation of the job's result: base against tuned model.
 
-        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, and with
-        `recipe.evaluate: false`.
+        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, with
+        `recipe.evaluate: false`, and if the evaluation failed; the message then has the reason.
         """
         path = path_of("fine_tuning", "jobs", job_id, "evaluation")
         return self._http.get(JobEvaluation, path)

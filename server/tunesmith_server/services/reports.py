@@ -62,8 +62,10 @@ def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt.desc())
     )
+    reason = None
     for row in rows:
         evaluation = row.content.get("evaluation")
+        reason = reason or row.content.get("no_evaluation")
         if not evaluation:
             continue
         try:
@@ -74,7 +76,7 @@ def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
             raise _unreadable(f"evaluation of attempt {row.attempt}", error) from error
     raise NotFound(
         ErrorCode.NO_EVALUATION,
-        f"job {job.id!r} has no evaluation",
+        f"job {job.id!r} has no evaluation" + (f": {reason}" if reason else ""),
         hint="a job evaluates its result after training, unless recipe.evaluate is false; its "
         "events give the reason of a failed evaluation",
     )

@@ -20,14 +20,16 @@ from tests.tiny_model import make_tiny_model
 from tests.worker.conftest import MakeRun
 from tests.worker.engine.verify import faults
 from tests.worker.runs import QUESTIONS, read_events, read_result
-from tunesmith_schema import ErrorCategory, ErrorCode, Recipe, RunSpec
+from tunesmith_schema import ErrorCategory, ErrorCode, Recipe, RunReport, RunSpec
 from tunesmith_schema.verification import Verification
 from tunesmith_worker.engine.model import adapters
+from tunesmith_worker.engine.patches import Patched
 from tunesmith_worker.engine.verify.__main__ import verify
 from tunesmith_worker.engine.verify.compare import ResultMismatch
 from tunesmith_worker.engine.verify.files import verified_files
 from tunesmith_worker.rundir.paths import write_json
 from tunesmith_worker.trainer import outputs, read_back
+from tunesmith_worker.trainer.methods.sft import SFTTrainer
 from tunesmith_worker.trainer.run import main
 
 FAST: dict[str, Any] = {  # Any: JSON
@@ -38,6 +40,7 @@ FAST: dict[str, Any] = {  # Any: JSON
     "learning_rate": 1e-3,
     "lora": {"r": 4},
 }
+BF16 = FAST | {"precision": "bf16"}
 NEW = FAST | {"add_tokens": ["<think>", "zwölf"]}
 FULL = FAST | {"tuning": "full", "lora": None}
 
@@ -150,6 +153,20 @@ def test_a_fault_of_saving_is_refused_before_success(
     assert result.error.category == ErrorCategory.INFRASTRUCTURE
     assert named in result.error.message
     assert not (run / "adapter" / "verification.json").exists()
+
+
+def test_swapped_layers_are_refused_although_bf16_logits_hide_them(
+    honest: Callable[..., Path], tiny_model: Path, tmp_path: Path
+) -> None:
+    download = tmp_path / "download"
+    shutil.copytree(honest(BF16) / "adapter", download)
+    faults.swap_two_layers(download)
+    relabel(download)
+    with pytest.raises(ResultMismatch, match=r"the values of 2 of them are under another name"):
+        verify(download, str(tiny_model))
+    forget_record(download)
+    relabel(download)
+    verify(download, str(tiny_model))
 
 
 def forget_record(folder: Path) -> None:
@@ -272,6 +289,69 @@ def test_an_error_that_is_no_mismatch_is_a_warning(
     assert not (run / "adapter" / "verification.json").exists()
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
     assert any("The result was not read back: MemoryError" in text for text in warnings)
+
+
+def test_an_error_of_patching_again_does_not_hide_a_mismatch(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a warning of the evaluation, and only if the result is the trained model."""
+    ended = []
+
+    def train(trainer: Any, **arguments: Any) -> Any:
+        result = right(trainer, **arguments)
+        ended.append(1)
+        return result
+
+    def redo(patched: Any) -> None:
+        if ended:
+            raise MemoryError("no room for fused weights")
+        patch_again(patched)
+
+    right, patch_again = SFTTrainer.train, Patched.redo
+    monkeypatch.setattr(SFTTrainer, "train", train)
+    monkeypatch.setattr(Patched, "redo", redo)
+    sound = make_run(QUESTIONS, recipe=FAST | {"evaluate": True}, name="sound")
+    assert main(sound) == 0
+    assert (sound / "adapter" / "verification.json").exists()
+    report = RunReport.model_validate_json((sound / "report.json").read_bytes())
+    assert report.no_evaluation == "MemoryError: no room for fused weights"
+
+    ended.clear()
+    save = adapters.save_trained
+
+    def save_wrongly(folder: Path, *args: Any, **kwargs: Any) -> Any:
+        saved = save(folder, *args, **kwargs)
+        faults.double_alpha(folder)
+        return saved
+
+    monkeypatch.setattr(outputs, "save_trained", save_wrongly)
+    wrong = make_run(QUESTIONS, recipe=FAST, name="wrong")
+    assert main(wrong) == 1
+    error = read_result(wrong).error
+    assert error is not None
+    assert error.code == ErrorCode.RESULT_MISMATCH
+
+
+def test_a_full_result_that_was_not_read_back_says_why_it_has_no_evaluation(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(read_back, "load_full", fail)
+    run = make_run(QUESTIONS, recipe=FULL | {"evaluate": True})
+    assert main(run) == 0
+    reason = (
+        "with full tuning, the result is read back in the memory of the trained weights, and it "
+        "could not be read back"
+    )
+    report = RunReport.model_validate_json((run / "report.json").read_bytes())
+    assert report.no_evaluation == reason
+    warning = read_events(run)[-1]
+    assert (warning.level, warning.message) == (
+        "warn",
+        f"The result is saved, but it could not be evaluated: {reason}",
+    )
 
 
 def test_a_model_that_derives_positions_from_the_padding_token_is_saved_as_trained(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tunesmith_schema.retention import selection_loss
@@ -23,6 +25,7 @@ from .context import RunContext
 from .evaluation.evaluate import evaluate_result
 from .evaluation.models import (
     EvaluatedModel,
+    LeftOut,
     Weights,
     free_training_memory,
     full_models,
@@ -91,16 +94,45 @@ def reinforcement_evaluation(
     )
 
 
+def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
+    """Save the weights of the last step for the evaluation, if the result has those of an earlier
+    `step` and reading it back replaces the weights in memory. Return their folder, else None.
+
+    An error is not raised: the evaluation then leaves these weights out."""
+    last = ready.trainer.state.global_step
+    if ready.evaluator is None or ready.reference is not None or step == last:
+        return None
+    folder = context.run.checkpoints / f".last-{last}.part"
+    with suppress(Exception):  # e.g. a full disk; the result is saved already
+        ready.saving.weights(folder)
+    return folder
+
+
 def evaluation_of(
-    context: RunContext, loaded: LoadedModel, ready: PreparedRun, step: int
+    context: RunContext,
+    loaded: LoadedModel,
+    ready: PreparedRun,
+    step: int,
+    *,
+    last: Path | None,
+    intact: bool,
 ) -> Callable[[], None] | None:
     """Return the evaluation of the saved result; None with `recipe.evaluate: false`.
 
-    `step`: step of the result."""
-    if ready.evaluator is None:
+    `step`: step of the result. `last`: see `keep_last_weights`. `intact`: return value of
+    `read_back`."""
+    evaluator = ready.evaluator
+    if evaluator is None:
         return None
 
     def models() -> Sequence[EvaluatedModel]:
+        if not intact and ready.reference is None:
+            raise LeftOut(
+                "with full tuning, the result is read back in the memory of the trained weights, "
+                "and it could not be read back"
+            )
+        if ready.patched is not None:
+            ready.patched.redo()  # `read_back` removed the kernels
         free_training_memory(ready.trainer)
         weights = _weights(context, ready.trainer.state.global_step, step, ready.callbacks)
         if ready.reference is not None:
@@ -110,19 +142,17 @@ def evaluation_of(
             refusal = "the run started from random weights (recipe.from_scratch)"
         elif loaded.new_tokens.ids:
             refusal = "the base model lacks the added tokens (recipe.add_tokens)"
-        # The result was read back in the memory of the trained weights.
-        weights = replace(weights, last_step=weights.result_step)
+        weights = replace(weights, last=last)
         return full_models(loaded.model, context.spec.model_path, weights, base_refusal=refusal)
 
-    return partial(
-        evaluate_result,
-        context.run,
-        context.events,
-        context.control,
-        context.recorder,
-        ready.evaluator,
-        models,
-    )
+    def evaluate() -> None:
+        evaluate_result(
+            context.run, context.events, context.control, context.recorder, evaluator, models
+        )
+        if last is not None:
+            shutil.rmtree(last, ignore_errors=True)
+
+    return evaluate
 
 
 def _weights(context: RunContext, last: int, result: int, callbacks: Callbacks) -> Weights:

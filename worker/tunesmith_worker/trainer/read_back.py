@@ -31,7 +31,6 @@ from tunesmith_worker.rundir.errors import RunError, error_text
 from tunesmith_worker.rundir.fingerprint import fingerprint
 from tunesmith_worker.rundir.paths import file_hash, write_json
 from tunesmith_worker.trainer.checkpoints.identity import made_with
-from tunesmith_worker.trainer.selfcheck.model_runs import stock_modules
 
 from .context import RunContext
 from .load import LoadedModel
@@ -55,11 +54,14 @@ def read_back(
     """Read the result back, compare it with the probe and write verification.json. Return False if
     the comparison failed for a reason that is not in the files.
 
-    Afterwards, a fully tuned model has the weights from the files. Raises RunError
-    `result_mismatch` if the files are not the trained model. Any other error is a warning, because
-    it does not tell that the files are wrong."""
+    Afterwards the model has no kernels, because an error of patching again would hide a mismatch,
+    and a fully tuned model has the weights from the files. Raises RunError `result_mismatch` if the
+    files are not the trained model. Any other error is a warning, because it does not tell that the
+    files are wrong."""
     try:
-        comparison = _compare(context, loaded, patched, saved)
+        if patched is not None:
+            patched.undo()
+        comparison = _compare(context, loaded, saved)
     except ResultMismatch as error:
         raise RunError(
             ErrorCode.RESULT_MISMATCH,
@@ -83,9 +85,8 @@ def read_back(
     return True
 
 
-def _compare(
-    context: RunContext, loaded: LoadedModel, patched: Patched | None, saved: SavedWeights
-) -> Comparison:
+def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> Comparison:
+    """Compare the saved files with the probe. The model must have no kernels."""
     folder, model = context.run.adapter, loaded.model
     probe = folder / PROBE_FILE
     if not probe.is_file():
@@ -93,26 +94,13 @@ def _compare(
     if saved.probe_sha256 is not None and file_hash(probe) != saved.probe_sha256:
         raise ResultMismatch(f"{PROBE_FILE} is not the file that was written with these weights")
     arithmetic = _arithmetic(context, loaded)
-    mismatch = None
-    try:
-        with stock_modules(patched):
-            try:
-                if not isinstance(model, peft.PeftModel):
-                    dtype = weights_dtype(loaded.load_plan)
-                    return compare_folder(
-                        folder, lambda: _reload_full(model, folder, dtype), arithmetic
-                    )
-                check_base_name(folder, context.spec.model)
-                with structure_kept(model):
-                    base = unwrap(model)
-                    return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
-            except ResultMismatch as error:
-                mismatch = error
-    except Exception:  # leaving `stock_modules` patches again, which may run out of memory
-        if mismatch is None:
-            raise
-    assert mismatch is not None, "nothing else gets here"
-    raise mismatch
+    if not isinstance(model, peft.PeftModel):
+        dtype = weights_dtype(loaded.load_plan)
+        return compare_folder(folder, lambda: _reload_full(model, folder, dtype), arithmetic)
+    check_base_name(folder, context.spec.model)
+    with structure_kept(model):
+        base = unwrap(model)
+        return compare_folder(folder, lambda: load_adapter(base, folder), arithmetic)
 
 
 def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:

@@ -160,7 +160,7 @@ def train(
     waited_for_imports = waited.imports if waited else 0.0
     quantized = recipe.quantization != "none"
     with events.phase("import", waited=waited_for_imports), quick_imports(quantized=quantized):
-        from .evaluate_run import evaluation_of
+        from .evaluate_run import evaluation_of, keep_last_weights
         from .load import load
         from .read_back import read_back
 
@@ -199,7 +199,8 @@ def train(
         step, saved = callbacks.stopping.result(run.adapter, steps, ready.saving.weights)
         if saved.adapter is not None:
             events.message(saved.adapter.summary(), data=saved.adapter.as_data())
-        intact = read_back(context, loaded, ready.patched, step, saved) or recipe.tuning == "lora"
+        last = keep_last_weights(context, ready, step)
+        intact = read_back(context, loaded, ready.patched, step, saved)
     result = RunResult(
         outcome="succeeded",
         kind="full" if recipe.tuning == "full" else "lora",
@@ -208,7 +209,7 @@ def train(
         trained_tokens=trainer.trained_tokens,
         metrics=callbacks.run.metrics,
     )
-    return result, evaluation_of(context, loaded, ready, step) if intact else None
+    return result, evaluation_of(context, loaded, ready, step, last=last, intact=intact)
 
 
 def command() -> int:

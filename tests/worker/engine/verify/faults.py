@@ -45,6 +45,18 @@ def zero_one_b(folder: Path) -> None:
     edit_tensors(folder, zero)
 
 
+def swap_two_layers(folder: Path) -> None:
+    """Every tensor is in the file, two of them under each other's name."""
+
+    def swap(tensors: dict[str, torch.Tensor]) -> None:
+        first, second = (f"layers.{i}.self_attn.q_proj.lora_A" for i in (0, 1))
+        a = next(name for name in tensors if first in name)
+        b = next(name for name in tensors if second in name)
+        tensors[a], tensors[b] = tensors[b], tensors[a]
+
+    edit_tensors(folder, swap)
+
+
 def name_another_base(folder: Path) -> None:
     edit_json(folder / CONFIG, base_model_name_or_path="acme/other")
 

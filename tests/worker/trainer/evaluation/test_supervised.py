@@ -150,6 +150,20 @@ def test_weights_that_are_not_the_result_are_compared_too(
     assert {c.level for c in found.comparisons} == {0.975}
 
 
+def test_full_tuning_compares_the_last_step_with_the_best(make_run: MakeRun) -> None:
+    """Reading the result back replaces the last weights in memory, so they are saved before."""
+    contrary = [{"question": row["question"], "answer": "No."} for row in TRAIN]
+    recipe = {"keep": "best", "eval_steps": 1, "learning_rate": 0.1, "max_steps": 4}
+    run = make_run(TRAIN, valid=contrary * 2, recipe=FAST | recipe | {"tuning": "full"})
+    assert main(run) == 0
+    figures, valid = scores(evaluation(run)), event_data(run, EventKind.METRICS)
+    by_step = {m["step"]: m["valid_loss"] for m in valid if "valid_loss" in m}
+    assert figures["tuned"].step == read_result(run).step < 4
+    assert figures["tuned"].loss == pytest.approx(by_step[read_result(run).step], rel=1e-4)
+    assert (figures["last"].step, figures["last"].loss) == (4, pytest.approx(by_step[4], rel=1e-4))
+    assert not list((run / "checkpoints").glob(".*"))
+
+
 def test_the_best_checkpoint_is_compared_with_the_result(make_run: MakeRun) -> None:
     contrary = [{"question": row["question"], "answer": "No."} for row in TRAIN]
     recipe = FAST | {"eval_steps": 1, "save_steps": 1, "learning_rate": 0.02}

@@ -47,14 +47,19 @@ def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: floa
 
 
 def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
-    """Check that each trained tensor is among the saved tensors, bit for bit."""
+    """Check that each trained tensor is saved under its own name, bit for bit.
+
+    `trained`, `saved`: checksums by the name in the saved file."""
+    lost = [name for name, checksum in trained.items() if saved.get(name) != checksum]
+    if not lost:
+        return
     present = set(saved.values())
-    lost = [name for name, checksum in trained.items() if checksum not in present]
-    if lost:
-        raise ResultMismatch(
-            f"{where} lacks the values of {len(lost)} of {len(trained)} trained tensors "
-            f"(tolerance: 0): {_some(lost)}"
-        )
+    moved = sum(trained[name] in present for name in lost)
+    raise ResultMismatch(
+        f"{where} lacks the values of {len(lost)} of {len(trained)} trained tensors "
+        f"(tolerance: 0): {_some(lost)}"
+        + (f"; the values of {moved} of them are under another name" if moved else "")
+    )
 
 
 def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) -> None:

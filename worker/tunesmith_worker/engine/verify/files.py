@@ -51,6 +51,13 @@ def tensor_checksums(folder: Path) -> dict[str, str]:
         return {name: checksum(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  # not a dict
 
 
+def name_in_file(parameter: str) -> str:
+    """Return the name of a trained parameter in the adapter's file.
+
+    PEFT leaves out the adapter's name, and the wrapper of a wholly trained module."""
+    return parameter.replace(".modules_to_save.default.", ".").replace(".default", "")
+
+
 def base_name(folder: Path) -> str:
     """Return the base model's name in adapter_config.json."""
     with explain_unreadable(CONFIG):

@@ -18,7 +18,7 @@ from .compare import (
     compare_logits,
     compare_scaling,
 )
-from .files import WEIGHTS, read_probe, tensor_checksums
+from .files import WEIGHTS, name_in_file, read_probe, tensor_checksums
 from .load import raise_unrelated
 from .tolerance import tolerance
 
@@ -32,7 +32,8 @@ def compare_folder(folder: Path, load: Callable[[], Untyped], arithmetic: Arithm
     probe = read_probe(folder)
     adapter = (folder / WEIGHTS).exists()
     if adapter:
-        compare_checksums(probe.tensors, tensor_checksums(folder), WEIGHTS)
+        trained = {name_in_file(name): checksum for name, checksum in probe.tensors.items()}
+        compare_checksums(trained, tensor_checksums(folder), WEIGHTS)
     elif probe.scaling:
         raise ResultMismatch(f"{WEIGHTS} is missing")
     model = load()

@@ -14,7 +14,10 @@ from tunesmith_worker.rundir.paths import RunDirectory, write_json
 from tunesmith_worker.trainer.report.recorder import RunRecorder
 
 from .budget import Budget
-from .models import EvaluatedModel
+from .models import EvaluatedModel, LeftOut
+
+MOST_TEXT = 1000
+"""Maximum length of an error's text in the run report."""
 
 
 class Evaluator(Protocol):
@@ -32,7 +35,7 @@ def evaluate_result(
     models: Callable[[], Sequence[EvaluatedModel]],
 ) -> None:
     """Evaluate the models after the result is saved. Never raises an exception: the result stays
-    valid, and an event gives the reason."""
+    valid, and an event and the run report give the reason."""
     clock = recorder.clock
     budget = Budget(clock.wall, stop_requested=lambda: control.stop_requested, mark=clock.mark)
     try:
@@ -46,9 +49,10 @@ def evaluate_result(
             data=evaluation.summary().model_dump(mode="json") | {"left_out": evaluation.left_out},
         )
     except Exception as error:  # any model, grader or disk may fail here
+        kind = "" if isinstance(error, LeftOut) else f"{type(error).__name__}: "
+        recorder.no_evaluation = f"{kind}{error_text(error)}"[:MOST_TEXT]
         with suppress(OSError):
             events.message(
-                f"The result is saved, but it could not be evaluated: "
-                f"{type(error).__name__}: {error_text(error)}",
+                f"The result is saved, but it could not be evaluated: {recorder.no_evaluation}",
                 level="warn",
             )

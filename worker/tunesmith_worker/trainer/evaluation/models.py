@@ -58,6 +58,8 @@ class Weights:
     """Step of the best checkpoint, if it is neither the result nor the last step."""
     best: Path | None = None
     """Folder of the best checkpoint."""
+    last: Path | None = None
+    """Folder of the last step's weights, if the model in memory has the result's instead."""
 
 
 def lora_models(
@@ -91,7 +93,14 @@ def full_models(
             yield second
 
     def stored(folder: Path) -> Callable[[], AbstractContextManager[Untyped]]:
-        return lambda: _second_model(model, str(folder))
+        @contextmanager
+        def use() -> Iterator[Untyped]:
+            if not folder.is_dir():
+                raise LeftOut("its weights could not be saved")
+            with _second_model(model, str(folder)) as second:
+                yield second
+
+        return use
 
     return _in_order(weights, lambda: _evaluating(model), base, stored)
 
@@ -103,13 +112,15 @@ def _in_order(
     weights: Weights, in_memory: Use, base: Use, stored: Callable[[Path], Use]
 ) -> list[EvaluatedModel]:
     """Return the tuned model, the base model, and the best or the last weights if they differ."""
-    tuned = in_memory if weights.result_step == weights.last_step else stored(weights.result)
+    ends_with_result = weights.result_step == weights.last_step or weights.last is not None
+    tuned = in_memory if ends_with_result else stored(weights.result)
+    last = in_memory if weights.last is None else stored(weights.last)
     models = [
         EvaluatedModel(name="tuned", step=weights.result_step, use=tuned),
         EvaluatedModel(name="base", step=None, use=base),
     ]
     if weights.result_step != weights.last_step:
-        models.append(EvaluatedModel(name="last", step=weights.last_step, use=in_memory))
+        models.append(EvaluatedModel(name="last", step=weights.last_step, use=last))
     if weights.best is not None:
         models.append(EvaluatedModel(name="best", step=weights.best_step, use=stored(weights.best)))
     return models

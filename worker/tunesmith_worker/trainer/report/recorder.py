@@ -37,6 +37,10 @@ class RunRecorder:
         self._watch: TrainingWatch | None = None
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
+        self.first_step: str | None = None
+        """What the self-check compared in the attempt's first step, and what it did not."""
+        self.no_evaluation: str | None = None
+        """Reason why the result could not be evaluated."""
 
     def watch(
         self,
@@ -102,6 +106,7 @@ class RunRecorder:
         report = empty_report(self.attempt, self._started_at)
         report.outcome, report.phases = outcome, self.clock.read()
         report.wall_seconds = sum(report.phases.values())
+        report.first_step, report.no_evaluation = self.first_step, self.no_evaluation
         if self._watch is not None:
             self._watch.fill_in(report)
         return complete_report(report)
