@@ -32,7 +32,7 @@ from tunesmith_schema import Recipe, RunSpec
 from tunesmith_worker.trainer import run
 from tunesmith_worker.trainer import selfcheck as self_check
 from tunesmith_worker.trainer.callbacks import RunCallback
-from tunesmith_worker.trainer.selfcheck.shadow import supervised
+from tunesmith_worker.trainer.selfcheck.shadow import budget
 from tunesmith_worker.trainer.selfcheck.shadow.callback import FirstStepShadow
 from tunesmith_worker.trainer.selfcheck.shadow.relook import RunningLook
 
@@ -71,7 +71,7 @@ def main() -> int:
     looks: list[float] = []
     _time_the_self_check(spent)
     _time_steps(steps)
-    supervised.SECONDS = math.inf  # compare the whole step, as in a run of 200 steps
+    budget.SECONDS = math.inf  # compare the whole step, as in a run of 200 steps
     _time_callback(FirstStepShadow, shadows)
     _time_callback(RunningLook, looks)
     cases = {}

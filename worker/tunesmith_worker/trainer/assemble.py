@@ -27,8 +27,8 @@ from .evaluation.evaluate import Evaluator
 from .load import LoadedModel
 from .outputs import Callbacks, OutputWriter
 from .selfcheck.check_context import CheckContext
-from .selfcheck.shadow.callback import FirstStepShadow, StepCheck
-from .selfcheck.shadow.relook import RunningLook
+from .selfcheck.shadow import FirstStepShadow, RunningLook
+from .selfcheck.shadow.watch import StepCheck
 
 Untyped = Any  # Any: transformers, TRL and PEFT are not typed
 
@@ -169,7 +169,7 @@ def resolve_memory(
 def watch_first_step(
     context: RunContext, checked: CheckContext, check: StepCheck, callbacks: Callbacks
 ) -> None:
-    """Let the self-check compare the first step with plain torch, and look again later."""
+    """Let the self-check compare the first step of the attempt with plain torch, and later ones."""
     if not checked.recipe.self_check:
         return
     for kind in (FirstStepShadow, RunningLook):
@@ -178,7 +178,7 @@ def watch_first_step(
                 checked,
                 check,
                 context.events,
-                context.recorder.clock,
+                context.recorder,
                 exclude_time=callbacks.run.exclude,
             )
         )

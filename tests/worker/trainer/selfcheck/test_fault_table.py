@@ -17,7 +17,7 @@ from tests.worker.trainer.selfcheck.shadow.test_first_step import FOUR
 
 from . import test_row_lengths, test_tripwires
 from .planted import Plant, trained
-from .shadow import test_first_policy_step, test_later_steps
+from .shadow import test_first_policy_step, test_later_steps, test_resumed_step
 from .test_planted_faults import FAULTS as BEFORE
 
 Untyped = Any  # Any: transformers is untyped
@@ -82,6 +82,9 @@ STOPPED: dict[str, tuple[object, ...]] = {
     "clipping stops after the first step": (test_later_steps.no_clipping_later,),
     "the same rows each step": (test_later_steps.same_rows,),
     "the same prompts each step": (test_later_steps.same_prompts,),
+    "a wrong normaliser, lost updates or no clipping after a resume point": tuple(
+        test_resumed_step.FAULTS.values()
+    ),
     "LoRA's A never changes": (test_later_steps.first_factor_restored,),
     "a flipped advantage": (POLICY["flipped advantage"],),
     "a flipped policy loss": (POLICY["flipped loss"],),

@@ -8,8 +8,9 @@ gradient, so the rows of this step can be rerun to find the cause.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class StepRecord:
     """Number of tokens that the loss is divided by, on the device; None for GRPO."""
     random_state: RandomState
     """Random state before the step."""
+    began: float = field(default_factory=time.perf_counter)
+    """Start of the forward passes, as read from `time.perf_counter`."""
 
 
 class NanGuard:

@@ -110,6 +110,16 @@ class Grading:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         self._loop = asyncio.Runner()
 
+    @property
+    def grader(self) -> str | None:
+        """Name of the job's grader; None without one."""
+        return None if self._spec is None else self._spec.name
+
+    @property
+    def local(self) -> tuple[str, ...]:
+        """Names of the local reward functions."""
+        return tuple(reward.name for reward in self._local)
+
     def begin(
         self, prompts: Sequence[Prompt], trainer_state: object = None, *, trains: bool = True
     ) -> Round:

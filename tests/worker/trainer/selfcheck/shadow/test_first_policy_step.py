@@ -167,7 +167,10 @@ def test_a_good_run_gives_no_alarm(make_run: MakeRun, name: str) -> None:
     run = make(make_run, GOOD[name])
     assert main(run) == 0, read_result(run).error
     (detail,) = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
-    assert detail.startswith("advantages equal those of the recorded rewards, 6 completions graded")
+    assert detail.startswith(
+        "advantages equal those of the recorded rewards; rewards of length were graded again for 6 "
+        "of 6 completions; all 6 completions"
+    )
     assert "loss, gradient norm and gradient equal plain torch" in detail
     assert ("repetition of the step without dropout" in detail) == (name == "dropout")
 
@@ -184,6 +187,18 @@ def test_a_grader_that_is_not_deterministic_gives_a_warning(
     assert main(run) == 0, read_result(run).error
     warnings = [e.message for e in read_events(run) if e.level == "warn"]
     assert any("rewards: the grader is not deterministic" in text for text in warnings), warnings
+
+
+def test_rewards_that_are_not_graded_again_are_named(make_run: MakeRun, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def short(completions, **_):\n    return [-len(one) for one in completions]\n")
+    run = make(make_run, {})
+    assert main(run, rewards=[f"{file}:short"]) == 0, read_result(run).error
+    (detail,) = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
+    assert (
+        "rewards of length were graded again for 6 of 6 completions; rewards of short were not "
+        "graded again, because local reward functions may have side effects"
+    ) in detail
 
 
 def test_a_run_is_the_same_to_the_bit_without_it(make_run: MakeRun) -> None:

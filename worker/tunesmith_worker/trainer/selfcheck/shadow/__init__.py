@@ -1,4 +1,4 @@
-"""Shadow of the run's first optimizer step: the same step in plain torch on the stock modules.
+"""Shadow of an attempt's first optimizer step: the same step in plain torch on the stock modules.
 
 Start reading at `callback.FirstStepShadow`. `supervised.py` computes the expected step of a
 supervised run, `reinforcement.py` that of a reinforcement run, and `update.py` checks the change of
@@ -7,6 +7,7 @@ the weights for every method.
 
 from .callback import FirstStepShadow
 from .reinforcement import ReinforcementStep
+from .relook import RunningLook
 from .supervised import SupervisedStep
 
-__all__ = ["FirstStepShadow", "ReinforcementStep", "SupervisedStep"]
+__all__ = ["FirstStepShadow", "ReinforcementStep", "RunningLook", "SupervisedStep"]

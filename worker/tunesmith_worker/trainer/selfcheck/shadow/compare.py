@@ -51,13 +51,21 @@ class RunStep:
     """Results of the run's own step."""
 
     loss: float | None
-    """None if only a sample of micro-batches is compared."""
+    """None if it has parts that plain torch does not compute."""
     norm: float | None
-    """Gradient norm before clipping, as the run reports it; None as for `loss`."""
+    """Gradient norm before clipping, as the run reports it; None for a sample of tensors."""
     gradients: Gradients
     """Gradients that the optimizer receives; before clipping if only a sample is compared."""
-    max_norm: float
+    max_norm: float = 0.0
     """Norm to which gradients are clipped; 0 for no clipping."""
+
+    def only(self, tensors: frozenset[str] | None) -> RunStep:
+        """Return the step with the gradients before clipping of some tensors; None for all."""
+        if tensors is None:
+            return self
+        factor = 1.0 if self.norm is None else clip_factor(self.norm, self.max_norm)
+        chosen = {n: g.float() / factor for n, g in self.gradients.items() if n in tensors}
+        return RunStep(loss=self.loss, norm=None, gradients=chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,25 @@ def differences(run: RunStep, expected: ExpectedStep, tolerance: Tolerance) -> D
     )
 
 
+def describe(rows: str, run: RunStep, found: Differences, tensors: frozenset[str] | None) -> str:
+    """Describe an equal step. `rows`: the compared rows. `tensors`: None for all tensors."""
+    some = "" if tensors is None else f" of a sample of {len(tensors)} tensors"
+    parts = [("gradient" + some, found.whole)]
+    if run.norm is not None:
+        parts.insert(0, ("gradient norm", found.norm))
+    if run.loss is not None:
+        parts.insert(0, ("loss", found.loss))
+    names, values = [name for name, _ in parts], [f"{value:.0e}" for _, value in parts]
+    verb = "equal" if len(parts) > 1 else "equals"
+    return (
+        f"{rows}: {_listed(names)} {verb} plain torch on the stock modules within {_listed(values)}"
+    )
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items[:-1]) + (" and " if items[:-1] else "") + items[-1]
+
+
 def check_step(
     run: RunStep, expected: ExpectedStep, tolerance: Tolerance, find_cause: Cause
 ) -> tuple[Differences, list[Finding]]:
@@ -143,7 +170,7 @@ def check_step(
         f"the gradient of {found.tensor} differs by {found.gradient:.1e} "
         f"(tolerance {tolerance.gradient:.0e})"
     )
-    parts.append(", ".join(values[:-1]) + (" and " if values[:-1] else "") + values[-1] + ".")
+    parts.append(_listed(values) + ".")
     return found, [fault(" ".join(parts))]
 
 

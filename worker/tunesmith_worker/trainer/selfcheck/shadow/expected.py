@@ -72,12 +72,14 @@ def expected_step(
     row_loss: RowLoss,
     device: torch.device,
     temperature: float = 1.0,
+    group_tokens: int = GROUP_TOKENS,
 ) -> ExpectedStep:
     """Return the sum of all rows' losses, and its gradient.
 
-    `model`: stock modules in eval mode, without gradients. Rows without labels are left out."""
+    `model`: stock modules in eval mode, without gradients. Rows without labels are left out.
+    `group_tokens`: maximum tokens of a forward pass, unless a single row has more."""
     gradients, total = GradientSum(model), 0.0
-    for group in _groups(model, rows):
+    for group in _groups(model, rows, group_tokens):
         with torch.enable_grad():
             scores = _log_probs(model, [rows[place] for place in group], device, temperature)
             parts = [row_loss(place, row) for place, row in zip(group, scores, strict=True)]
@@ -120,10 +122,10 @@ def _log_probs(
     return list(chosen.split([row.labelled for row in rows]))
 
 
-def _groups(model: Untyped, rows: Sequence[FedRow]) -> list[list[int]]:
+def _groups(model: Untyped, rows: Sequence[FedRow], tokens: int = GROUP_TOKENS) -> list[list[int]]:
     """Group the indices of rows of similar length, longest first."""
     vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 1))
-    limit = min(GROUP_TOKENS, GROUP_LOGITS // vocabulary)
+    limit = min(tokens, GROUP_LOGITS // vocabulary)
     groups: list[list[int]] = []
     places = [place for place, row in enumerate(rows) if row.labelled]
     for place in sorted(places, key=lambda i: -len(rows[i].ids)):

@@ -6,7 +6,6 @@ reach the model are found.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +65,6 @@ class FedStep:
     """Inputs of the model in one step."""
 
     record: StepRecord
-    began: float
     batches: list[dict[str, Untyped]] = field(default_factory=list)
     """The inputs of each micro-batch."""
     sampled: int | None = None
@@ -95,7 +93,7 @@ class FeedRecorder:
             return
         record = self._trainer.guard.current_step
         if self._step is None or self._step.record is not record:  # also if a step is repeated
-            self._step = FedStep(record=record, began=time.perf_counter())
+            self._step = FedStep(record=record)
         step = self._step
         count = self._trainer.current_gradient_accumulation_steps
         if len(step.batches) == max(1, int(self._share * count)) and self._share < 1:

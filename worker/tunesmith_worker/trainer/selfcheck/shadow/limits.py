@@ -1,4 +1,4 @@
-"""Limits of the comparison with plain torch: tolerance, memory, and unsupported models."""
+"""Limits of the comparison with plain torch: tolerance, and unsupported models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from tunesmith_worker.trainer.selfcheck.row_lengths import stable_length
 from .compare import COARSE, FP32, FP32_GPU, Tolerance
 
 Untyped = Any  # Any: transformers is not typed
-
-MEMORY_SHARE = 0.5
-"""Share of free memory that plain torch may take."""
 
 
 def tolerance_of(context: SupervisedContext | ReinforcementContext) -> Tolerance:
@@ -43,13 +40,18 @@ def stays_in_eval(model: Untyped) -> Iterator[None]:
         del model.__dict__["train"]
 
 
-def bytes_needed(model: Untyped, longest: int) -> int:
-    """Predict the memory of plain torch: fp32 gradients, and activations of the longest row."""
-    config = model.config.get_text_config()
-    trained: int = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    hidden = int(getattr(config, "hidden_size", 0) or 0)
-    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-    heads = int(getattr(config, "num_attention_heads", 0) or 0)
-    vocabulary = int(getattr(config, "vocab_size", 0) or 0)
-    activations = longest * (layers * (40 * hidden + 2 * heads * longest) + 4 * vocabulary)
-    return 4 * (3 * trained + activations)
+@contextmanager
+def trained_only(model: Untyped, tensors: frozenset[str] | None) -> Iterator[None]:
+    """Let only some tensors have gradients within the block; None for all."""
+    frozen = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if tensors is not None and parameter.requires_grad and name not in tensors
+    ]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)

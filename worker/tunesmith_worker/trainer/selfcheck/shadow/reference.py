@@ -62,12 +62,14 @@ class ReferenceCheck:
     def log_probs(self, rows: Sequence[FedRow]) -> dict[int, torch.Tensor]:
         """Return the reference's log-probs by row, on the stock modules of the running block.
 
-        In full tuning this is the model itself, which equals the reference before the first
-        update."""
+        In full tuning this is the model itself before the first update, which equals the reference,
+        and later the trainer's copy."""
         context = self._context
         temperature = context.trainer.plan.temperature
         if context.full:
-            return label_log_probs(context.model, rows, context.device, temperature)
+            updated = context.trainer.state.global_step > 0
+            model = context.trainer.ref_model if updated else context.model
+            return label_log_probs(model, rows, context.device, temperature)
         with disabled_adapter(context.model), _values(self._initial):
             return label_log_probs(context.model, rows, context.device, temperature)
 

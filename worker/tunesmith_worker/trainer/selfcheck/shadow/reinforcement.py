@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.rollout import FinishReason
 from tunesmith_worker.trainer.methods.groups import ROWS
 from tunesmith_worker.trainer.methods.rollouts import Rollout
@@ -21,21 +21,43 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
 )
 
 from .advantages import check_advantages, check_groups, check_rewards, weighted
-from .callback import StepReport, unless_memory_runs_out
-from .compare import Gradients, RunStep, check_step, fault, gradients_of, parallel_factor
-from .expected import ExpectedStep, expected_step
+from .budget import MemoryLimit, evenly_spaced, memory_limit, time_limit
+from .compare import (
+    Gradients,
+    RunStep,
+    check_step,
+    describe,
+    fault,
+    gradients_of,
+    parallel_factor,
+)
+from .expected import ExpectedStep, expected_step, norm_of
 from .fed_rows import FedRow
-from .limits import MEMORY_SHARE, bytes_needed, changes_with_length, stays_in_eval, tolerance_of
+from .limits import changes_with_length, stays_in_eval, tolerance_of, trained_only
 from .policy_loss import PolicyLoss, why_no_policy_loss
 from .reference import ReferenceCheck, as_row
+from .watch import StepReport, unless_memory_runs_out
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
 GRADE_SECONDS = 1.0
 """Time limit for grading completions again."""
-MOST_TOKENS = 1 << 16
-"""Maximum number of tokens of a step whose loss and gradient are compared."""
 FITS = 0.1
+_OLD = "old_per_token_logps"
+"""Key of a batch under which TRL stores log-probs for later steps on the same completions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The compared part of a step."""
+
+    run: RunStep
+    places: frozenset[int]
+    """Indices of the compared completions."""
+    rows: str
+    """Description of the completions."""
+    note: str = ""
+    """Remark after the differences."""
 
 
 class ReinforcementStep:
@@ -49,12 +71,16 @@ class ReinforcementStep:
         return
 
     def compare(self) -> StepReport:
-        trainer = self._context.trainer
-        rollout: Rollout = trainer.rollout
+        trainer, rollout = self._context.trainer, self._rollout
+        if rollout is None:
+            return StepReport(
+                detail="rewards, advantages, loss and gradient were not compared: the step trains "
+                "on completions that an earlier attempt generated and trained on"
+            )
         findings, count = self._check_rewards(rollout)
         if any(finding.level == "error" for finding in findings):
             return StepReport(detail="", findings=tuple(findings))
-        text = f"advantages equal those of the recorded rewards, {count} completions graded again"
+        text = f"advantages equal those of the recorded rewards; {self._regraded(count, rollout)}"
         report = self._loss(rollout, trainer.guard.current_step.rows)
         return StepReport(detail=f"{text}; {report.detail}", findings=(*findings, *report.findings))
 
@@ -116,6 +142,23 @@ class ReinforcementStep:
         found = check_rewards(recorded, rewards, self._context.trainer.plan.num_generations)
         return list(found), count
 
+    def _regraded(self, count: int, rollout: Rollout) -> str:
+        """Name the rewards that were graded again, and those that were not, with the reason."""
+        grading, total = self._context.trainer.runner.grading, len(rollout.completions)
+        parts = []
+        if grading.grader is not None:
+            limit = "" if count == total else f", as many as {GRADE_SECONDS:g} s allowed"
+            parts.append(
+                f"rewards of {grading.grader} were graded again for {count} of {total} completions"
+                f"{limit}"
+            )
+        if grading.local:
+            parts.append(
+                f"rewards of {', '.join(grading.local)} were not graded again, because local "
+                "reward functions may have side effects"
+            )
+        return "; ".join(parts)
+
     def _loss(self, rollout: Rollout, batch: Untyped) -> StepReport:
         rows = [as_row(row.prompt_ids, row.completion_ids) for row in batch[ROWS]]
         if reason := self._why_not(rows):
@@ -131,18 +174,11 @@ class ReinforcementStep:
         longest = max(len(row.ids) for row in rows)
         if changes_with_length(model.config, longest):
             return "the model's positions depend on the longest row of a micro-batch"
-        tokens = sum(len(row.ids) for row in rows)
-        if tokens > MOST_TOKENS:
-            return f"the step has {tokens:,} tokens, more than {MOST_TOKENS:,}"
-        needed = bytes_needed(model, longest)
-        free = read_free_memory(trainer.args.device, 0).free
-        if needed > MEMORY_SHARE * free:
-            return f"it needs {needed >> 20:,} MiB, and {free >> 20:,} MiB are free"
         return ""
 
     def _compare_loss(self, rollout: Rollout, batch: Untyped, rows: Sequence[FedRow]) -> StepReport:
         context, trainer = self._context, self._context.trainer
-        device, plan = context.device, trainer.plan
+        plan = trainer.plan
         masked = [
             plan.mask_truncated_completions and one.finish_reason is FinishReason.LENGTH
             for one in rollout.completions
@@ -150,49 +186,97 @@ class ReinforcementStep:
         advantages = batch["advantages"].tolist()
         tokens = [0 if m else row.labelled for m, row in zip(masked, rows, strict=True)]
         trained = [
-            row if count and (plan.beta or advantage) else FedRow(row.ids, ())
-            for row, count, advantage in zip(rows, tokens, advantages, strict=True)
+            place
+            for place, (count, advantage) in enumerate(zip(tokens, advantages, strict=True))
+            if count and (plan.beta or advantage)
         ]
-        noisy = differs_in_training(context.model)
-        run = self._run_step(batch, noisy=noisy)
-        with self._stock():
-            reference = self._reference_check.log_probs(trained) if plan.beta else {}
+        memory = memory_limit(context, max((len(rows[i].ids) for i in trained), default=0))
+        part = self._part(batch, rows, trained, memory)
+        if part is None:
+            return StepReport(detail=f"loss and gradient were not compared: {memory.text}")
+        run = part.run.only(memory.tensors)
+        chosen = [
+            row if place in part.places else FedRow(row.ids, ()) for place, row in enumerate(rows)
+        ]
+        with self._stock(memory.tensors):
+            reference = self._reference_check.log_probs(chosen) if plan.beta else {}
             loss = PolicyLoss(plan=plan, advantages=advantages, tokens=tokens, reference=reference)
-            expected = expected_step(context.model, trained, loss, device, plan.temperature)
+            expected = expected_step(
+                context.model, chosen, loss, context.device, plan.temperature, memory.group_tokens
+            )
         found, findings = check_step(
             run, expected, tolerance_of(context), lambda wrong: _cause(wrong, expected)
         )
-        idle = sum(not row.labels for row in trained)
-        detail = (
-            f"all {len(rows)} completions: loss, gradient norm and gradient equal plain torch on "
-            f"the stock modules within {found.loss:.0e}, {found.norm:.0e} and {found.whole:.0e}"
-        )
-        if idle:
+        detail = describe(part.rows, run, found, memory.tensors) + part.note
+        if idle := len(rows) - len(trained):
             detail += f" ({idle} completions have no gradient)"
-        if noisy:
-            detail += ", measured on a repetition of the step without dropout"
         return StepReport(detail=detail, findings=tuple(findings))
 
-    def _run_step(self, batch: Untyped, *, noisy: bool) -> RunStep:
+    def _part(
+        self, batch: Untyped, rows: Sequence[FedRow], trained: Sequence[int], memory: MemoryLimit
+    ) -> _Part | None:
+        """Return the part of the step to compare: all of it, or a sample of its completions, which
+        the run's own code repeats. None if memory does not suffice for any completion.
+
+        `trained`: indices of the completions with a gradient."""
         context, trainer = self._context, self._context.trainer
-        max_norm = context.train_plan.max_grad_norm
-        if not noisy:
-            return RunStep(
-                loss=float(trainer.step_loss),
-                norm=float(trainer.guard.norm),
-                gradients=gradients_of(context.model),
-                max_norm=max_norm,
-            )
+        limit, noisy = time_limit(context), differs_in_training(context.model)
+        sizes = {place: len(rows[place].ids) for place in trained}
+        own = trainer.describe({ROWS: trainer.rows_with_gradient(batch)}).tokens
+        fits = memory.longest >= max(sizes.values(), default=0)
+        if fits and limit.fits(sum(sizes.values()) / own):  # plain torch shares no prompts
+            text = f"all {len(rows)} completions"
+            if not noisy:
+                return _Part(run=self._whole(), places=frozenset(trained), rows=text)
+            note = ", measured on a repetition of the step without dropout"
+            run, places = self._repeat(batch), frozenset(trained)
+            return _Part(run=run, places=places, rows=text, note=note)
+        short = [place for place in trained if sizes[place] <= memory.longest]
+        if not short:
+            return None
+        sample = evenly_spaced([sizes[place] for place in short], limit.sample(own))
+        places = frozenset(short[i] for i in sample)
+        others = [
+            replace(row, skip=row.skip or place not in places)
+            for place, row in enumerate(batch[ROWS])
+        ]
+        # The loss of completions that are left out is a constant, so it is not compared.
+        return _Part(
+            run=replace(self._repeat(batch | {ROWS: others}), loss=None),
+            places=places,
+            rows=f"a sample of {len(places)} of {len(trained)} completions with a gradient, with "
+            f"{sum(sizes[place] for place in places):,} of {sum(sizes.values()):,} tokens, "
+            f"repeated by the run's own code{' without dropout' if noisy else ''}, "
+            f"because {limit.text if fits else memory.text}",
+        )
+
+    def _whole(self) -> RunStep:
+        trainer = self._context.trainer
+        return RunStep(
+            loss=float(trainer.step_loss),
+            norm=float(trainer.guard.norm),
+            gradients=gradients_of(self._context.model),
+            max_norm=self._context.train_plan.max_grad_norm,
+        )
+
+    def _repeat(self, batch: Untyped) -> RunStep:
+        """Repeat the run's own step without dropout, with our kernels and TRL's loss."""
+        context, trainer = self._context, self._context.trainer
+        fresh = {name: value for name, value in batch.items() if name != _OLD}
         with restored_state(context.model, context.device), trainer.unmeasured("eval"):
             with stays_in_eval(context.model):
-                loss = float(trainer.rerun(batch))
+                loss = float(trainer.rerun(fresh))
             gradients = pop_gradients(context.model)
-        return RunStep(loss=loss, norm=None, gradients=gradients, max_norm=max_norm)
+        return RunStep(loss=loss, norm=norm_of(gradients), gradients=gradients)
 
     @contextmanager
-    def _stock(self) -> Iterator[None]:
+    def _stock(self, tensors: frozenset[str] | None) -> Iterator[None]:
         context = self._context
-        with restored_state(context.model, context.device), stock_modules(context.patched):
+        with (
+            restored_state(context.model, context.device),
+            stock_modules(context.patched),
+            trained_only(context.model, tensors),
+        ):
             yield
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tunesmith_worker.engine.memory.free_memory import read_free_memory
+from tunesmith_worker.trainer.methods.batches import collate
 from tunesmith_worker.trainer.methods.train_noise import differs_in_training
 from tunesmith_worker.trainer.selfcheck.check_context import SupervisedContext
 from tunesmith_worker.trainer.selfcheck.findings import Finding
@@ -19,11 +19,19 @@ from tunesmith_worker.trainer.selfcheck.model_runs import (
     stock_modules,
 )
 
-from .callback import StepReport, unless_memory_runs_out
+from .budget import (
+    LEAST_TOKENS,
+    MemoryLimit,
+    TimeLimit,
+    evenly_spaced,
+    memory_limit,
+    share_of_step,
+    time_limit,
+)
 from .causes import name_cause
-from .compare import Gradients, RunStep, check_step, fault, gradients_of
+from .compare import Gradients, RunStep, check_step, describe, fault, gradients_of
 from .data_order import examples_of
-from .expected import ExpectedStep, expected_step
+from .expected import GROUP_TOKENS, ExpectedStep, expected_step, norm_of
 from .fed_rows import (
     FedRow,
     FedStep,
@@ -32,17 +40,26 @@ from .fed_rows import (
     rows_of_micro_batch,
     rows_of_step,
 )
-from .limits import MEMORY_SHARE, bytes_needed, changes_with_length, stays_in_eval, tolerance_of
+from .limits import changes_with_length, stays_in_eval, tolerance_of, trained_only
+from .watch import StepReport, unless_memory_runs_out
 
 Untyped = Any  # Any: transformers and TRL are not typed
 
-SECONDS = 5.0
-"""The whole step is compared if this takes at most SECONDS, or SHARE of the run's time."""
-SHARE = 0.015
-COST = 3.0
-"""Time of plain torch relative to the run's step (docs/contributing/log/numerics.md)."""
 MOST_PARTS = 16
 """Maximum number of micro-batches whose gradients are kept to find a cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The compared part of a step."""
+
+    run: RunStep
+    batches: Sequence[Sequence[FedRow]]
+    """Rows of each compared micro-batch."""
+    rows: str
+    """Description of the rows."""
+    note: str = ""
+    """Remark after the differences."""
 
 
 class SupervisedStep:
@@ -51,8 +68,7 @@ class SupervisedStep:
         self._recorder: FeedRecorder | None = None
 
     def start(self) -> None:
-        share = SHARE * self._context.train_plan.total_steps / COST
-        self._recorder = FeedRecorder(self._context.trainer, share)
+        self._recorder = FeedRecorder(self._context.trainer, share_of_step(self._context))
 
     def compare(self) -> StepReport:
         assert self._recorder is not None, "call start first"
@@ -76,7 +92,6 @@ class SupervisedStep:
     def _check_rows(
         self, fed: FedStep, rows: Sequence[FedRow], batches: Sequence[Sequence[FedRow]]
     ) -> list[Finding]:
-        plan = self._context.train_plan
         missing, extra = missing_and_extra(rows, [row for batch in batches for row in batch])
         if missing or extra:
             return [
@@ -87,8 +102,7 @@ class SupervisedStep:
                     "rows were changed on the way."
                 )
             ]
-        examples = len(fed.record.rows["rows_of_examples"])
-        wanted = min(plan.rows_per_step, len(self._context.trainer.train_dataset))
+        examples, wanted = len(fed.record.rows["rows_of_examples"]), self._examples_wanted()
         if examples != wanted:
             return [
                 fault(
@@ -98,71 +112,78 @@ class SupervisedStep:
             ]
         return []
 
+    def _examples_wanted(self) -> int:
+        """Return the number of examples of the current step; the last step of an epoch has the
+        rest."""
+        trainer, per_step = self._context.trainer, self._context.train_plan.rows_per_step
+        examples = len(trainer.train_dataset)
+        place = trainer.state.global_step % -(-examples // per_step)
+        return min(per_step, examples - place * per_step)
+
     def _why_not(self, rows: Sequence[FedRow]) -> str:
-        trainer = self._context.trainer
-        if getattr(trainer, "aux_loss_enabled", False):
+        if getattr(self._context.trainer, "aux_loss_enabled", False):
             return "the load-balancing loss of experts depends on the micro-batches"
-        longest = max(len(row.ids) for row in rows)
-        if changes_with_length(self._context.model.config, longest):
+        if changes_with_length(self._context.model.config, max(len(row.ids) for row in rows)):
             return "the model's positions depend on the longest row of a micro-batch"
-        needed = bytes_needed(self._context.model, longest)
-        free = read_free_memory(trainer.args.device, 0).free
-        if needed > MEMORY_SHARE * free:
-            return f"it needs {needed >> 20:,} MiB, and {free >> 20:,} MiB are free"
         return ""
 
     def _compare(
         self, fed: FedStep, rows: Sequence[FedRow], batches: Sequence[Sequence[FedRow]]
     ) -> StepReport:
         context = self._context
-        spent = time.perf_counter() - fed.began
-        allowed = max(SECONDS, SHARE * context.train_plan.total_steps * spent)
-        sampled = fed.sampled if COST * spent > allowed else None
+        memory = memory_limit(context, max(len(row.ids) for row in rows))
+        if memory.longest < LEAST_TOKENS and memory.longest < max(len(row.ids) for row in rows):
+            return StepReport(detail=f"loss and gradient were not compared: {memory.text}")
+        part = self._part(fed, batches, time_limit(context), memory)
         labelled = sum(row.labelled for row in rows)
-        if sampled is None:
-            run, chosen = self._whole(), batches
-        else:
-            run, chosen = self._sample(fed), batches[:sampled]
-        noisy = differs_in_training(context.model)
-        if noisy and sampled is not None:
-            return StepReport(
-                detail="loss and gradient were not compared: a run with dropout repeats the whole "
-                "step, which would take too long"
-            )
-        if noisy:
-            run = self._without_noise(fed, run)
-        with self._stock():
-            expected = self._expected([row for batch in chosen for row in batch], labelled)
+        run = part.run.only(memory.tensors)
+        with self._stock(memory.tensors):
+            compared = [row for batch in part.batches for row in batch]
+            expected = self._expected(compared, labelled, memory.group_tokens)
         found, findings = check_step(
             run,
             expected,
             tolerance_of(context),
-            lambda wrong: self._cause(wrong, expected, chosen, rows),
+            lambda wrong: self._cause(wrong, expected, part.batches, labelled, memory.tensors),
         )
-        what = (
-            f"all {len(rows)} rows"
-            if sampled is None
-            else (
-                f"a sample of {sampled} of {len(batches)} micro-batches, because the whole step "
-                f"would take more than {allowed:.0f} s"
-            )
-        )
-        detail = (
-            f"{what}: loss, gradient norm and gradient equal plain torch on the stock modules "
-            f"within {found.loss:.0e}, {found.norm:.0e} and {found.whole:.0e}"
-        )
-        if sampled is not None:
-            detail = (
-                f"{what}: the gradient equals plain torch on the stock modules within "
-                f"{found.whole:.0e}"
-            )
-        if noisy:
-            detail += ", measured on a repetition of the step without dropout"
+        detail = describe(part.rows, run, found, memory.tensors) + part.note
         return StepReport(detail=detail, findings=tuple(findings))
 
-    @property
-    def _max_norm(self) -> float:
-        return self._context.train_plan.max_grad_norm
+    def _part(
+        self,
+        fed: FedStep,
+        batches: Sequence[Sequence[FedRow]],
+        limit: TimeLimit,
+        memory: MemoryLimit,
+    ) -> _Part:
+        """Return the part of the step to compare: all of it, its first micro-batches, or a sample
+        of its rows, which the run's own code repeats."""
+        rows = [row for batch in batches for row in batch]
+        noisy = differs_in_training(self._context.model)
+        fits = memory.longest >= max(len(row.ids) for row in rows)
+        if fits and limit.fits(1.0):
+            text = f"all {len(rows)} rows"
+            if not noisy:
+                return _Part(run=self._whole(), batches=batches, rows=text)
+            note = ", measured on a repetition of the step without dropout"
+            run = self._repeat(fed, fed.record.rows)
+            return _Part(run=run, batches=batches, rows=text, note=note)
+        first = batches[: fed.sampled or 0]
+        if fits and first and not noisy and limit.fits(_tokens(first) / _tokens(batches)):
+            text = f"a sample of {len(first)} of {len(batches)} micro-batches"
+            return _Part(
+                run=RunStep(loss=None, norm=None, gradients=fed.sampled_gradient),
+                batches=first,
+                rows=f"{text}, because {limit.text}",
+            )
+        sample = _sample(rows, limit.sample(_tokens(batches)), memory.longest)
+        return _Part(
+            run=self._repeat(fed, collate([_as_example(row) for row in sample])),
+            batches=[sample],
+            rows=f"a sample of {len(sample)} of {len(rows)} rows with {_tokens([sample]):,} of "
+            f"{_tokens(batches):,} tokens, repeated by the run's own code"
+            f"{' without dropout' if noisy else ''}, because {limit.text if fits else memory.text}",
+        )
 
     def _whole(self) -> RunStep:
         trainer = self._context.trainer
@@ -170,49 +191,69 @@ class SupervisedStep:
             loss=float(trainer.step_loss),
             norm=float(trainer.guard.norm),
             gradients=gradients_of(trainer.model),
-            max_norm=self._max_norm,
+            max_norm=self._context.train_plan.max_grad_norm,
         )
 
-    def _sample(self, fed: FedStep) -> RunStep:
-        return RunStep(loss=None, norm=None, gradients=fed.sampled_gradient, max_norm=0.0)
-
-    def _without_noise(self, fed: FedStep, run: RunStep) -> RunStep:
-        """Repeat the run's own step without dropout, with our kernels and the trainer's loss."""
+    def _repeat(self, fed: FedStep, rows: dict[str, Untyped]) -> RunStep:
+        """Repeat the run's own step on some rows without dropout, with our kernels and the
+        trainer's loss."""
         context, trainer = self._context, self._context.trainer
         with restored_state(context.model, trainer.args.device), trainer.unmeasured("eval"):
             with stays_in_eval(context.model):
-                loss = float(trainer.rerun(fed.record.rows, fed.record))
+                loss = float(trainer.rerun(rows, fed.record))
             gradients = pop_gradients(context.model)
-        return RunStep(loss=loss, norm=None, gradients=gradients, max_norm=run.max_norm)
+        return RunStep(loss=loss, norm=norm_of(gradients), gradients=gradients)
 
     @contextmanager
-    def _stock(self) -> Iterator[None]:
+    def _stock(self, tensors: frozenset[str] | None) -> Iterator[None]:
         context = self._context
+        device = context.trainer.args.device
         with (
-            restored_state(context.model, context.trainer.args.device),
+            restored_state(context.model, device),
             stock_modules(context.patched),
+            trained_only(context.model, tensors),
         ):
             yield
 
-    def _expected(self, rows: Sequence[FedRow], labelled: int) -> ExpectedStep:
+    def _expected(
+        self, rows: Sequence[FedRow], labelled: int, group_tokens: int = GROUP_TOKENS
+    ) -> ExpectedStep:
         context = self._context
 
         def row_loss(place: int, log_probs: torch.Tensor) -> torch.Tensor:
             return -log_probs.sum() / labelled
 
-        return expected_step(context.model, rows, row_loss, context.trainer.args.device)
+        device = context.trainer.args.device
+        return expected_step(context.model, rows, row_loss, device, group_tokens=group_tokens)
 
     def _cause(
         self,
         wrong: Gradients,
         expected: ExpectedStep,
         batches: Sequence[Sequence[FedRow]],
-        rows: Sequence[FedRow],
+        labelled: int,
+        tensors: frozenset[str] | None,
     ) -> str:
         labels = [sum(row.labelled for row in batch) for batch in batches]
         parts: list[ExpectedStep] = []
         if 1 < len(batches) <= MOST_PARTS:
-            total = sum(row.labelled for row in rows)
-            with self._stock():
-                parts = [self._expected(batch, total) for batch in batches]
+            with self._stock(tensors):
+                parts = [self._expected(batch, labelled) for batch in batches]
         return name_cause(wrong, expected, parts, labels)
+
+
+def _tokens(batches: Sequence[Sequence[FedRow]]) -> int:
+    return sum(len(row.ids) for batch in batches for row in batch)
+
+
+def _sample(rows: Sequence[FedRow], tokens: int, longest: int) -> list[FedRow]:
+    """Return the ends of evenly spaced rows, with at most `tokens` tokens in total and at most
+    `longest` in each row."""
+    length = min(longest, tokens)
+    cut = [FedRow(row.ids[-length:], row.labels[-length:]) for row in rows]
+    cut = [row for row in cut if row.labelled] or cut
+    return [cut[place] for place in evenly_spaced([len(row.ids) for row in cut], tokens)]
+
+
+def _as_example(row: FedRow) -> dict[str, list[int]]:
+    return {"input_ids": list(row.ids), "labels": list(row.labels)}

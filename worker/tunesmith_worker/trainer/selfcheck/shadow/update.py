@@ -1,7 +1,10 @@
-"""Check of the first weight update: learning rate, AdamW and weight decay in plain torch.
+"""Check of an attempt's first weight update: learning rate, AdamW and weight decay in plain torch.
 
-In the first update of AdamW, both bias corrections cancel:
-`w <- (1 - rate * decay) w - rate * g / (|g| + eps)` (https://arxiv.org/abs/1711.05101).
+With the moments m and v before update t, which are zero in the first update of a run
+(https://arxiv.org/abs/1711.05101):
+
+    m' = beta1 m + (1 - beta1) g          v' = beta2 v + (1 - beta2) g^2
+    w <- (1 - rate * decay) w - rate * (m' / (1 - beta1^t)) / (sqrt(v' / (1 - beta2^t)) + eps)
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 
 from tunesmith_kernels.error_word import join_words
+from tunesmith_kernels.moment_codes import BLOCK, decode_m, decode_v
 from tunesmith_worker.trainer.selfcheck.findings import Finding
 from tunesmith_worker.trainer.selfcheck.gradients import list_names
 
@@ -26,7 +30,8 @@ CHECK = "first_update"
 BETAS, EPS = (0.9, 0.999), 1e-8
 """AdamW's constants in every run."""
 MOST_ELEMENTS = 1 << 26
-"""Maximum number of weights that are copied; of larger models, each tensor's first rows."""
+"""Maximum number of copied elements, weights and moments together; of larger models, each tensor's
+first rows."""
 RATE = 1e-6
 """Relative tolerance of the learning rate."""
 UPDATE = 1e-3
@@ -51,6 +56,10 @@ class _Kept:
     """fp32 [n]: the first weights of the tensor."""
     gradient: torch.Tensor
     """Gradient of the same weights, [n]."""
+    updates: int
+    """Number of earlier updates."""
+    moments: tuple[torch.Tensor, torch.Tensor] | None
+    """fp32 [n] each: m and v of the same weights; None before the first update."""
 
 
 class FirstUpdate:
@@ -65,16 +74,21 @@ class FirstUpdate:
         }
         self._group = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         total = sum(p.numel() for p in trained.values())
-        most = MOST_ELEMENTS // max(1, len(trained)) if total > MOST_ELEMENTS else total
+        updates = {name: updates_of(p, optimizer) for name, p in trained.items()}
+        copies = 3 if any(updates.values()) else 1
+        most = total
+        if copies * total > MOST_ELEMENTS:
+            most = MOST_ELEMENTS // (copies * max(1, len(trained)))
         self._kept = [
             _Kept(
                 name=name,
                 parameter=p,
                 before=master_weights(p, optimizer, most),
                 gradient=_flat(p.grad)[:most],
+                updates=updates[name],
+                moments=moments_of(p, optimizer, most) if updates[name] else None,
             )
             for name, p in trained.items()
-            if p.grad is not None
         ]
         self.compared = sum(len(kept.before) for kept in self._kept)
         """Number of compared weights."""
@@ -129,13 +143,20 @@ class FirstUpdate:
         gradient = kept.gradient.double()
         before = kept.before.double()
         first, second = (1 - BETAS[0]) * gradient, (1 - BETAS[1]) * gradient.square()
-        step = (first / (1 - BETAS[0])) / ((second / (1 - BETAS[1])).sqrt() + EPS)
+        if kept.moments is not None:
+            first = BETAS[0] * kept.moments[0].double() + first
+            second = BETAS[1] * kept.moments[1].double() + second
+        count = kept.updates + 1
+        first, second = first / (1 - BETAS[0] ** count), second / (1 - BETAS[1] ** count)
+        step = first / (second.sqrt() + EPS)
         expected = before * (1 - wanted.rate * wanted.decay) - wanted.rate * step
         unit = 2.0**-23
         if kept.parameter.dtype == torch.bfloat16 and "error" not in state:
             unit = 2.0**-7  # a whole last bit, for stochastic rounding
         size = torch.maximum(before.abs(), expected.abs())
-        tolerance = (UPDATE * wanted.rate + 2 * unit * size).clamp(min=1e-30)
+        # After the first update, |step| may exceed 1, and its rounding grows with it.
+        relative = UPDATE * wanted.rate * step.abs().clamp(min=1.0)
+        tolerance = (relative + 2 * unit * size).clamp(min=1e-30)
         apart = (after.double() - expected).abs() / tolerance
         change, right = after.double() - before, expected - before
         squares = float(right.square().sum())
@@ -157,6 +178,27 @@ def master_weights(
     if error is None:
         return here.to(torch.float32, copy=True)
     return join_words(here, error.view(-1)[: len(here)])
+
+
+def updates_of(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
+    """Return the number of earlier updates of a parameter."""
+    return int(optimizer.state.get(parameter, {}).get("step", 0))
+
+
+def moments_of(
+    parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return copies of m and v in fp32, of the first `count` weights of the tensor."""
+    state = optimizer.state[parameter]
+    if "m_code" not in state:
+        first, second = (_flat(state[name])[:count] for name in ("exp_avg", "exp_avg_sq"))
+        return first.to(torch.float32, copy=True), second.to(torch.float32, copy=True)
+    m_code, v_code = state["m_code"][:count], state["v_code"][:count]
+    blocks = -(-len(m_code) // BLOCK)
+    m, v, scratch = torch.zeros(3, blocks * BLOCK, device=m_code.device)
+    decode_m(m_code, state["m_scale"][:blocks], m, scratch)
+    decode_v(v_code, state["v_scale"][:blocks], v)
+    return m[: len(m_code)], v[: len(v_code)]
 
 
 def decaying(model: Untyped) -> set[str]:
