@@ -15,6 +15,7 @@ from tunesmith_schema import (
     MetricPoint,
     Model,
     Recipe,
+    RequestedEvaluation,
     Sample,
     Upload,
     UploadPart,
@@ -43,6 +44,7 @@ from ._http.errors import (
 from ._http.pages import Page
 from ._http.version import __version__
 from ._sdk.client import Client
+from ._sdk.evaluations import EvaluationNotSucceededError
 from ._sdk.files import File
 from ._sdk.job import Job, JobCancelledError, JobFailedError, JobNotSucceededError
 from ._sdk.stream import Stream
@@ -63,6 +65,7 @@ __all__ = [
     "Completion",
     "ConflictError",
     "DownloadError",
+    "EvaluationNotSucceededError",
     "Event",
     "File",
     "FileObject",
@@ -83,6 +86,7 @@ __all__ = [
     "PermissionDeniedError",
     "RateLimitError",
     "Recipe",
+    "RequestedEvaluation",
     "Sample",
     "Stream",
     "TunesmithError",

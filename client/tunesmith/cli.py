@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ._cli import adapters, chat, compare, control, files, jobs, samples, server_and_worker
+from ._cli import (
+    adapters,
+    chat,
+    compare,
+    control,
+    evaluations,
+    files,
+    jobs,
+    samples,
+    server_and_worker,
+)
 from ._cli.session import Connection
 
 app = typer.Typer(
@@ -47,6 +57,7 @@ app.add_typer(files.app, name="files")
 app.add_typer(adapters.adapters, name="adapters")
 app.add_typer(adapters.models, name="models")
 chat.add_to(app)
+evaluations.add_to(app)
 server_and_worker.add_to(app)
 
 

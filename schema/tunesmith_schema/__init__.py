@@ -29,6 +29,14 @@ from .evaluation import (
     ModelComparison,
     ModelScores,
 )
+from .evaluations import (
+    EvaluationCreate,
+    EvaluationDeleted,
+    EvaluationStatus,
+    RequestedEvaluation,
+    TaskResult,
+    TaskResults,
+)
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import (
     BadRows,
@@ -181,6 +189,9 @@ __all__ = [
     "ErrorEnvelope",
     "EvaluatedAnswer",
     "Evaluation",
+    "EvaluationCreate",
+    "EvaluationDeleted",
+    "EvaluationStatus",
     "EvaluationSummary",
     "Event",
     "EventKind",
@@ -233,6 +244,7 @@ __all__ = [
     "Report",
     "ReportReply",
     "Request",
+    "RequestedEvaluation",
     "Response",
     "ResumePoint",
     "RolloutRecipe",
@@ -250,6 +262,8 @@ __all__ = [
     "StoredFile",
     "StreamOptions",
     "SupervisedMethod",
+    "TaskResult",
+    "TaskResults",
     "Throughput",
     "TokenLogprob",
     "TopLogprob",

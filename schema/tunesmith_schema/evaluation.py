@@ -1,6 +1,7 @@
-"""Evaluation of a job's result: the base model against the tuned model on the same rows.
+"""Results of an evaluation: two or more models compared on the same rows.
 
-The trainer writes evaluation.json; the worker sends it with the run report."""
+At the end of a job, the trainer writes evaluation.json; the worker sends it with the run report.
+An evaluation on demand (evaluations.py) has the same result."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ MAX_ANSWERS = 8
 MAX_TEXT = 2000
 """Maximum characters of a prompt or an answer; the rest is left out."""
 
-ModelName = Literal["base", "tuned", "best", "last"]
-"""Compared models. `base`: the model before training. `tuned`: the job's result. `best`: the best
-checkpoint, if it is not the result. `last`: with LoRA, the weights of the last step, if they are
-not the result."""
-EvaluatedOn = Literal["validation_file", "validation_split", "training_file"]
+ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
+"""Compared models. At the end of a job, `base`: the model before training; `tuned`: the job's
+result; `best`: the best checkpoint, if it is not the result; `last`: with LoRA, the weights of the
+last step, if they are not the result. On demand, `model` and `against`: the models of the
+request."""
+EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
-figures show the fit and not generalisation."""
+figures show the fit and not generalisation. `file`: the file of an evaluation on demand."""
 Outcome = Literal["better", "worse", "no_difference"]
 
 
@@ -40,9 +42,9 @@ class ModelScores(Response):
     token_accuracy: float | None = None
     """Share of answer tokens that are the model's most likely token."""
     reward: float | None = None
-    """Mean reward of the greedy answers (reinforcement)."""
+    """Mean reward of the greedy answers (with a grader)."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Mean score by grader (reinforcement)."""
+    """Mean score by grader (with a grader)."""
 
 
 class ModelComparison(Response):
@@ -89,7 +91,7 @@ class EvaluationSummary(Response):
     """Result of an evaluation in one sentence."""
 
     verdict: str
-    """Verdict of the tuned model against the base model, with the rows it was measured on."""
+    """Verdict of the first comparison, with the rows it was measured on."""
     outcome: Outcome | None = None
     """Outcome as a stable code for programs; null if there was no comparison."""
     metric: Literal["loss", "reward"]
@@ -99,13 +101,14 @@ class EvaluationSummary(Response):
     rows: int
     """Number of rows."""
     base: float | None = None
-    """Value of the metric for the base model; null if not measured or not finite."""
+    """Value of the metric for the base model, on demand for `against`; null if not measured or not
+    finite."""
     tuned: float | None = None
-    """Value of the metric for the tuned model."""
+    """Value of the metric for the tuned model, on demand for `model`."""
 
 
 class Evaluation(EvaluationSummary):
-    """Evaluation at the end of a job; also the content of evaluation.json."""
+    """Result of an evaluation; also the content of evaluation.json."""
 
     file: str
     """Name of the data file."""
@@ -116,7 +119,7 @@ class Evaluation(EvaluationSummary):
     models: list[ModelScores] = Field(default_factory=list)
     """Scores of each model."""
     comparisons: list[ModelComparison] = Field(default_factory=list)
-    """Comparisons, the tuned model against the base model first."""
+    """Comparisons, the most important first."""
     answers: Annotated[list[EvaluatedAnswer], Field(max_length=MAX_ANSWERS)] = Field(
         default_factory=list
     )

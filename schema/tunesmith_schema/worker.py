@@ -56,7 +56,7 @@ class WorkerWelcome(Response):
     """Answer to a heartbeat."""
 
     jobs_waiting: bool
-    """True if a claim would return a job now."""
+    """True if a claim would return a job or an evaluation now."""
     files_waiting: list[str] = Field(default_factory=list)
     """Ids of the oldest uploaded files that no worker reads. Empty for train workers."""
 

@@ -14,10 +14,12 @@ from starlette.routing import BaseRoute
 from tunesmith_server.api import (
     adapters,
     chat,
+    evaluations,
     events,
     files,
     health,
     internal,
+    internal_evaluations,
     jobs,
     models,
     uploads,
@@ -93,8 +95,9 @@ def all_routes() -> list[BaseRoute]:
     root.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
-    for api in (files, uploads, jobs, events, models, adapters, chat):
+    for api in (files, uploads, jobs, events, models, adapters, evaluations, chat):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")
     root.include_router(internal.router, prefix="/internal")
+    root.include_router(internal_evaluations.router, prefix="/internal")
     return root.routes

@@ -21,8 +21,9 @@ from tunesmith_server.core.database import Database, epoch_now
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
-from tunesmith_server.models import FileRow, IdempotencyRow, JobRow, WorkerRow
+from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.services import (
+    evaluation_leases,
     file_readings,
     files,
     leases,
@@ -83,6 +84,9 @@ class Janitor(threading.Thread):
             steps = {
                 "take back jobs": lambda session: leases.take_back_expired(session, settings),
                 "take back files": lambda session: file_readings.take_back_expired(
+                    session, wake_ups
+                ),
+                "take back evaluations": lambda session: evaluation_leases.take_back_expired(
                     session, wake_ups
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
@@ -148,6 +152,17 @@ class Janitor(threading.Thread):
         if job_id is not None:
             session.execute(update(JobRow).where(*overdue).values(woken_at=now))
             self._wake_ups.send_after_commit(session, TRAIN_TASK, job_id)
+        overdue_evaluations = (
+            workers.evaluation_waits(),
+            or_(EvaluationRow.woken_at < before, EvaluationRow.woken_at > ahead),
+        )
+        evaluation_id = session.scalar(select(EvaluationRow.id).where(*overdue_evaluations))
+        if evaluation_id is not None:
+            session.execute(
+                update(EvaluationRow).where(*overdue_evaluations).values(woken_at=now),
+                execution_options={"synchronize_session": False},
+            )
+            self._wake_ups.send_after_commit(session, TRAIN_TASK, evaluation_id)
         unread_files = session.scalars(
             select(FileRow)
             .where(

@@ -54,7 +54,7 @@ def test_the_sdk_gives_the_evaluation_of_a_job() -> None:
 def test_an_evaluation_fits_a_screen_of_80_columns() -> None:
     out = StringIO()
     console = Console(file=out, width=80, markup=False, highlight=False, force_terminal=False)
-    console.print(render(JobEvaluation.model_validate(EVALUATION), answers=True))
+    console.print(render(JobEvaluation.model_validate(EVALUATION)))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert max(map(len, lines)) <= 80
     assert lines[0] == EVALUATION["verdict"]

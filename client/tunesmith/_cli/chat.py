@@ -44,7 +44,7 @@ def chat(
     """
     with connected(ctx) as client:
         conversations = [
-            Conversation(client, name, system) for name in _models(client, model, against)
+            Conversation(client, name, system) for name in compared_models(client, model, against)
         ]
         if sys.stdin.isatty():
             _talk(conversations)
@@ -60,8 +60,8 @@ def chat(
             raise failed
 
 
-def _models(client: Client, model: str, against: str | None) -> list[str]:
-    """Return the names of the models. Raises an error for a name that does not exist."""
+def compared_models(client: Client, model: str, against: str | None) -> list[str]:
+    """Return the names of one or two models. Raises an error for a name that does not exist."""
     first = client.models.retrieve(model)
     if against is None:
         return [model]

@@ -1,8 +1,8 @@
-"""`tunesmith jobs evaluation`: base against tuned model, with answers side by side."""
+"""Results of an evaluation: scores of each model, comparisons, and answers side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -11,43 +11,49 @@ from rich.text import Text
 from tunesmith_schema import EvaluatedAnswer, Evaluation, ModelScores
 
 
-def show_evaluation(evaluation: Evaluation, *, answers: bool = True) -> None:
+def show_evaluation(evaluation: Evaluation, names: Mapping[str, str] | None = None) -> None:
+    """Print an evaluation. `names`: names of the models by their names in the evaluation."""
     # Square brackets in texts are not markup.
-    Console(markup=False, highlight=False).print(render(evaluation, answers=answers))
+    Console(markup=False, highlight=False).print(render(evaluation, names=names))
 
 
-def render(evaluation: Evaluation, *, answers: bool) -> RenderableType:
-    """Return the verdict, the scores of each model, the comparisons and, if wanted, the answers."""
-    parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), "", _scores(evaluation)]
+def render(evaluation: Evaluation, *, names: Mapping[str, str] | None = None) -> RenderableType:
+    """Return the verdict, the scores of each model, the comparisons and the answers."""
+    parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), ""]
+    for short, name in (names or {}).items():
+        parts.append(f"{short}: {name}")
+    parts.append(_scores(evaluation))
     for compared in evaluation.comparisons[1:]:
-        parts.append(f"{compared.model} against {compared.against}: {compared.verdict}")
+        parts.append(
+            f"{compared.metric} of {compared.model} against {compared.against}: {compared.verdict}"
+        )
     if evaluation.left_out:
         parts.append(f"left out: {'; '.join(evaluation.left_out)}")
-    if answers:
-        for answer in evaluation.answers:
-            parts += ["", _answer(answer)]
+    for answer in evaluation.answers:
+        parts += ["", _answer(answer)]
     return Group(*parts)
 
 
 def _scores(evaluation: Evaluation) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = [name for name, _ in _columns(ModelScores(model="base"), evaluation.metric)]
+    losses = evaluation.answer_tokens > 0 or evaluation.metric == "loss"
+    columns = [name for name, _ in _columns(ModelScores(model="base"), evaluation.metric, losses)]
     for name in ("model", "step", *columns):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for scores in evaluation.models:
-        values = (value for _, value in _columns(scores, evaluation.metric))
+        values = (value for _, value in _columns(scores, evaluation.metric, losses))
         step = "" if scores.step is None else str(scores.step)
         table.add_row(scores.model, step, *(_number(value) for value in values))
     return table
 
 
-def _columns(scores: ModelScores, metric: str) -> Iterator[tuple[str, float | None]]:
+def _columns(scores: ModelScores, metric: str, losses: bool) -> Iterator[tuple[str, float | None]]:
     if metric == "reward":
         yield "reward", scores.reward
-        return
-    yield "loss", scores.loss
-    yield "perplexity", scores.perplexity
-    yield "token accuracy", scores.token_accuracy
+    if losses:
+        yield "loss", scores.loss
+        yield "perplexity", scores.perplexity
+        yield "token accuracy", scores.token_accuracy
 
 
 def _answer(answer: EvaluatedAnswer) -> Table:

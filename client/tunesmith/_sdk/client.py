@@ -13,6 +13,7 @@ from tunesmith._http.settings import DEFAULT_BASE_URL, ClientSettings
 
 from .adapters import Adapters
 from .chat import Chat, Completions
+from .evaluations import Evaluations
 from .files import Files
 from .jobs import FineTuning, Jobs
 from .models import Models
@@ -47,6 +48,7 @@ class Client:
         self.uploads = Uploads(self._http)
         self.files = Files(self._http, self.uploads)
         self.fine_tuning = FineTuning(Jobs(self._http, self.files))
+        self.evaluations = Evaluations(self._http, self.files)
         self.chat = Chat(self._http)
         self.completions = Completions(self._http)
         self.models = Models(self._http)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,6 +21,10 @@ from tunesmith_schema import FileDeleted, FileObject
 from .uploads import Uploads
 
 Order = Literal["asc", "desc"]
+DataFile = str | os.PathLike[str]
+"""A file id, or a local path."""
+
+_FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
 
 _PARTS_ABOVE = 64 * 1024**2
 """Files larger than this are uploaded in parts."""
@@ -160,6 +165,20 @@ class Files:
 
     def delete(self, file_id: str) -> FileDeleted:
         return self._http.delete(FileDeleted, path_of("files", file_id))
+
+    def id_of(self, argument: str, file: DataFile) -> str:
+        """Return a file id, or upload a local path. `argument`: name for errors.
+
+        Raises InvalidArgumentError for anything else."""
+        if isinstance(file, str) and _FILE_ID.fullmatch(file):
+            return file
+        path = Path(file)
+        if not path.is_file():
+            raise InvalidArgumentError(
+                f"{argument} {os.fspath(file)!r} is neither a file id (file-...) nor a local file",
+                hint=f"the current directory is {Path.cwd()}",
+            )
+        return self.create(file=path).id
 
     def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> File:
         """Wait until the server has validated the file, and return the file.

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
-from tunesmith._http.errors import InvalidArgumentError, invalid_argument
+from tunesmith._http.errors import invalid_argument
 from tunesmith._http.pages import Page, first_page
 from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobDeleted, JobFork, Method
 
-from .files import Files, Order
+from .files import DataFile, Files, Order
 from .follow import follow
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
@@ -26,10 +23,6 @@ from .status_poll import StatusPoll
 if TYPE_CHECKING:
     from .progress import ProgressView
 
-DataFile = str | os.PathLike[str]
-"""A file id, or a local path."""
-
-_FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
 _CHECKED_LATER = "file-"
 """Place of a file in the check of the other arguments; a path may be longer than a file id."""
 
@@ -78,9 +71,9 @@ class Jobs(JobOutput):
             body = JobCreate.model_validate({k: v for k, v in arguments.items() if v is not None})
         except ValidationError as error:
             raise invalid_argument(error) from error
-        body.training_file = self._file_id("training_file", training_file)
+        body.training_file = self._files.id_of("training_file", training_file)
         if validation_file is not None:
-            body.validation_file = self._file_id("validation_file", validation_file)
+            body.validation_file = self._files.id_of("validation_file", validation_file)
         job = self._http.post(
             Job,
             "fine_tuning/jobs",
@@ -264,17 +257,6 @@ class Jobs(JobOutput):
     def _bind(self, job: Job) -> Job:
         job._requests = self
         return job
-
-    def _file_id(self, argument: str, file: DataFile) -> str:
-        if isinstance(file, str) and _FILE_ID.fullmatch(file):
-            return file
-        path = Path(file)
-        if not path.is_file():
-            raise InvalidArgumentError(
-                f"{argument} {os.fspath(file)!r} is neither a file id (file-...) nor a local file",
-                hint=f"the current directory is {Path.cwd()}",
-            )
-        return self._files.create(file=path).id
 
 
 class FineTuning:

@@ -3,6 +3,7 @@
 from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow
 from .blob import BlobRow, InstallationRow
+from .evaluation import EvaluationRow
 from .event import EventRow, MetricRow
 from .file import FileRow
 from .idempotency import IdempotencyRow
@@ -19,6 +20,7 @@ __all__ = [
     "ApiKeyRow",
     "BlobRow",
     "CheckpointRow",
+    "EvaluationRow",
     "EventRow",
     "FileRow",
     "IdempotencyRow",

@@ -22,12 +22,12 @@ from tunesmith_schema import (
     ReadingLease,
     RowProblem,
 )
-from tunesmith_schema.queue import VALIDATE_FILE_TASK
+from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import FileRow, JobRow
+from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
 from . import files, jobs, quarantine
 
@@ -132,6 +132,12 @@ def _record(session: Session, wake_ups: WakeUps, row: FileRow, result: FileValid
     row.reading_until = None
     files.record_validation(row, result)
     session.flush()
+    if evaluation_id := session.scalar(
+        select(EvaluationRow.id)
+        .where(EvaluationRow.file == row.id, EvaluationRow.finished_at.is_(None))
+        .limit(1)
+    ):
+        wake_ups.send_after_commit(session, TRAIN_TASK, evaluation_id)
     waiting = session.scalars(
         select(JobRow).where(
             JobRow.state == JobState.VALIDATING_FILES,

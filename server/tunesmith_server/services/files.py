@@ -23,7 +23,7 @@ from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from tunesmith_server.core.queue import WakeUps
-from tunesmith_server.models import FileRow, JobRow
+from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
 from . import blobs
 from .pages import PageBuilder, json_of, read_page
@@ -187,11 +187,17 @@ def delete(session: Session, file_id: str) -> None:
             f"file {file_id!r} is used by job {user.id} ({user.state})",
             hint="cancel the job first, or wait until it has ended",
         )
+    if evaluation := _evaluation_using(session, file_id):
+        raise Conflict(
+            ErrorCode.FILE_IN_USE,
+            f"file {file_id!r} is used by evaluation {evaluation.id} ({evaluation.status})",
+            hint="cancel the evaluation first, or wait until it has ended",
+        )
     session.delete(row)
 
 
 def delete_expired(session: Session) -> None:
-    """Delete the rows of expired files that no unfinished job needs.
+    """Delete the rows of expired files that no unfinished job or evaluation needs.
 
     The rows are locked first, and the jobs are read by a later statement: PostgreSQL does not
     repeat a subquery after it has waited for a lock, so a single DELETE would miss a job that
@@ -210,10 +216,14 @@ def delete_expired(session: Session) -> None:
 
 
 def _is_needed() -> ColumnElement[bool]:
-    return exists().where(
+    job = exists().where(
         or_(JobRow.training_file == FileRow.id, JobRow.validation_file == FileRow.id),
         JobRow.finished_at.is_(None),
     )
+    evaluation = exists().where(
+        EvaluationRow.file == FileRow.id, EvaluationRow.finished_at.is_(None)
+    )
+    return or_(job, evaluation)
 
 
 def job_using(session: Session, file_id: str) -> JobRow | None:
@@ -224,6 +234,14 @@ def job_using(session: Session, file_id: str) -> JobRow | None:
             or_(JobRow.training_file == file_id, JobRow.validation_file == file_id),
             JobRow.state.not_in(TERMINAL),
         )
+        .limit(1)
+    )
+
+
+def _evaluation_using(session: Session, file_id: str) -> EvaluationRow | None:
+    return session.scalar(
+        select(EvaluationRow)
+        .where(EvaluationRow.file == file_id, EvaluationRow.finished_at.is_(None))
         .limit(1)
     )
 

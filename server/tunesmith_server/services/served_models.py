@@ -19,8 +19,12 @@ _MOST_BASES = 8
 """Longest chain of full weights that were trained from full weights."""
 
 
-def resolve(session: Session, settings: Settings, name: str) -> ServedModel:
-    """Return the model with this name. Raises NotFound if the server does not have it."""
+def resolve(
+    session: Session, settings: Settings, name: str, *, param: str = "model"
+) -> ServedModel:
+    """Return the model with this name. Raises NotFound if the server does not have it.
+
+    `param`: field of the request that names the model."""
     model = _resolve(session, settings, name, _MOST_BASES)
     if model is None:
         known = base_models.names(session, settings)
@@ -28,7 +32,7 @@ def resolve(session: Session, settings: Settings, name: str) -> ServedModel:
         raise NotFound(
             ErrorCode.MODEL_NOT_FOUND,
             f"no model {name!r} on this server",
-            param="model",
+            param=param,
             hint=f"did you mean {near[0]!r}?" if near else LIST_MODELS,
         )
     return model

@@ -1,8 +1,8 @@
 """Credentials of workers, and what a worker may read and write.
 
 Each worker draws a secret of its own and enrolls with the shared token. All other requests carry
-the worker's id and secret. A train worker has access only to the jobs whose lease it holds and to
-their files; a light worker, only to files whose reading it has claimed.
+the worker's id and secret. A train worker has access only to the jobs and evaluations whose lease
+it holds and to their files; a light worker, only to files whose reading it has claimed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, WorkerEnrollment
+from tunesmith_schema import ErrorCode, EvaluationStatus, WorkerEnrollment
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict, Unauthorized
 from tunesmith_server.core.security import equal_secrets, key_hash
-from tunesmith_server.models import FileRow, JobRow, WorkerCredentialRow, WorkerRow
+from tunesmith_server.models import EvaluationRow, FileRow, JobRow, WorkerCredentialRow, WorkerRow
 
 from . import jobs, leases
 from .jobs import HELD
@@ -122,13 +122,18 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
         held = select(JobRow.id).where(
             uses, JobRow.lease_owner == worker.worker_id, JobRow.state.in_(HELD)
         )
-        allowed = session.scalar(held.limit(1)) is not None
+        evaluated = select(EvaluationRow.id).where(
+            EvaluationRow.file == file.id,
+            EvaluationRow.lease_owner == worker.worker_id,
+            EvaluationRow.status == EvaluationStatus.RUNNING,
+        )
+        allowed = any(session.scalar(found.limit(1)) for found in (held, evaluated))
     if not allowed:
         raise Conflict(
             ErrorCode.FENCED_OUT,
             f"{worker.worker_id} ({worker.queue}) has no work with the file {file.id}",
-            hint="a train worker reads the files of the jobs that it holds, a light worker the "
-            "files whose reading it has claimed",
+            hint="a train worker reads the files of the jobs and evaluations that it holds, a "
+            "light worker the files whose reading it has claimed",
         )
 
 

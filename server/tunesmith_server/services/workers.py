@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobState, WorkerHello, WorkerWelcome
+from tunesmith_schema import EvaluationStatus, JobState, WorkerHello, WorkerWelcome
 from tunesmith_schema.queue import LIGHT_QUEUE
 from tunesmith_server.core.database import epoch_now
-from tunesmith_server.models import FileRow, JobRow, WorkerRow
+from tunesmith_server.models import EvaluationRow, FileRow, JobRow, WorkerRow
 
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
@@ -22,8 +22,9 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     session.flush()
     if body.queue == LIGHT_QUEUE:
         return WorkerWelcome(jobs_waiting=False, files_waiting=_files_waiting(session))
-    waiting = select(JobRow.id).where(may_start(), can_serve(session, body.worker_id))
-    return WorkerWelcome(jobs_waiting=session.scalar(waiting.limit(1)) is not None)
+    job = exists().where(may_start(), can_serve(session, body.worker_id))
+    evaluation = exists().where(evaluation_waits())
+    return WorkerWelcome(jobs_waiting=bool(session.scalar(select(or_(job, evaluation)))))
 
 
 def _files_waiting(session: Session) -> list[str]:
@@ -34,6 +35,15 @@ def _files_waiting(session: Session) -> list[str]:
         .limit(MAX_FILES_WAITING)
     )
     return list(session.scalars(unread))
+
+
+def evaluation_waits() -> ColumnElement[bool]:
+    """Return an SQL condition: the evaluation is queued, and its file is not being validated."""
+    unread = select(FileRow.id).where(FileRow.status == "uploaded")
+    return and_(
+        EvaluationRow.status == EvaluationStatus.QUEUED,
+        or_(EvaluationRow.file.is_(None), EvaluationRow.file.not_in(unread)),
+    )
 
 
 def may_start() -> ColumnElement[bool]:

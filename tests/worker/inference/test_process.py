@@ -135,6 +135,46 @@ def test_text_completions_take_texts_and_token_ids(running: Inference) -> None:
     loose.close()
 
 
+@pytest.mark.parametrize("model", ["base", "other"])
+def test_echo_returns_the_prompt_with_its_log_probs(running: Inference, model: str) -> None:
+    """`logprobs` of the prompt, as lm-eval reads them: for token ids and texts, with 0 and 1 new
+    tokens, whole and streamed."""
+    folder = running.models / model
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    causal = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = tokenizer("The capital of France")["input_ids"]
+    with torch.no_grad():
+        log_probs = causal(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [float(log_probs[i, token]) for i, token in enumerate(ids[1:])]
+    for prompt in (ids, [ids], "The capital of France"):
+        for new in (0, 1):
+            body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0}
+            body |= {"echo": True, "logprobs": 1, "seed": 1}
+            answer = running.http.post("/v1/completions", json=body).json()
+            [choice], usage = answer["choices"], answer["usage"]
+            scores = choice["logprobs"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(ids), new)
+            assert scores["token_logprobs"][0] is None
+            assert scores["top_logprobs"][0] is None
+            assert scores["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+            best = [max(top.values()) for top in scores["top_logprobs"][1 : len(ids)]]
+            assert best == pytest.approx(log_probs[:-1].amax(-1).tolist(), abs=1e-4)
+            lengths = {len(values) for values in scores.values()}
+            assert lengths == {len(ids) + new}
+            assert choice["text"].startswith("The capital of France")
+            assert choice["finish_reason"] == "length"
+    with running.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as lines:
+        chunks = [json.loads(line[6:]) for line in lines.iter_lines() if line.startswith("data: {")]
+    parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert "".join(part["text"] for part in parts) == choice["text"]
+    streamed = [value for p in parts if p["logprobs"] for value in p["logprobs"]["token_logprobs"]]
+    assert streamed[1:] == pytest.approx(scores["token_logprobs"][1:], abs=1e-5)
+    plain = running.http.post(
+        "/v1/completions", json={"model": model, "prompt": "Who", "echo": True, "max_tokens": 1}
+    ).json()["choices"][0]
+    assert (plain["text"][:3], plain["logprobs"]) == ("Who", None)
+
+
 def test_json_answers_satisfy_their_schema(running: Inference) -> None:
     pytest.importorskip("llguidance")
     schema: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from starlette.responses import JSONResponse
 
-from tunesmith_worker.engine.serving.protocol import Generation, Output, Stream
+from tunesmith_worker.engine.serving.protocol import Finish, Generation, Output, Stream
 
 from . import wire
 from .errors import ApiError, as_api_error
@@ -23,7 +23,8 @@ from .parameters import (
     text_parameters,
 )
 from .pool import Loaded, ModelPool
-from .prompts import chat_ids, text_ids
+from .prompts import chat_ids, text_ids, texts_of
+from .token_text import Echoed
 
 Message = MutableMapping[str, Any]  # Any: ASGI messages
 Receive = Callable[[], Awaitable[Message]]
@@ -62,6 +63,8 @@ class Answer:
         """Index of each stream's choice, by identity."""
         self._all: list[Stream] = []
         self._choices: list[wire.Choice] = []
+        self._echoed: dict[int, Echoed] = {}
+        """Prompt of each choice whose answer has not yet started, for `echo`."""
         self._prompt_tokens = 0
 
     async def __call__(self, receive: Receive, send: Send) -> None:
@@ -98,16 +101,24 @@ class Answer:
             prompts = [chat_ids(base.tokenizer, self._body.get("messages"))]
         else:
             prompts = text_ids(base.tokenizer, self._body.get("prompt"), base.vocabulary)
+        echoed = [None] * len(prompts)
+        if params.echo:
+            texts = texts_of(base.tokenizer, self._body.get("prompt"), prompts)
+            pairs = zip(prompts, texts, strict=True)
+            echoed = [Echoed(prompt[0], text) for prompt, text in pairs]
         param = "messages" if self._kind == "chat" else "prompt"
         check_size(len(prompts), params)
-        for prompt in prompts:
+        for prompt, start in zip(prompts, echoed, strict=True):
             limit = check_length(len(prompt), params, base.context, param)
-            check_logprobs(len(prompts) * params.n, limit, params)
+            scored = limit + len(prompt) if params.echo else limit
+            check_logprobs(len(prompts) * params.n, scored, params)
             self._prompt_tokens += len(prompt)
             for number in range(params.n):
                 request = _generation(prompt, limit, number, params, adapter, base.eos_ids)
                 stream = Stream(request, self._deliver, self._outputs)
                 self._streams[id(stream)] = len(self._all)
+                if start is not None:
+                    self._echoed[len(self._all)] = start
                 self._all.append(stream)
                 self._choices.append(wire.Choice())
         if params.json_schema is None:
@@ -123,12 +134,28 @@ class Answer:
         if output.error is not None:
             self._choices[self._streams[id(output.stream)]].finish = "error"
             raise output.error
-        choice = self._choices[self._streams[id(output.stream)]]
+        index = self._streams[id(output.stream)]
+        choice = self._choices[index]
+        if self._params.echo:
+            self._add_prompt(output, index)
+        elif output.scores and output.token_ids[-1] in output.stream.request.stop_token_ids:
+            output.scores = output.scores[:-1]
         choice.tokens += len(output.token_ids)
         choice.finish = output.finish
-        if output.scores and output.token_ids[-1] in output.stream.request.stop_token_ids:
-            output.scores = output.scores[:-1]
         return output
+
+    def _add_prompt(self, output: Output, index: int) -> None:
+        """Put the prompt before the first output of a choice, and drop the token that ends a
+        request for no tokens."""
+        if self._params.max_tokens == 0:
+            output.text, output.token_ids, output.scores = "", (), ()
+            output.finish = Finish.LENGTH
+        start = self._echoed.pop(index, None)
+        if start is not None:
+            output.text = start.text + output.text
+            output.scores = output.prompt_scores + output.scores
+            if self._params.top_logprobs is not None:
+                self._choices[index].echoed = start
 
     def _usage(self) -> wire.Json:
         completion = sum(choice.tokens for choice in self._choices)
@@ -177,7 +204,8 @@ class Answer:
     def _piece(self, text: wire.Wire, output: Output) -> str:
         index = self._streams[id(output.stream)]
         choice = self._choices[index]
-        piece = text.progress(index, output, len(choice.text))
+        echoed, choice.echoed = choice.echoed, None
+        piece = text.progress(index, output, len(choice.text), echoed)
         choice.text += output.text
         return piece
 
@@ -196,7 +224,7 @@ def _generation(
 ) -> Generation:
     return Generation(
         prompt_ids=prompt,
-        max_tokens=limit,
+        max_tokens=max(1, limit),
         # Choices of one request differ; the first equals that of a request with n=1.
         seed=(params.seed + number * 0x9E3779B97F4A7C15) % (1 << 64),
         sampling=params.sampling,
@@ -204,6 +232,7 @@ def _generation(
         stop=params.stop,
         adapter=adapter,
         top_logprobs=params.top_logprobs,
+        prompt_logprobs=params.echo and params.top_logprobs is not None,
         json_schema=params.json_schema,
     )
 

@@ -62,6 +62,8 @@ class Parameters:
     stop: tuple[str, ...]
     top_logprobs: int | None
     json_schema: str | None = None
+    echo: bool = False
+    """The answer starts with the prompt."""
 
 
 def chat_parameters(body: Body) -> Parameters:
@@ -101,24 +103,29 @@ def chat_parameters(body: Body) -> Parameters:
 
 def text_parameters(body: Body) -> Parameters:
     _check_names(body, _TEXT)
-    if body.get("echo"):
-        raise unsupported("echo", "completions hold only new text")
     if body.get("suffix"):
         raise unsupported("suffix", "the model only continues text")
     choices = _integer(body, "n", 1, MAX_CHOICES) or 1
     if (_integer(body, "best_of", 1) or choices) != choices:
         raise unsupported("best_of", "use n, and choose by log-probs")
-    limit = _integer(body, "max_tokens", 1)
+    echo = _boolean(body, "echo")
+    limit = _integer(body, "max_tokens", 0 if echo else 1)
     return _shared(
         body,
         max_tokens=16 if limit is None else limit,
         top_logprobs=_integer(body, "logprobs", 0, MAX_TOP_LOGPROBS),
         json_schema=None,
+        echo=echo,
     )
 
 
 def _shared(
-    body: Body, *, max_tokens: int | None, top_logprobs: int | None, json_schema: str | None
+    body: Body,
+    *,
+    max_tokens: int | None,
+    top_logprobs: int | None,
+    json_schema: str | None,
+    echo: bool = False,
 ) -> Parameters:
     if body.get("logit_bias"):
         raise unsupported("logit_bias", "leave it out")
@@ -146,6 +153,7 @@ def _shared(
         stop=_stop(body.get("stop")),
         top_logprobs=top_logprobs,
         json_schema=json_schema,
+        echo=echo,
     )
 
 
@@ -241,7 +249,7 @@ def check_size(prompts: int, params: Parameters) -> None:
 
 def check_logprobs(streams: int, limit: int, params: Parameters) -> None:
     """Raise ApiError if the log-probs of the longest answer would fill the memory. `limit`: tokens
-    of each of `streams` completions."""
+    of each of `streams` completions, with the prompt if it is echoed."""
     top = params.top_logprobs
     if top is not None and streams * limit * (1 + top) > _MOST_LOGPROBS:
         raise ApiError(
@@ -257,9 +265,9 @@ def check_logprobs(streams: int, limit: int, params: Parameters) -> None:
 def check_length(prompt_tokens: int, params: Parameters, context: int | None, param: str) -> int:
     """Return the maximum number of completion tokens. Raises ApiError if the prompt is too long."""
     if context is None:
-        return params.max_tokens or 1024
+        return 1024 if params.max_tokens is None else params.max_tokens
     left = context - prompt_tokens
-    if left < 1:
+    if left < (0 if params.max_tokens == 0 else 1):
         raise ApiError(
             400,
             f"the prompt has {prompt_tokens} tokens, but the model's context has {context}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -75,6 +76,15 @@ def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int
         if max(ids) >= vocabulary:
             raise invalid("prompt", f"token ids must be below {vocabulary}, got {max(ids)}")
     return [tuple(ids) for ids in lists]
+
+
+def texts_of(tokenizer: Untyped, prompt: Any, prompts: Sequence[tuple[int, ...]]) -> list[str]:
+    """Return the text of each prompt that `text_ids` returned for the value `prompt`."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(text, str) for text in prompt):
+        return list(prompt)
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in prompts]
 
 
 def _is_id(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -13,6 +14,14 @@ from tunesmith_worker.engine.serving.protocol import TokenLogprob, TokenScores
 Untyped = Any  # Any: transformers is not typed
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True)
+class Echoed:
+    """Prompt at the start of an answer."""
+
+    first_token: int
+    text: str
 
 
 class TokenText:
@@ -45,7 +54,9 @@ class TokenText:
                 return bytes([int(match[1], 16)])
         return str(piece).replace("\u2581", " ").encode()
 
-    def chat(self, scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
+    def chat(
+        self, scores: Sequence[TokenScores], offset: int, echoed: Echoed | None = None
+    ) -> dict[str, Any]:
         """Return `logprobs` of a chat choice."""
         content = [
             {**self._entry(one.sampled), "top_logprobs": [self._entry(top) for top in one.top]}
@@ -53,18 +64,28 @@ class TokenText:
         ]
         return {"content": content, "refusal": None}
 
-    def text(self, scores: Sequence[TokenScores], offset: int) -> dict[str, Any]:
-        """Return `logprobs` of a text choice. `offset`: position of the first token's text."""
-        texts = [self.get(one.sampled.token_id)[0] for one in scores]
-        offsets = []
-        for text in texts:
+    def text(
+        self, scores: Sequence[TokenScores], offset: int, echoed: Echoed | None = None
+    ) -> dict[str, Any]:
+        """Return `logprobs` of a text choice. `offset`: position of the first token's text.
+        `echoed`: prompt at the start of the text, whose first token has no score."""
+        texts, offsets = [], []
+        if echoed is not None:
+            first = self.get(echoed.first_token)[0]
+            texts, offsets = [first], [offset]
+            # A text prompt lacks the start token that the tokenizer added.
+            offset += len(first) if echoed.text.startswith(first) else 0
+        for one in scores:
+            texts.append(self.get(one.sampled.token_id)[0])
             offsets.append(offset)
-            offset += len(text)
+            offset += len(texts[-1])
+        unknown = [None] * (len(texts) - len(scores))
         return {
             "tokens": texts,
-            "token_logprobs": [one.sampled.logprob for one in scores],
+            "token_logprobs": [*unknown, *(one.sampled.logprob for one in scores)],
             "top_logprobs": [
-                {self.get(top.token_id)[0]: top.logprob for top in one.top} for one in scores
+                *unknown,
+                *({self.get(top.token_id)[0]: top.logprob for top in one.top} for one in scores),
             ],
             "text_offset": offsets,
         }

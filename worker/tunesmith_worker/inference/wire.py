@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tunesmith_worker.engine.serving.protocol import Output, TokenScores
 
-from .token_text import TokenText
+from .token_text import Echoed, TokenText
 
 Json = dict[str, Any]  # Any: JSON values
 
@@ -24,6 +24,8 @@ class Choice:
     tokens: int = 0
     scores: list[TokenScores] = field(default_factory=list)
     finish: str | None = None
+    echoed: Echoed | None = None
+    """Prompt whose log-probs are part of the answer."""
 
 
 class Wire:
@@ -56,7 +58,9 @@ class Wire:
         }
 
     def _choice(self, index: int, choice: Choice) -> Json:
-        logprobs = self.logprobs(choice.scores, 0) if choice.scores else None
+        logprobs = None
+        if choice.scores or choice.echoed is not None:
+            logprobs = self.logprobs(choice.scores, 0, choice.echoed)
         shared = {"index": index, "finish_reason": choice.finish, "logprobs": logprobs}
         if self._kind == "text":
             return {**shared, "text": choice.text}
@@ -69,9 +73,14 @@ class Wire:
             return ""
         return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def progress(self, index: int, output: Output, offset: int) -> str:
-        """Return the chunks of one output. `offset`: length of the text before it."""
-        logprobs = self.logprobs(output.scores, offset) if output.scores else None
+    def progress(
+        self, index: int, output: Output, offset: int, echoed: Echoed | None = None
+    ) -> str:
+        """Return the chunks of one output. `offset`: length of the text before it. `echoed`: prompt
+        that the output starts with."""
+        logprobs = None
+        if output.scores or echoed is not None:
+            logprobs = self.logprobs(output.scores, offset, echoed)
         if self._kind == "text":
             if not output.text and output.finish is None and logprobs is None:
                 return ""
@@ -95,9 +104,10 @@ class Wire:
     def usage_chunk(self, usage: Json) -> str:
         return f"data: {json.dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n"
 
-    def logprobs(self, scores: Sequence[TokenScores], offset: int) -> Json:
+    def logprobs(self, scores: Sequence[TokenScores], offset: int, echoed: Echoed | None) -> Json:
         """Return log-probs in the format of the kind; `offset`: length of the text before."""
-        return (self._tokens.chat if self._kind == "chat" else self._tokens.text)(scores, offset)
+        write = self._tokens.chat if self._kind == "chat" else self._tokens.text
+        return write(scores, offset, echoed)
 
 
 def usage(prompt: int, completion: int, cached: int) -> Json:

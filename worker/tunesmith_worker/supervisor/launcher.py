@@ -7,9 +7,10 @@ it uses memory only while the worker is idle.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
-from tunesmith_worker.supervisor.child.spawn import TrainerProgram
+from tunesmith_worker.supervisor.child.spawn import EVALUATION_MODULE, TrainerProgram
 from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 from tunesmith_worker.supervisor.child.warm_trainer import WarmTrainer
 
@@ -53,6 +54,12 @@ class Launcher:
     def launch(self, run_dir: Path) -> TrainerProcess:
         warm, self._warm = self._warm, None
         return TrainerProcess(run_dir, self._program, warm)
+
+    def launch_evaluation(self, folder: Path) -> TrainerProcess:
+        """Start an evaluation on demand, in a fresh process. The warm trainer ends, to free its
+        memory."""
+        self.close()
+        return TrainerProcess(folder, replace(self._program, module=EVALUATION_MODULE))
 
     def close(self) -> None:
         """Kill the warm trainer and empty `tmp`. Must be called while no trainer runs."""

@@ -26,6 +26,12 @@ from tunesmith_schema import (
     WorkerHello,
     WorkerWelcome,
 )
+from tunesmith_schema.evaluations import (
+    EvaluationClaim,
+    EvaluationLease,
+    EvaluationOutcome,
+    EvaluationRenewal,
+)
 from tunesmith_worker.rundir.paths import file_hash
 
 from .identity import WorkerIdentity
@@ -201,6 +207,27 @@ class ServerApi:
         body = result.model_dump(mode="json")
         self._send("POST", f"/files/{file_id}/reading/result", json=body)
 
+    def claim_evaluation(self, worker_id: str) -> EvaluationClaim | None:
+        body = ClaimRequest(worker_id=worker_id)
+        reply = self._send("POST", "/evaluations/claim", json=body.model_dump(mode="json"))
+        if reply.status_code == 204:
+            return None
+        return EvaluationClaim.model_validate_json(reply.content)
+
+    def renew_evaluation(self, evaluation_id: str, lease: EvaluationLease) -> EvaluationRenewal:
+        url = f"/evaluations/{evaluation_id}/renew"
+        reply = self._send("POST", url, json=lease.model_dump(mode="json"))
+        return EvaluationRenewal.model_validate_json(reply.content)
+
+    def end_evaluation(self, evaluation_id: str, outcome: EvaluationOutcome) -> None:
+        url = f"/evaluations/{evaluation_id}/outcome"
+        self._send("POST", url, json=outcome.model_dump(mode="json"))
+
+    def fetch_evaluated_file(self, claim: EvaluationClaim, file: StoredFile, target: Path) -> None:
+        """Download one file of an evaluated model, and verify its hash."""
+        url = f"/evaluations/{claim.evaluation_id}/files/{file.sha256}"
+        self._fetch(url, {"fence": claim.fence}, file.sha256, target)
+
     def _reading(self, file_id: str, verb: str, body: ReadingClaim | ReadingLease) -> FileReading:
         url = f"/files/{file_id}/reading/{verb}"
         reply = self._send("POST", url, json=body.model_dump(mode="json"))
@@ -266,7 +293,8 @@ def _check(reply: httpx.Response) -> None:
     if error["code"] == "worker_not_enrolled":
         raise NotEnrolled(message)
     if error["code"] == "fenced_out" or (
-        reply.status_code == 404 and ("/jobs/" in message or "/reading/" in message)
+        reply.status_code == 404
+        and any(part in message for part in ("/jobs/", "/reading/", "/renew", "/outcome"))
     ):
         raise FencedOut(message)
     if error["code"] == "content_missing":

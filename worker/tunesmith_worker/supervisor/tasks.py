@@ -1,14 +1,12 @@
-"""Celery tasks: train jobs and validate uploaded files. Heavy work runs in child processes."""
+"""Celery tasks: run jobs and evaluations, and validate uploaded files. Heavy work runs in child
+processes."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
-import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from celery import Celery, current_app
 
@@ -19,6 +17,8 @@ from .child.check_upload import ReaderKilled, ReadingStopped, check_upload
 from .device_health import DeviceHealth
 from .identity import WorkerIdentity
 from .launcher import Launcher
+from .leased.evaluations import evaluate_next
+from .leased.renewal import LeaseRenewal
 from .server_api import FencedOut, ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
 from .shutdown import ShutdownState
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 SEND_TRIES = 30
 SEND_AGAIN_SECONDS = 2.0
-BEATS_PER_LEASE = 4
 
 
 def register(
@@ -41,22 +40,30 @@ def register(
 ) -> None:
     """Register the tasks of this worker with `app`."""
 
+    def evaluate(api: ServerApi) -> bool:
+        return evaluate_next(
+            settings, api, identity.worker_id, shutdown.is_requested, launcher, health
+        )
+
+    def run_job(api: ServerApi) -> bool:
+        return supervise(
+            settings,
+            api,
+            identity.worker_id,
+            shutdown.is_requested,
+            launcher,
+            shutdown.is_immediate,
+            health,
+        )
+
     def train(job_id: str) -> None:
-        # Ignore the message's job id: the server assigns the oldest waiting job.
+        # Ignore the message's id: the server assigns the oldest waiting job or evaluation.
         with ServerApi(settings, identity) as api:
             try:
-                while not shutdown.is_requested() and supervise(
-                    settings,
-                    api,
-                    identity.worker_id,
-                    shutdown.is_requested,
-                    launcher,
-                    shutdown.is_immediate,
-                    health,
-                ):
+                while not shutdown.is_requested() and (evaluate(api) or run_job(api)):
                     pass
             except ServerUnreachable as error:
-                log.warning("no job claimed: %s", error)  # the next hello wakes the pool again
+                log.warning("no work claimed: %s", error)  # the next hello wakes the pool again
 
     def validate_file(file_id: str) -> None:
         with ServerApi(settings, identity) as api:
@@ -86,7 +93,11 @@ def read_upload(api: ServerApi, worker_id: str, file_id: str) -> None:
     if claim.reading == 0:
         return
     lease = ReadingLease(worker_id=worker_id, reading=claim.reading)
-    with LeaseRenewal(api, file_id, lease, claim.lease_seconds) as renewal:
+
+    def renew() -> float:
+        return api.renew_reading(file_id, lease).lease_seconds
+
+    with LeaseRenewal(renew, claim.lease_seconds, file_id) as renewal:
         try:
             result = _read(api, lease, claim, renewal)
         except ReadingStopped:
@@ -120,47 +131,6 @@ def _read(
         api.fetch_file(file.id, file.sha256, path)
         validation = check_upload(path, file.filename, stopped=renewal.is_lost)
     return ReadingResult(**lease.model_dump(), result=validation)
-
-
-class LeaseRenewal:
-    """Thread that renews a reading's lease until the block ends."""
-
-    def __init__(
-        self, api: ServerApi, file_id: str, lease: ReadingLease, lease_seconds: float
-    ) -> None:
-        self._api, self._file_id, self._lease = api, file_id, lease
-        self._seconds = lease_seconds / BEATS_PER_LEASE
-        self._ended, self._lost = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="reading-lease", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        self._thread.join(timeout=5)
-
-    def is_lost(self) -> bool:
-        """Return True if the server has given the file to another worker."""
-        return self._lost.is_set()
-
-    def _renew(self) -> None:
-        while not self._ended.wait(self._seconds):
-            try:
-                reading = self._api.renew_reading(self._file_id, self._lease)
-                self._seconds = reading.lease_seconds / BEATS_PER_LEASE
-            except (FencedOut, ServerRefused) as error:
-                log.warning("the lease of %s is lost: %s", self._file_id, error)
-                self._lost.set()
-                return
-            except ServerUnreachable as error:  # the reading continues; the next beat tries again
-                log.warning("the lease of %s was not renewed: %s", self._file_id, error)
 
 
 def _give_back(api: ServerApi, file_id: str, end: ReadingEnd) -> None:

@@ -21,6 +21,7 @@ from tunesmith_worker.engine.rollout.decoder import Decoder, cache_dtype, rotate
 from tunesmith_worker.engine.rollout.rope_tables import RopeTables
 
 from .cache import CacheShape, PromptBuffer, SlotCache
+from .prompt_scores import PromptScores
 from .token_rows import TokenRows
 from .weights import ServingWeights
 
@@ -37,6 +38,8 @@ class Part:
     adapter: str | None
     needs_logits: bool
     """True if the part has the last token of its sequence."""
+    scores: PromptScores | None = None
+    """Log-probs of the prompt, if they are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,16 @@ class ServingDecoder(Decoder):
             x = self._mlp(layer, self._add(layer, x, out.to(x.dtype)))
         if rows:
             cache.advance()
+        for part, start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True):
+            if part.scores is not None:
+                own, adapter = x[start:stop], part.adapter
+                part.scores.add(
+                    lambda at, own=own, adapter=adapter: self._logits(  # type: ignore[misc]  # defaults bind the loop's values
+                        own[at], [adapter] * len(own[at])
+                    ),
+                    part.start,
+                    stop - start,
+                )
         ends = [stop - 1 for part, stop in zip(parts, bounds[1:], strict=True) if part.needs_logits]
         kept = [*range(len(rows)), *ends]
         if not kept:

@@ -20,7 +20,7 @@ from .decoder import ServingDecoder
 from .grammar import Grammars
 from .loop import EngineLoop
 from .protocol import Figures, QueueFull, Stream, UnsupportedAdapter
-from .rows import Row
+from .rows import Row, prompt_scores_of
 from .scheduler import Scheduler
 from .text import TextStream
 from .token_rows import TrainedRows
@@ -81,6 +81,7 @@ class NativeServing:
             text=TextStream(self._base.tokenizer.backend_tokenizer, request.stop),
             uniforms=Uniforms(request.seed),
             matcher=None if schema is None else self._grammars.matcher(schema),
+            prompt_scores=prompt_scores_of(request),
         )
 
     def cancel(self, streams: Sequence[Stream]) -> None:

@@ -60,6 +60,8 @@ class Generation:
     """Name of a loaded adapter; None for the base model."""
     top_logprobs: int | None = None
     """Number of most likely tokens to report per token; None: no log-probs at all."""
+    prompt_logprobs: bool = False
+    """Report the log-probs of the prompt's tokens too, with `top_logprobs` most likely tokens."""
     json_schema: str | None = None
     """JSON schema, as JSON text, that the completion must satisfy."""
 
@@ -91,6 +93,9 @@ class Output:
     scores: tuple[TokenScores, ...] = ()
     """One entry per new token if the request asks for log-probs."""
     finish: Finish | None = None
+    prompt_scores: tuple[TokenScores, ...] = ()
+    """Scores of the prompt from its second token on; only in the first output of a request with
+    `prompt_logprobs`."""
     error: Exception | None = None
     """Reason why the request ended without a result."""
 

@@ -11,7 +11,8 @@ from tunesmith_worker.engine.rollout.sampling import PenaltyState, Uniforms, sam
 
 from .cache import PromptBuffer
 from .grammar import Matcher
-from .protocol import Finish, Output, Stream, TokenLogprob, TokenScores
+from .prompt_scores import PromptScores
+from .protocol import Finish, Generation, Output, Stream, TokenLogprob, TokenScores
 from .text import TextStream
 
 Untyped = Any  # Any: tokenizers is not typed
@@ -26,6 +27,8 @@ class Row:
     text: TextStream
     uniforms: Uniforms
     matcher: Matcher | None
+    prompt_scores: PromptScores | None = None
+    """Scores of the prompt, until they are delivered."""
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     rope_key: int = 0
@@ -65,7 +68,17 @@ class Row:
             if self.text.stopped:
                 finish = Finish.STOP
             self.done = True
-        return Output(self.stream, text, (token,), scores, finish)
+        prompt_scores: tuple[TokenScores, ...] = ()
+        if self.prompt_scores is not None:
+            prompt_scores, self.prompt_scores = tuple(self.prompt_scores.found), None
+        return Output(self.stream, text, (token,), scores, finish, prompt_scores)
+
+
+def prompt_scores_of(request: Generation) -> PromptScores | None:
+    """Return where the log-probs of a request's prompt are collected; None if it needs none."""
+    if not request.prompt_logprobs:
+        return None
+    return PromptScores(request.prompt_ids, request.top_logprobs or 0)
 
 
 def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:

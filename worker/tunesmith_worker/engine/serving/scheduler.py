@@ -251,6 +251,8 @@ class Scheduler:
     def _start(self, row: Row, tokens: int) -> None:
         row.rope_key = self._tables.rope_key(len(row.tokens))
         row.buffer, row.cached = PromptBuffer(self._shape, tokens), 0
+        if row.prompt_scores is not None:
+            row.prompt_scores.found.clear()
         self._prompts.append(row)
 
     def _reuse(self, row: Row) -> None:
@@ -278,7 +280,8 @@ class Scheduler:
         for row in self._prompts:
             if left <= 0:
                 break
-            if row.cached == 0:
+            # Kept keys and values give no log-probs of the prompt.
+            if row.cached == 0 and row.prompt_scores is None:
                 if any(_same_start(row, other) for other, _ in parts):
                     continue  # wait for the common prefix
                 self._reuse(row)
@@ -292,6 +295,7 @@ class Scheduler:
                 rope_key=row.rope_key,
                 adapter=row.stream.request.adapter,
                 needs_logits=count == row.pending,
+                scores=row.prompt_scores,
             )
             parts.append((row, part))
         return parts

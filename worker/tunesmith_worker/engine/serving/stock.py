@@ -24,7 +24,7 @@ from .base import BaseModel
 from .grammar import Grammars
 from .loop import deliver
 from .protocol import Figures, Output, QueueFull, ServingError, Stream
-from .rows import Row, sample_rows
+from .rows import Row, prompt_scores_of, sample_rows
 from .text import TextStream
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class StockServing:
             text=TextStream(self._base.tokenizer.backend_tokenizer, request.stop),
             uniforms=Uniforms(request.seed),
             matcher=None if schema is None else self._grammars.matcher(schema),
+            prompt_scores=prompt_scores_of(request),
             tokens=list(request.prompt_ids),
         )
 
@@ -159,6 +160,9 @@ class StockServing:
         is_plain = request.adapter is None and isinstance(model, peft.PeftModel)
         ids = torch.tensor([request.prompt_ids], device=self._base.model.device)
         with model.disable_adapter() if is_plain else nullcontext():
+            if row.prompt_scores is not None:
+                logits = model(input_ids=ids, use_cache=False).logits[0]
+                row.prompt_scores.add(lambda part: logits[part].float(), 0, len(logits))
             model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),

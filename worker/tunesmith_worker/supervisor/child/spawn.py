@@ -19,10 +19,16 @@ from tunesmith_worker.rundir.process import SpawnSettings, default_environment, 
 Stream = int | IO[Any]  # Any: bytes or text, as in subprocess
 
 
+TRAINER_MODULE = "tunesmith_worker.trainer"
+EVALUATION_MODULE = "tunesmith_worker.trainer.evaluation"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerProgram:
     """Interpreter and folders that all trainers of a worker use."""
 
+    module: str = TRAINER_MODULE
+    """Python module that runs."""
     python: str = sys.executable
     token_cache: Path | None = None
     """Cache folder of tokenised files; None: no cache."""
@@ -42,7 +48,7 @@ class TrainerProgram:
             env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(
             # -P: do not import from the working directory, which a warm trainer changes later.
-            [self.python, "-P", "-m", "tunesmith_worker.trainer", argument],
+            [self.python, "-P", "-m", self.module, argument],
             cwd=cwd,
             env=env,
             stdin=stdin,

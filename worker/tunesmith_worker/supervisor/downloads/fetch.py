@@ -10,6 +10,8 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tunesmith_schema import Claim, RunSpec, StoredFile
@@ -38,8 +40,7 @@ def fetch_inputs(
     for role, file in (("train", claim.training_file), ("valid", claim.validation_file)):
         if file is None:
             continue
-        suffix = Path(file.filename).suffix.lower()
-        names[role] = f"data/{role}{suffix if suffix in DATA_SUFFIXES else ''}"
+        names[role] = f"data/{data_name(role, file.filename)}"
         target, file_id, sha256 = root / names[role], file.file_id, file.sha256
         retry(lambda f=file_id, s=sha256, t=target: api.fetch_file(f, s, t))  # type: ignore[misc]  # defaults bind the loop's values
     fetch_resume_points(api, claim, root, retry, events)
@@ -49,7 +50,8 @@ def fetch_inputs(
             claim.model, Path(model_path), from_scratch=claim.recipe.from_scratch
         )
     else:
-        model_path = str(_cached(settings, api, claim, claim.base_files, retry))
+        fetch = partial(api.fetch_base_file, claim.job_id, claim.fence)
+        model_path = str(cached_model(settings, claim.model, claim.base_files, fetch, retry))
     return RunSpec(
         job_id=claim.job_id,
         attempt=claim.attempt,
@@ -68,14 +70,22 @@ def fetch_inputs(
     )
 
 
-def _cached(
+def data_name(role: str, filename: str) -> str:
+    """Return the name of a downloaded data file, with the suffix of the user's `filename`."""
+    suffix = Path(filename).suffix.lower()
+    return f"{role}{suffix if suffix in DATA_SUFFIXES else ''}"
+
+
+def cached_model(
     settings: WorkerSettings,
-    api: ServerApi,
-    claim: Claim,
+    name: str,
     files: list[StoredFile],
+    fetch: Callable[[StoredFile, Path], None],
     retry: Retry,
 ) -> Path:
-    """Return the cached folder of a model that this service tuned; download it if necessary.
+    """Return the cached folder of weights that this service tuned; download it if necessary.
+
+    `fetch` downloads one file, and `retry` repeats it.
 
     The folder's name contains a hash of its content, and the folder appears only when complete. If
     several workers download the same model at the same time, the first copy stays.
@@ -83,15 +93,13 @@ def _cached(
     content = "".join(f"{file.name}:{file.sha256};" for file in files)
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     models = settings.data_dir / "models"
-    folder = models / f"{claim.model.replace(':', '_')}-{key}"
+    folder = models / f"{name.replace(':', '_')}-{key}"
     if not folder.is_dir():
         models.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=models))
         try:
             for file in files:
-                retry(
-                    lambda f=file: api.fetch_base_file(claim.job_id, claim.fence, f, part / f.name)  # type: ignore[misc]  # the default binds the loop's value
-                )
+                retry(partial(fetch, file, part / file.name))
             with contextlib.suppress(OSError):  # another worker finished first
                 part.rename(folder)
         finally:

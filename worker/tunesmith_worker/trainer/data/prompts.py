@@ -109,7 +109,7 @@ def read_prompts(
         for warning in counts.warnings(name, max_prompt_tokens):
             events.message(warning, level="warn", data=counts.as_data())
         if spec.grader is not None:
-            _check_fields(spec.grader, rows, name)
+            check_fields(spec.grader, rows, name)
         return rows
 
     rows = read(spec.training_file)
@@ -217,7 +217,7 @@ def _nothing_left(name: str, counts: PromptCounts, limit: int | None, remedy: st
     )
 
 
-def _check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
+def check_fields(grader: Grader, rows: Sequence[PromptRow], name: str) -> None:
     """Raise RunError if the grader's templates read a field that a row lacks. `name`: file name."""
     missing = missing_fields(grader, (row.item for row in rows))
     if not missing:

@@ -1,4 +1,4 @@
-"""Time that the evaluation of a result may take."""
+"""Time that an evaluation may take."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ LEAST_SECONDS = 2.0
 class Budget:
     def __init__(
         self,
-        job_seconds: float,
+        job_seconds: float = 0.0,
         *,
+        seconds: float | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         mark: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`job_seconds`: trainer's time so far. `stop_requested`: returns True if the evaluation
+        """`job_seconds`: trainer's time so far. `seconds`: planned duration; the default is a share
+        of `job_seconds`. `stop_requested`: returns True if the evaluation
         should end soon. `mark`: called when the evaluation advances."""
         self.job_seconds = job_seconds
-        self.seconds = max(LEAST_SECONDS, SHARE * job_seconds)
+        self.seconds = max(LEAST_SECONDS, SHARE * job_seconds) if seconds is None else seconds
         self._stop_requested, self._mark, self._now = stop_requested, mark, now
         self._began = now()
 

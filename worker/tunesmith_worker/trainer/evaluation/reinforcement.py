@@ -60,8 +60,13 @@ class ReinforcementEvaluation:
         seed: int,
         max_tokens: int,
         stop_tokens: frozenset[int],
+        metrics: int = 1,
+        dropped: int = 0,
     ) -> None:
-        """`make_engine`: returns the engine of a model. `max_tokens`: longest answer."""
+        """`make_engine`: returns the engine of a model. `max_tokens`: longest answer. `metrics`:
+        number of compared metrics, which share the level of the intervals. `dropped`: number of
+        prompts that do not fit the model."""
+        self._metrics, self._dropped = metrics, dropped
         self._prompts, self._tokenizer = prompts, tokenizer
         self._make_engine, self._make_grading = make_engine, make_grading
         self._on: EvaluatedOn = on
@@ -89,6 +94,8 @@ class ReinforcementEvaluation:
                     continue
                 prompts = prompts[: len(completions)]
                 answered[model.name] = self._grade(grading, prompts, completions)
+        if self._dropped:
+            left_out.append(f"{self._dropped} prompts that are too long for the model")
         if len(prompts) < available:
             left_out.append(f"{available - len(prompts)} of {available} prompts")
         return self._result(models, answered, prompts, left_out)
@@ -145,7 +152,7 @@ class ReinforcementEvaluation:
             gains = np.array(answered[first].rewards) - np.array(answered[second].rewards)
             gains = gains[~np.isnan(gains)]
             if len(gains):
-                difference = compare(gains, seed=self._seed, of=len(compared))
+                difference = compare(gains, seed=self._seed, of=len(compared) * self._metrics)
                 comparisons.append(comparison((first, second), difference, self._on, "reward"))
         evaluation = Evaluation(
             verdict="",
@@ -182,7 +189,11 @@ class ReinforcementEvaluation:
             ],
             left_out=list(left_out),
         )
-        return conclude(evaluation, {name: result.reward for name, result in answered.items()})
+        return conclude(
+            evaluation,
+            {name: result.reward for name, result in answered.items()},
+            [model.name for model in models],
+        )
 
 
 def _reward(grading: Grading, graded: Graded) -> float:

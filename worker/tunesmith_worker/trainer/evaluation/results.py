@@ -18,7 +18,12 @@ Pair = tuple[ModelName, ModelName]
 
 def pairs(measured: Sequence[ModelName]) -> list[Pair]:
     """Return the comparisons of the measured models, the most important first."""
-    possible: list[Pair] = [("tuned", "base"), ("tuned", "best"), ("tuned", "last")]
+    possible: list[Pair] = [
+        ("tuned", "base"),
+        ("tuned", "best"),
+        ("tuned", "last"),
+        ("model", "against"),
+    ]
     return [pair for pair in possible if set(pair) <= set(measured)]
 
 
@@ -40,18 +45,57 @@ def comparison(pair: Pair, difference: Difference, on: EvaluatedOn, unit: str) -
     )
 
 
-def conclude(evaluation: Evaluation, values: Mapping[ModelName, float]) -> Evaluation:
+_REFERENCES: tuple[ModelName, ...] = ("base", "against")
+"""Models that the verdict compares with."""
+
+
+def conclude(
+    evaluation: Evaluation, values: Mapping[ModelName, float], models: Sequence[ModelName]
+) -> Evaluation:
     """Return the evaluation with the verdict of its first comparison.
 
-    `values`: compared metric of each measured model."""
-    base, tuned = values.get("base"), values.get("tuned")
-    update: dict[str, object] = {"base": finite(base), "tuned": finite(tuned)}
-    first = next((c for c in evaluation.comparisons if c.against == "base"), None)
-    if first is None:
-        update["verdict"] = "not compared: the base model was left out"
+    `values`: compared metric of each measured model. `models`: models that should be measured."""
+    base, tuned = values.get("base"), values.get("tuned", values.get("model"))
+    update: dict[str, object] = {
+        "base": finite(values.get("against", base)),
+        "tuned": finite(tuned),
+    }
+    first = next((c for c in evaluation.comparisons if c.against in _REFERENCES), None)
+    reference = next((name for name in models if name in _REFERENCES), None)
+    if first is None and reference is None:
+        update["verdict"] = f"not compared: {evaluation.metric} {_number(tuned)}"
+    elif first is None:
+        left_out = "the base model" if reference == "base" else "the second model"
+        update["verdict"] = f"not compared: {left_out} was left out"
     else:
         update |= {"verdict": first.verdict, "outcome": first.outcome}
     return evaluation.model_copy(update=update)
+
+
+def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
+    """Return `first` with the scores and comparisons of other metrics of the same models.
+
+    The verdict and the answers are those of `first`."""
+    for other in others:
+        scores = {scores.model: scores for scores in other.models}
+        models = []
+        for own in first.models:
+            found = scores.get(own.model)
+            known = {} if found is None else found.model_dump(exclude_defaults=True)
+            models.append(own.model_copy(update=known))
+        first = first.model_copy(
+            update={
+                "models": models,
+                "answer_tokens": first.answer_tokens or other.answer_tokens,
+                "comparisons": [*first.comparisons, *other.comparisons],
+                "left_out": [*dict.fromkeys([*first.left_out, *other.left_out])],
+            }
+        )
+    return first
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
 
 def storable(text: str) -> str:

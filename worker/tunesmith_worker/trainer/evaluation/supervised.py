@@ -52,8 +52,12 @@ class SupervisedEvaluation:
         max_tokens: int,
         end_tokens: frozenset[int],
         autocast: Callable[[], AbstractContextManager[Any]],
+        metrics: int = 1,
+        dropped: int = 0,
     ) -> None:
-        """`max_tokens`: see `score_rows`."""
+        """`max_tokens`: see `score_rows`. `metrics`: number of compared metrics, which share the
+        level of the intervals. `dropped`: number of rows that do not fit the model."""
+        self._metrics, self._dropped = metrics, dropped
         self._rows, self._tokenizer, self._seed = rows, tokenizer, seed
         self._max_tokens, self._end_tokens, self._autocast = max_tokens, end_tokens, autocast
 
@@ -79,6 +83,8 @@ class SupervisedEvaluation:
             except LeftOut as reason:
                 left_out.append(f"{model.name}: {reason}")
         available = len(self._rows.dataset)
+        if self._dropped:
+            left_out.append(f"{self._dropped} rows without an answer that fits the model's context")
         if len(rows) < available:
             left_out.append(f"{available - len(rows)} of {available} rows")
         if cuts := [found.cut_after for found in answers.values() if found.cut_after is not None]:
@@ -163,7 +169,10 @@ class SupervisedEvaluation:
                 comparison(
                     pair,
                     compare_losses(
-                        scores[pair[0]], scores[pair[1]], seed=self._seed, of=len(compared)
+                        scores[pair[0]],
+                        scores[pair[1]],
+                        seed=self._seed,
+                        of=len(compared) * self._metrics,
                     ),
                     source.on,
                     "nats",
@@ -181,7 +190,9 @@ class SupervisedEvaluation:
             ],
             left_out=list(left_out),
         )
-        return conclude(evaluation, {name: s.loss for name, s in scores.items()})
+        return conclude(
+            evaluation, {name: s.loss for name, s in scores.items()}, [m.name for m in models]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

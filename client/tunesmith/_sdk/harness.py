@@ -1,0 +1,114 @@
+"""Standard tasks by lm-eval, which runs as a program and asks the server's `/v1/completions`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tunesmith._http.errors import InvalidArgumentError, TunesmithError
+from tunesmith_schema import TaskResult, TaskResults
+
+from .client import Client
+
+_LIBRARIES = ("lm_eval", "aiohttp", "requests", "tenacity", "transformers")
+_CONCURRENT = 8
+"""Number of requests at a time; the server computes them in one batch."""
+
+
+def run_harness(
+    client: Client,
+    model: str,
+    tasks: str,
+    *,
+    tokenizer: str,
+    include_path: Path | None = None,
+    limit: int | None = None,
+) -> TaskResults:
+    """Run tasks of lm-eval on a model of the server, and return their results.
+
+    `tasks`: names, separated by commas. `tokenizer`: folder or Hugging Face id of the model's
+    tokenizer. `include_path`: folder with more tasks. `limit`: maximum number of documents of a
+    task. lm-eval writes its progress on stderr. Raises InvalidArgumentError without lm-eval, and
+    TunesmithError if lm-eval fails."""
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise InvalidArgumentError(
+            f"--tasks needs {' and '.join(missing)}, which are not installed",
+            hint="pip install 'tunesmith[eval]'",
+        )
+    with tempfile.TemporaryDirectory(prefix="tunesmith-eval-") as folder:
+        command = [
+            *(sys.executable, "-m", "lm_eval", "run", "--model", "local-completions"),
+            *("--model_args", _model_args(client, model, tokenizer)),
+            *("--tasks", tasks, "--output_path", folder),
+        ]
+        if include_path is not None:
+            command += ["--include_path", str(include_path.resolve())]
+        if limit is not None:
+            command += ["--limit", str(limit)]
+        # lm-eval reads the key from the environment; other users can read command lines.
+        env = {**os.environ, "OPENAI_API_KEY": client.api_key}
+        done = subprocess.run(command, env=env, stdout=sys.stderr, check=False)
+        found = sorted(Path(folder).rglob("results_*.json"))
+        if done.returncode or not found:
+            raise TunesmithError(
+                f"lm-eval ended with status {done.returncode} and "
+                f"{'no results' if not found else 'an error'}",
+                hint="its output above has the reason; `lm-eval ls tasks` lists the tasks",
+            )
+        return read_results(json.loads(found[-1].read_text()), limit)
+
+
+def _model_args(client: Client, model: str, tokenizer: str) -> str:
+    return json.dumps(
+        {
+            "model": model,
+            "base_url": f"{client.base_url}/completions",
+            "tokenizer_backend": "huggingface",
+            "tokenizer": tokenizer,
+            "num_concurrent": _CONCURRENT,
+        }
+    )
+
+
+def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  # Any: JSON
+    """Convert the results file of lm-eval. Groups of tasks count as tasks."""
+    shots, versions = document.get("n-shot", {}), document.get("versions", {})
+    samples = document.get("n-samples", {})
+    tasks = []
+    for task, values in document["results"].items():
+        numbers = dict(_numbers(values.items()))
+        tasks.append(
+            TaskResult(
+                task=task,
+                metrics={name: value for name, value in numbers.items() if "_stderr," not in name},
+                errors={
+                    name.replace("_stderr,", ","): value
+                    for name, value in numbers.items()
+                    if "_stderr," in name
+                },
+                samples=samples.get(task, {}).get("effective"),
+                n_shot=shots.get(task),
+                version=None if versions.get(task) is None else str(versions[task]),
+            )
+        )
+    version = importlib.metadata.version("lm-eval")
+    return TaskResults(harness=f"lm-eval {version}", tasks=tasks, limit=limit)
+
+
+def _numbers(items: Iterable[tuple[str, object]]) -> Iterable[tuple[str, float]]:
+    """Yield the metrics, whose names have a filter after a comma, that are finite numbers."""
+    for name, value in items:
+        if "," not in name or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if math.isfinite(value):
+            yield name, float(value)

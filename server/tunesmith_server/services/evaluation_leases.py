@@ -1,0 +1,284 @@
+"""Leases of evaluations: a train worker claims one between two jobs, renews its lease, and reports
+the end.
+
+Every write needs the number of the newest claim, so a result is stored exactly once. Only the
+janitor ends the lease of a silent worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    ErrorCategory,
+    ErrorCode,
+    EvaluationStatus,
+    JobFailure,
+    RequestedEvaluation,
+    StoredFile,
+)
+from tunesmith_schema.documents import DOCUMENT_VERSION, read_document
+from tunesmith_schema.evaluation import EvaluatedOn
+from tunesmith_schema.evaluations import (
+    ClaimedModel,
+    EvaluationClaim,
+    EvaluationLease,
+    EvaluationOutcome,
+    EvaluationRenewal,
+)
+from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_schema.worker import ClaimedFile
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import Conflict, NotFound, ServiceError
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.inference.protocol import ServedModel
+from tunesmith_server.models import AdapterRow, EvaluationRow, FileRow, JobRow, WorkerRow
+
+from . import evaluations, files, served_models, workers
+
+log = logging.getLogger(__name__)
+
+MAX_LOST = 3
+"""Number of lost workers or killed processes after which an evaluation fails."""
+MAX_CANDIDATES = 20
+"""Maximum number of evaluations that one claim tries; the worker asks again soon."""
+
+
+def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationClaim | None:
+    """Lease the oldest evaluation that the worker can serve and that waits longer than any job;
+    return None if there is none. An evaluation that cannot run fails."""
+    rows = session.scalars(
+        select(EvaluationRow)
+        .where(workers.evaluation_waits())
+        .order_by(EvaluationRow.created_at, EvaluationRow.id)
+        .limit(MAX_CANDIDATES)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for row in rows:
+        if _older_job_waits(session, worker_id, row):
+            return None
+        try:
+            claimed = _claim_of(session, settings, row)
+        except (ServiceError, ValueError, TypeError) as error:
+            log.warning("evaluation %s cannot run: %s", row.id, error)
+            _fail(row, _failure_of(error))
+            continue
+        if not _can_load(session, worker_id, claimed):
+            continue
+        now = session.execute(select(epoch_now())).scalar_one()
+        row.status, row.fence, row.lease_owner = EvaluationStatus.RUNNING, claimed.fence, worker_id
+        row.lease_until = now + settings.lease_seconds
+        row.started_at = row.started_at or time.time()
+        return claimed
+    return None
+
+
+def _older_job_waits(session: Session, worker_id: str, row: EvaluationRow) -> bool:
+    older = exists().where(
+        workers.may_start(),
+        workers.can_serve(session, worker_id),
+        JobRow.created_at < row.created_at,
+    )
+    return bool(session.scalar(select(older)))
+
+
+def _claim_of(session: Session, settings: Settings, row: EvaluationRow) -> EvaluationClaim:
+    request = read_document(
+        RequestedEvaluation,
+        {
+            "id": row.id,
+            "kind": row.kind,
+            "created_at": int(row.created_at),
+            "model": row.model,
+            "status": row.status,
+            "grader": row.grader,
+        },
+        "evaluation",
+        version=DOCUMENT_VERSION,
+    )
+    file = files.retrieve(session, row.file or "")
+    if reason := evaluations.refusal(file, has_grader=request.grader is not None):
+        raise _Refused(f"{file.filename} cannot be evaluated: {reason}")
+    against = row.against
+    return EvaluationClaim(
+        evaluation_id=row.id,
+        fence=row.fence + 1,
+        lease_seconds=settings.lease_seconds,
+        model=_model(served_models.resolve(session, settings, row.model)),
+        against=_model(served_models.resolve(session, settings, against, param="against"))
+        if against
+        else None,
+        file=ClaimedFile(
+            file_id=file.id, filename=file.filename, bytes=file.bytes, sha256=file.sha256
+        ),
+        on=_origin(session, row.model, file),
+        grader=request.grader,
+        losses=files.refusal(file, "supervised") is None,
+    )
+
+
+class _Refused(ValueError):
+    """Raised if the file of a queued evaluation is not usable."""
+
+
+def _model(served: ServedModel) -> ClaimedModel:
+    if served.kind == "adapter" and served.base is not None:
+        base = _model(served.base)
+        return base.model_copy(update={"name": served.id, "adapter_files": [*served.files]})
+    files = [*served.files] if served.kind == "full" else None
+    return ClaimedModel(name=served.id, base=served.id, base_files=files)
+
+
+def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
+    """Return `training_file` if the model was trained on this content."""
+    trained_on = session.scalar(
+        select(FileRow.sha256)
+        .join(JobRow, JobRow.training_file == FileRow.id)
+        .join(AdapterRow, AdapterRow.job_id == JobRow.id)
+        .where(AdapterRow.model == model)
+    )
+    return "training_file" if trained_on == file.sha256 else "file"
+
+
+def _can_load(session: Session, worker_id: str, claimed: EvaluationClaim) -> bool:
+    """Return True if the worker has the base models, or can fetch them."""
+    worker = session.get(WorkerRow, worker_id)
+    known = worker.models if worker else []
+    models = [model for model in (claimed.model, claimed.against) if model is not None]
+    return all(
+        model.base_files is not None or "/" in model.base or model.base in known for model in models
+    )
+
+
+def renew(
+    session: Session, settings: Settings, evaluation_id: str, lease: EvaluationLease
+) -> EvaluationRenewal:
+    """Extend the lease. Raises Conflict if the worker no longer holds it."""
+    row = _held(session, evaluation_id, lease)
+    now = session.execute(select(epoch_now())).scalar_one()
+    row.lease_until = now + settings.lease_seconds
+    return EvaluationRenewal(lease_seconds=settings.lease_seconds)
+
+
+def model_file(
+    session: Session, settings: Settings, evaluation_id: str, lease: EvaluationLease, sha256: str
+) -> StoredFile:
+    """Return a file of the claimed models."""
+    held = _held(session, evaluation_id, lease, lock=False)
+    claimed = _claim_of(session, settings, held)
+    for model in (claimed.model, claimed.against):
+        if model is not None:
+            for file in [*(model.base_files or []), *(model.adapter_files or [])]:
+                if file.sha256 == sha256:
+                    return file
+    raise NotFound(
+        ErrorCode.NOT_FOUND,
+        f"the models of evaluation {evaluation_id!r} have no file {sha256}",
+        hint="the claim lists the files",
+    )
+
+
+def finish(
+    session: Session, wake_ups: WakeUps, evaluation_id: str, outcome: EvaluationOutcome
+) -> None:
+    """Store the end of a worker's evaluation. Repeating the report is safe; a result that comes
+    after a cancel is dropped."""
+    row = evaluations.retrieve(session, evaluation_id, lock=True)
+    reported_by = (outcome.fence, outcome.worker_id)
+    if row.status in evaluations.ENDED and (row.fence, row.lease_owner) == reported_by:
+        return
+    row = _held(session, evaluation_id, outcome)
+    if outcome.state == "released":
+        _queue_again(session, wake_ups, row)
+    elif outcome.state == "crashed" and outcome.error is not None:
+        _lose(session, wake_ups, row, outcome.error)
+    elif outcome.result is not None:
+        row.status, row.finished_at, row.lease_until = (
+            EvaluationStatus.SUCCEEDED,
+            time.time(),
+            None,
+        )
+        row.result = outcome.result.model_dump(mode="json")
+        row.verdict = outcome.result.verdict.replace("\0", "\ufffd")[:1000]
+    elif outcome.error is not None:
+        _fail(row, outcome.error)
+
+
+def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
+    """End the leases of silent workers; return the number of evaluations."""
+    expired = session.scalars(
+        select(EvaluationRow)
+        .where(
+            EvaluationRow.status == EvaluationStatus.RUNNING,
+            EvaluationRow.lease_until < epoch_now(),
+        )
+        .with_for_update(skip_locked=True)
+    ).all()
+    for row in expired:
+        failure = JobFailure(
+            category=ErrorCategory.INFRASTRUCTURE,
+            code=ErrorCode.WORKER_LOST,
+            message=f"worker {row.lease_owner} stopped reporting {row.losses + 1} times",
+            hint="check the worker's log; its host may have run out of memory",
+        )
+        _lose(session, wake_ups, row, failure)
+    return len(expired)
+
+
+def _held(
+    session: Session, evaluation_id: str, lease: EvaluationLease, *, lock: bool = True
+) -> EvaluationRow:
+    row = evaluations.retrieve(session, evaluation_id, lock=lock)
+    holder = (row.status, row.fence, row.lease_owner)
+    if holder != (EvaluationStatus.RUNNING, lease.fence, lease.worker_id):
+        raise Conflict(
+            ErrorCode.FENCED_OUT,
+            f"worker {lease.worker_id} no longer holds evaluation {evaluation_id} (claim "
+            f"{lease.fence}): it is {row.status} with claim {row.fence}",
+            hint="stop the evaluation: it was cancelled, or another worker has it",
+        )
+    return row
+
+
+def _lose(session: Session, wake_ups: WakeUps, row: EvaluationRow, failure: JobFailure) -> None:
+    row.losses += 1
+    if row.losses < MAX_LOST:
+        _queue_again(session, wake_ups, row)
+    else:
+        _fail(row, failure)
+
+
+def _queue_again(session: Session, wake_ups: WakeUps, row: EvaluationRow) -> None:
+    row.status, row.lease_owner, row.lease_until = EvaluationStatus.QUEUED, None, None
+    row.woken_at = time.time()
+    wake_ups.send_after_commit(session, TRAIN_TASK, row.id)
+
+
+def _fail(row: EvaluationRow, failure: JobFailure) -> None:
+    row.status, row.finished_at, row.lease_until = EvaluationStatus.FAILED, time.time(), None
+    row.error = failure.model_dump(mode="json")
+    row.error["message"] = failure.message.replace("\0", "\ufffd")
+
+
+def _failure_of(error: Exception) -> JobFailure:
+    if isinstance(error, ServiceError):
+        return JobFailure(
+            category=ErrorCategory.USER,
+            code=error.code,
+            message=error.message[:4000],
+            hint="it was deleted after the evaluation was created; create another evaluation",
+            param=error.param,
+        )
+    refused = isinstance(error, _Refused)
+    return JobFailure(
+        category=ErrorCategory.DATA if refused else ErrorCategory.INFRASTRUCTURE,
+        code=ErrorCode.DATASET_INVALID if refused else ErrorCode.UNREADABLE,
+        message=str(error)[:4000],
+        hint="fix the rows and upload the file again" if refused else None,
+        param="file" if refused else None,
+    )

@@ -1,0 +1,252 @@
+"""Evaluations on demand: create, list, cancel and delete; results of lm-eval are stored as sent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import (
+    ErrorCode,
+    EvaluationCreate,
+    EvaluationDeleted,
+    EvaluationStatus,
+    RequestedEvaluation,
+    TaskResults,
+)
+from tunesmith_schema.documents import DOCUMENT_VERSION, read_document
+from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_server.core.database import new_id
+from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavailable
+from tunesmith_server.core.queue import WakeUps
+from tunesmith_server.core.security import key_hash
+from tunesmith_server.core.settings import Settings
+from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, FileRow, JobRow
+
+from . import files, served_models, workers
+from .pages import PageBuilder, json_of, read_page
+from .paging import Order, unknown_cursor
+
+ENDED = (EvaluationStatus.SUCCEEDED, EvaluationStatus.FAILED, EvaluationStatus.CANCELLED)
+_MAX_VERDICT = 1000
+
+
+def create(
+    session: Session,
+    settings: Settings,
+    wake_ups: WakeUps,
+    body: EvaluationCreate,
+    *,
+    owner: str,
+    idempotency_key: str | None,
+) -> tuple[RequestedEvaluation, bool]:
+    """Queue an evaluation, or store results of lm-eval. If this request already created an
+    evaluation, return that evaluation and True."""
+    digest = key_hash(body.model_dump_json())
+    request_key = idempotency_key and key_hash(f"{owner}\n{idempotency_key}")
+    if request_key and (earlier := _created_earlier(session, request_key, digest)):
+        return to_wire(session, earlier), True
+    now = time.time()
+    row = EvaluationRow(
+        id=new_id("eval"),
+        kind=body.kind,
+        status=EvaluationStatus.QUEUED,
+        created_at=now,
+        owner=owner,
+        model=body.model,
+        fence=0,
+        losses=0,
+        woken_at=now,
+        request_key=request_key,
+        request_sha256=digest,
+    )
+    served_models.resolve(session, settings, body.model)
+    if body.task_results is not None:
+        row.status, row.finished_at = EvaluationStatus.SUCCEEDED, now
+        row.task_results = body.task_results.model_dump(mode="json")
+        row.verdict = _task_verdict(body.task_results)
+    else:
+        file = usable_file(session, body)
+        row.file, row.filename = file.id, file.filename
+        row.against = _against(session, settings, body)
+        row.grader = body.grader and body.grader.model_dump(mode="json")
+        wake_ups.send_after_commit(session, TRAIN_TASK, row.id)
+    session.add(row)
+    try:
+        session.flush()
+    except IntegrityError as error:  # another transaction used the same key (PostgreSQL only)
+        raise Unavailable(
+            ErrorCode.UNAVAILABLE,
+            "another request with this Idempotency-Key is in progress",
+            hint="repeat the request: it returns the evaluation that the other request creates",
+        ) from error
+    return to_wire(session, row), False
+
+
+def _created_earlier(session: Session, request_key: str, digest: str) -> EvaluationRow | None:
+    row = session.scalar(select(EvaluationRow).where(EvaluationRow.request_key == request_key))
+    if row is not None and row.request_sha256 != digest:
+        raise Conflict(
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            f"the Idempotency-Key was used for another request (evaluation {row.id})",
+            hint="use a new key for a new evaluation",
+        )
+    return row
+
+
+def usable_file(session: Session, body: EvaluationCreate) -> FileRow:
+    row = files.retrieve(session, body.file or "", param="file", lock={"read": True})
+    if row.purpose != "fine-tune":
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"file: {row.filename} has the purpose {row.purpose!r}",
+            param="file",
+            hint="upload the file with purpose 'fine-tune'",
+        )
+    if reason := refusal(row, has_grader=body.grader is not None):
+        raise BadRequest(
+            ErrorCode.DATASET_INVALID,
+            f"file: {row.filename} cannot be evaluated: {reason}",
+            param="file",
+            hint=f"GET /v1/files/{row.id} lists the bad rows under validation",
+        )
+    return row
+
+
+def refusal(row: FileRow, *, has_grader: bool) -> str | None:
+    """Return the reason why a file cannot be evaluated; None if it can, or is not yet validated.
+
+    A grader needs prompts. Without a grader, the rows must have answers."""
+    if has_grader:
+        return files.refusal(row, "reinforcement")
+    reason = files.refusal(row, "supervised")
+    if reason and files.refusal(row, "reinforcement") is None:
+        return f"its rows have no answers, and there is no grader: add a grader ({reason})"
+    return reason
+
+
+def _against(session: Session, settings: Settings, body: EvaluationCreate) -> str | None:
+    """Return the name of the second model. Raises NotFound."""
+    if body.against is not None:
+        served_models.resolve(session, settings, body.against, param="against")
+        return body.against
+    row = session.scalar(select(AdapterRow).where(AdapterRow.model == body.model))
+    if row is None:
+        return None
+    job = session.get(JobRow, row.job_id)
+    from_scratch = job is not None and bool((job.recipe or {}).get("from_scratch"))
+    return None if from_scratch else row.base_model
+
+
+def _task_verdict(results: TaskResults) -> str:
+    """Return the first metric of each task, for lists."""
+    words = []
+    for result in results.tasks:
+        for name, value in list(result.metrics.items())[:1]:
+            error = result.errors.get(name)
+            margin = f" +- {error:.4f}" if error is not None else ""
+            words.append(f"{result.task} {name.partition(',')[0]} {value:.4f}{margin}")
+    return ", ".join(words)[:_MAX_VERDICT]
+
+
+def retrieve(session: Session, evaluation_id: str, *, lock: bool = False) -> EvaluationRow:
+    row = session.get(EvaluationRow, evaluation_id, with_for_update=lock or None)
+    if row is None:
+        raise NotFound(
+            ErrorCode.NOT_FOUND,
+            f"no evaluation {evaluation_id!r}",
+            hint="GET /v1/evaluations lists all evaluations",
+        )
+    return row
+
+
+def list_evaluations(
+    session: Session, *, after: str | None, limit: int, order: Order, model: str | None
+) -> PageBuilder:
+    cursor = None
+    if after:
+        last = session.get(EvaluationRow, after)
+        if last is None:
+            raise unknown_cursor(after, "evaluation")
+        cursor = (last.created_at, last.id)
+    query = select(EvaluationRow)
+    if model:
+        query = query.where(EvaluationRow.model == model)
+    return read_page(
+        session,
+        query,
+        (EvaluationRow.created_at.expression, EvaluationRow.id.expression),
+        after=cursor,
+        limit=limit,
+        order=order,
+        key_of=lambda row: (row[0].created_at, row[0].id),
+        items_of=lambda rows: (
+            (row.id, json_of(to_wire(session, row, with_result=False))) for (row,) in rows
+        ),
+    )
+
+
+def cancel(session: Session, evaluation_id: str) -> RequestedEvaluation:
+    """Cancel an evaluation; the worker that runs it ends its process within seconds."""
+    row = retrieve(session, evaluation_id, lock=True)
+    if row.status not in ENDED:
+        row.status, row.finished_at = EvaluationStatus.CANCELLED, time.time()
+        row.lease_until = None
+    elif row.status != EvaluationStatus.CANCELLED:
+        raise BadRequest(
+            ErrorCode.NOT_CANCELLABLE,
+            f"evaluation {evaluation_id!r} has already {row.status}",
+            hint="only an unfinished evaluation can be cancelled",
+        )
+    return to_wire(session, row)
+
+
+def delete(session: Session, evaluation_id: str) -> EvaluationDeleted:
+    row = retrieve(session, evaluation_id, lock=True)
+    if row.status not in ENDED:
+        raise BadRequest(
+            ErrorCode.NOT_DELETABLE,
+            f"evaluation {evaluation_id!r} is {row.status}",
+            hint=f"POST /v1/evaluations/{evaluation_id}/cancel cancels it",
+        )
+    session.delete(row)
+    return EvaluationDeleted(id=evaluation_id)
+
+
+def to_wire(
+    session: Session, row: EvaluationRow, *, with_result: bool = True
+) -> RequestedEvaluation:
+    """Return the evaluation; a row that this release cannot read has the error `unreadable`."""
+    names = ("id", "kind", "model", "against", "file", "filename", "status", "verdict")
+    document: dict[str, Any] = {name: getattr(row, name) for name in names}
+    for name in ("created_at", "started_at", "finished_at"):
+        at = getattr(row, name)
+        document[name] = None if at is None else int(at)
+    document["owner"] = session.scalar(select(ApiKeyRow.name).where(ApiKeyRow.id == row.owner))
+    stored = {"grader": row.grader, "error": row.error, "task_results": row.task_results}
+    if with_result:
+        stored["result"] = row.result
+    try:
+        return read_document(
+            RequestedEvaluation, document | stored, "evaluation", version=DOCUMENT_VERSION
+        )
+    except ValueError as error:
+        message = f"this release cannot read the evaluation: {error}"[:2000]
+        return RequestedEvaluation.model_validate(
+            document | {"error": {"code": ErrorCode.UNREADABLE, "message": message}}
+        )
+
+
+def waiting_for(session: Session, row: EvaluationRow) -> str | None:
+    """Return what a queued evaluation waits for; None for all others."""
+    if row.status != EvaluationStatus.QUEUED:
+        return None
+    file = session.get(FileRow, row.file or "")
+    if file is not None and file.status == "uploaded":
+        return "the validation of its file, by a light worker"
+    if not workers.ready(session).get("train"):
+        return "a train worker: none is running"
+    return "a free train worker that has the base model"
