@@ -70,7 +70,7 @@ from .methods import (
     ReinforcementMethod,
     SupervisedMethod,
 )
-from .models import Adapter, Model, ModelDeleted, StoredFile
+from .models import Adapter, Model, ModelDeleted, ModelTokenizer, StoredFile
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
 from .report import (
     COMPUTE,
@@ -225,6 +225,7 @@ __all__ = [
     "ModelComparison",
     "ModelDeleted",
     "ModelScores",
+    "ModelTokenizer",
     "MultiGrader",
     "Outcome",
     "Page",

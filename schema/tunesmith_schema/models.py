@@ -25,6 +25,17 @@ class Model(Response):
     """Tuned models only: name of the base model."""
 
 
+class ModelTokenizer(Response):
+    """Tokenizer of a model, as files for transformers' `AutoTokenizer`."""
+
+    object: Literal["model.tokenizer"] = "model.tokenizer"
+    model: str
+    """Name of the model."""
+    files: dict[str, str]
+    """Contents by name: tokenizer.json, and tokenizer_config.json, config.json,
+    special_tokens_map.json and chat_template.jinja if the model has them."""
+
+
 class ModelDeleted(Response):
     """Confirmation that a tuned model was deleted."""
 

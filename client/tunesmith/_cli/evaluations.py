@@ -47,10 +47,6 @@ def evaluate(
         str | None,
         typer.Option(metavar="NAME,...", help="Tasks of lm-eval, in place of --data."),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Tokenizer for --tasks: a folder, or a Hugging Face id."),
-    ] = None,
     include_path: Annotated[
         Path | None, typer.Option(help="Folder with more tasks (YAML), for --tasks.")
     ] = None,
@@ -66,7 +62,6 @@ def evaluate(
     with connected(ctx) as client:
         if tasks is None:
             only_tasks = {
-                "--tokenizer": tokenizer,
                 "--include-path": include_path,
                 "--limit": limit,
             }
@@ -79,7 +74,6 @@ def evaluate(
             client,
             model,
             tasks,
-            tokenizer=tokenizer,
             include_path=include_path,
             limit=limit,
         )

@@ -38,9 +38,10 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         settings = ClientSettings.from_environment()
+        self.api_key = _checked_key(api_key or settings.api_key.get_secret_value())
         self._http = Http(
             base_url=_checked_url(base_url or settings.base_url),
-            api_key=_checked_key(api_key or settings.api_key.get_secret_value()),
+            api_key=self.api_key,
             timeout=timeout,
             max_retries=max_retries,
             transport=transport,
@@ -53,6 +54,11 @@ class Client:
         self.completions = Completions(self._http)
         self.models = Models(self._http)
         self.adapters = Adapters(self._http)
+
+    @property
+    def base_url(self) -> str:
+        """URL of the API, ending in `/v1`."""
+        return self._http.base_url
 
     def close(self) -> None:
         self._http.close()

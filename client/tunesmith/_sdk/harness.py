@@ -29,16 +29,14 @@ def run_harness(
     model: str,
     tasks: str,
     *,
-    tokenizer: str,
     include_path: Path | None = None,
     limit: int | None = None,
 ) -> TaskResults:
     """Run tasks of lm-eval on a model of the server, and return their results.
 
-    `tasks`: names, separated by commas. `tokenizer`: folder or Hugging Face id of the model's
-    tokenizer. `include_path`: folder with more tasks. `limit`: maximum number of documents of a
-    task. lm-eval writes its progress on stderr. Raises InvalidArgumentError without lm-eval, and
-    TunesmithError if lm-eval fails."""
+    `tasks`: names, separated by commas. `include_path`: folder with more tasks. `limit`: maximum
+    number of documents of a task. lm-eval writes its progress on stderr. Raises
+    InvalidArgumentError without lm-eval, and TunesmithError if lm-eval fails."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise InvalidArgumentError(
@@ -48,7 +46,7 @@ def run_harness(
     with tempfile.TemporaryDirectory(prefix="tunesmith-eval-") as folder:
         command = [
             *(sys.executable, "-m", "lm_eval", "run", "--model", "local-completions"),
-            *("--model_args", _model_args(client, model, tokenizer)),
+            *("--model_args", _model_args(client, model, Path(folder) / "tokenizer")),
             *("--tasks", tasks, "--output_path", folder),
         ]
         if include_path is not None:
@@ -68,16 +66,23 @@ def run_harness(
         return read_results(json.loads(found[-1].read_text()), limit)
 
 
-def _model_args(client: Client, model: str, tokenizer: str) -> str:
-    return json.dumps(
-        {
-            "model": model,
-            "base_url": f"{client.base_url}/completions",
-            "tokenizer_backend": "huggingface",
-            "tokenizer": tokenizer,
-            "num_concurrent": _CONCURRENT,
-        }
-    )
+def _model_args(client: Client, model: str, folder: Path) -> str:
+    """Return lm-eval's settings of a model; its tokenizer is written into `folder`."""
+    files = client.models.tokenizer(model).files
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / Path(name).name).write_text(text, encoding="utf-8")
+    arguments = {
+        "model": model,
+        "base_url": f"{client.base_url}/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": str(folder),
+        "num_concurrent": _CONCURRENT,
+    }
+    context = json.loads(files.get("config.json", "{}")).get("max_position_embeddings")
+    if isinstance(context, int):
+        arguments["max_length"] = context
+    return json.dumps(arguments)
 
 
 def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  # Any: JSON

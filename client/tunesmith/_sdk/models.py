@@ -5,7 +5,7 @@ from __future__ import annotations
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Model, ModelDeleted
+from tunesmith_schema import Model, ModelDeleted, ModelTokenizer
 
 
 class Models:
@@ -24,6 +24,11 @@ class Models:
 
     def retrieve(self, model: str) -> Model:
         return self._http.get(Model, path_of("models", model))
+
+    def tokenizer(self, model: str) -> ModelTokenizer:
+        """Return the files of a model's tokenizer. Raises NotFoundError if the API's host does not
+        have the base model's folder."""
+        return self._http.get(ModelTokenizer, path_of("models", model, "tokenizer"))
 
     def delete(self, model: str) -> ModelDeleted:
         return self._http.delete(ModelDeleted, path_of("models", model))

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
-from tunesmith_schema import Model, ModelDeleted, Page
-from tunesmith_server.services import adapters, base_models
+from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, Page
+from tunesmith_server.services import adapters, base_models, served_models
 
 from .bounds import AfterQuery, ModelPath
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
+from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk, send_page
 
 router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
 
@@ -30,6 +30,15 @@ def list_models(
         session, state.settings, after=after, limit=limit, checkpoints=checkpoints
     )
     return send_page(page)
+
+
+@router.get("/{model:path}/tokenizer")
+@bulk
+def tokenizer(
+    caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath
+) -> ModelTokenizer:
+    """Return the files of a model's tokenizer, for programs that count tokens themselves."""
+    return served_models.tokenizer(session, state.settings, state.storage, model)
 
 
 @router.get("/{model:path}")
