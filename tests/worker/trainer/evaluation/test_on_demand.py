@@ -44,7 +44,7 @@ def adapter(tiny_model: Path, tmp_path: Path) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.copy_(torch.randn_like(parameter) * 0.3)
+                parameter.copy_(torch.randn_like(parameter))
     model.save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter"
 

@@ -104,14 +104,7 @@ class ServingDecoder(Decoder):
             cache.advance()
         for part, start, stop in zip(parts, bounds[:-1], bounds[1:], strict=True):
             if part.scores is not None:
-                own, adapter = x[start:stop], part.adapter
-                part.scores.add(
-                    lambda at, own=own, adapter=adapter: self._logits(  # type: ignore[misc]  # defaults bind the loop's values
-                        own[at], [adapter] * len(own[at])
-                    ),
-                    part.start,
-                    stop - start,
-                )
+                self._score(part.scores, part, x[start:stop])
         ends = [stop - 1 for part, stop in zip(parts, bounds[1:], strict=True) if part.needs_logits]
         kept = [*range(len(rows)), *ends]
         if not kept:
@@ -119,6 +112,15 @@ class ServingDecoder(Decoder):
         if len(kept) < len(ids):
             x = x[torch.tensor(kept, device=device)]
         return self._logits(x, [adapters[i] for i in kept])
+
+    def _score(self, scores: PromptScores, part: Part, x: torch.Tensor) -> None:
+        """Add the log-probs that the last hidden states x [n, hidden] of a part give."""
+
+        def logits_of(positions: slice) -> torch.Tensor:
+            own = x[positions]
+            return self._logits(own, [part.adapter] * len(own))
+
+        scores.add(logits_of, part.start, len(x))
 
     def _logits(self, x: torch.Tensor, adapters: Sequence[str | None] = ()) -> torch.Tensor:
         normed = self._weights.norm(x)
