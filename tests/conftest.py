@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from .long_tail import in_long_tail
 
 if TYPE_CHECKING:
     from .stacks import S3, PostgreSQL
+
+_DEVICE_USE = tempfile.TemporaryDirectory(prefix="tunesmith-test-devices-")
+os.environ["TUNESMITH_DEVICE_USE"] = _DEVICE_USE.name  # not the folder of other runs on this host
 
 # Triton reads this variable at its first import. Without a GPU, its interpreter runs the kernels.
 if not Path("/dev/nvidiactl").exists():

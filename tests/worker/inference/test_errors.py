@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from tests.worker.engine.serving.engines import save_base
 from tunesmith_worker.engine.serving.protocol import Output, QueueFull
 from tunesmith_worker.engine.serving.scheduler import Scheduler
 from tunesmith_worker.inference.app import create_app
-from tunesmith_worker.inference.device import Device, choose_device
+from tunesmith_worker.inference.device import choose_device
 from tunesmith_worker.inference.settings import InferenceSettings
 
 BODY: dict[str, Any] = {"model": "base", "prompt": "word", "max_tokens": 20, "temperature": 0}
@@ -65,22 +64,27 @@ def test_an_error_in_mid_stream_is_the_last_event(
     assert answer.status_code == 200
     assert "[DONE]" not in answer.text
     error = json.loads(events[-1].removeprefix("data: "))["error"]
-    assert "planted" in error["message"]
+    assert error["code"] == "internal_error"
     # The engine goes on after a failed step.
     assert client.post("/v1/completions", json=BODY).status_code == 200
 
 
-def test_an_error_before_the_first_token_has_a_status(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+def test_an_error_before_the_first_token_has_a_status_and_no_host_path(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(self: Scheduler) -> list[Output]:
-        raise RuntimeError("planted")
+        raise RuntimeError("planted in /host/path")
 
     monkeypatch.setattr(Scheduler, "step", failing)
     for stream in (False, True):
-        answer = client.post("/v1/completions", json=BODY | {"stream": stream})
+        headers = {"x-request-id": f"req-{stream}"}
+        answer = client.post("/v1/completions", json=BODY | {"stream": stream}, headers=headers)
         assert answer.status_code == 500
-        assert "planted" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert f"req-{stream}" in message
+        assert "planted" not in message
+        assert f"request req-{stream} failed" in caplog.text
+    assert "planted in /host/path" in caplog.text
 
 
 def test_a_full_queue_is_429_with_a_time(
@@ -106,18 +110,21 @@ def test_a_model_larger_than_the_free_memory_is_not_loaded(
     assert client.get("/health").json()["loaded"] == []
 
 
-def test_chat_takes_no_gpu_of_trainers_unless_allowed(
-    settings: InferenceSettings, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_cannot_be_loaded_names_no_host_path(
+    client: TestClient, models: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    waiting = choose_device("auto")
-    assert choose_device("cuda") == Device(torch.device("cuda", 0))
-    assert choose_device("cpu").waiting_for is None
-    with TestClient(create_app(settings, waiting), headers=HEADERS) as client:
-        client.post("/models", json={"id": "base", "base": "base", "kind": "base", "files": []})
-        assert client.get("/health").json()["status"] == "waiting"
-        answer = client.post("/v1/completions", json=BODY)
+    (models / "damaged").mkdir(exist_ok=True)
+    (models / "damaged" / "config.json").write_text('{"model_type": "unheard-of"}')
+    client.post("/models", json={"id": "damaged", "base": "damaged", "kind": "base", "files": []})
+    answer = client.post("/v1/completions", json=BODY | {"model": "damaged"})
     assert answer.status_code == 503
-    assert "TUNESMITH_INFERENCE_DEVICE" in answer.json()["error"]["message"]
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert str(choose_device("auto").torch) == "cuda:1"
+    assert "'damaged' cannot be loaded" in answer.json()["error"]["message"]
+    assert str(models) not in answer.text
+    assert "unheard-of" in caplog.text
+
+
+def test_a_strangers_health_check_learns_no_names(client: TestClient) -> None:
+    known = client.get("/health").json()
+    assert known["models"] == ["base"]
+    stranger = client.get("/health", headers={"authorization": "Bearer other"})
+    assert stranger.json() == {"server": "tunesmith-inference", "status": "ready"}

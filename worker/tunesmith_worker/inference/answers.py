@@ -12,7 +12,9 @@ from starlette.responses import JSONResponse
 from tunesmith_worker.engine.serving.protocol import Finish, Generation, Output, Stream
 
 from . import wire
+from .aside import aside
 from .errors import ApiError, as_api_error
+from .loaded import Loaded
 from .parameters import (
     Body,
     Parameters,
@@ -22,8 +24,8 @@ from .parameters import (
     check_size,
     text_parameters,
 )
-from .pool import Loaded, ModelPool
-from .prompts import chat_ids, text_ids, texts_of
+from .pool import ModelPool
+from .prompts import chat_ids, text_ids, text_size, texts_of
 from .token_text import Echoed
 
 Message = MutableMapping[str, Any]  # Any: ASGI messages
@@ -53,9 +55,15 @@ class Answer:
     """One request in progress, as an ASGI response."""
 
     def __init__(
-        self, kind: Literal["chat", "text"], body: Body, pool: ModelPool, deliver: Deliverer
+        self,
+        kind: Literal["chat", "text"],
+        body: Body,
+        pool: ModelPool,
+        deliver: Deliverer,
+        request_id: str,
     ) -> None:
         """Raises ApiError for parameters that cannot be used."""
+        self.request_id = request_id
         self._kind, self._body, self._pool, self._deliver = kind, body, pool, deliver
         self._params = chat_parameters(body) if kind == "chat" else text_parameters(body)
         self._outputs: Outputs = asyncio.Queue()
@@ -97,15 +105,18 @@ class Answer:
 
     async def _submit(self, loaded: Loaded, adapter: str | None) -> None:
         params, base = self._params, loaded.base
+        size = text_size(self._body)
         if self._kind == "chat":
-            prompts = [chat_ids(base.tokenizer, self._body.get("messages"))]
+            messages = self._body.get("messages")
+            prompts = [await aside(size, chat_ids, base.tokenizer, messages)]
         else:
-            prompts = text_ids(base.tokenizer, self._body.get("prompt"), base.vocabulary)
-        echoed = [None] * len(prompts)
+            prompt = self._body.get("prompt")
+            prompts = await aside(size, text_ids, base.tokenizer, prompt, base.vocabulary)
+        echoed: list[Echoed | None] = [None] * len(prompts)
         if params.echo:
-            texts = texts_of(base.tokenizer, self._body.get("prompt"), prompts)
+            texts = await aside(size, texts_of, base.tokenizer, self._body.get("prompt"), prompts)
             pairs = zip(prompts, texts, strict=True)
-            echoed = [Echoed(prompt[0], text) for prompt, text in pairs]
+            echoed = [Echoed(ids[0], text) for ids, text in pairs]
         param = "messages" if self._kind == "chat" else "prompt"
         check_size(len(prompts), params)
         for prompt, start in zip(prompts, echoed, strict=True):
@@ -170,8 +181,12 @@ class Answer:
             choice = self._choices[self._streams[id(output.stream)]]
             choice.text += output.text
             choice.scores += output.scores
-        response = JSONResponse(text.whole(self._choices, self._usage()), headers=headers)
+        size = sum(len(choice.text) + 100 * len(choice.scores) for choice in self._choices)
+        response = await aside(size, self._whole, text, headers)
         await response({"type": "http"}, _no_messages, send)
+
+    def _whole(self, text: wire.Wire, headers: dict[str, str]) -> JSONResponse:
+        return JSONResponse(text.whole(self._choices, self._usage()), headers=headers)
 
     async def _send_stream(self, send: Send, text: wire.Wire, headers: dict[str, str]) -> None:
         # The response starts with the first output, so that earlier errors have a status.
@@ -198,7 +213,7 @@ class Answer:
                 await self._send_text(send, "".join(pieces))
                 output = await self._next()
         except Exception as error:
-            body = json.dumps(as_api_error(error).body())
+            body = json.dumps(as_api_error(error, self.request_id).body())
             await self._send_text(send, f"data: {body}\n\n", last=True)
 
     def _piece(self, text: wire.Wire, output: Output) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import hmac
 import json
-import logging
+import re
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -16,38 +17,48 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .answers import Answer, Deliverer, Message, Receive, Send
-from .device import Device
+from .aside import aside
+from .device import Device, yield_cores
 from .errors import ApiError, as_api_error
 from .files import Registration, check_hash, check_name
 from .pool import ModelPool
 from .settings import InferenceSettings
+from .yielding import Yielding
 
-log = logging.getLogger(__name__)
-
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+"""Request ids, as the API sends them."""
 _MAX_BODY = 32 << 20
 """Maximum bytes of a request with JSON."""
 
 
 def create_app(settings: InferenceSettings, device: Device) -> Starlette:
     pool = ModelPool(settings, device)
-    token = settings.inference_token.get_secret_value()
+    expected = f"Bearer {settings.inference_token.get_secret_value()}".encode()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.deliver = Deliverer()
-        unloader = asyncio.create_task(_unload_idle(pool, settings.inference_idle_seconds))
+        yield_cores(pool.device)
+        tasks = [
+            asyncio.create_task(_unload_idle(pool, settings.inference_idle_seconds)),
+            asyncio.create_task(Yielding(pool, settings.inference_device).run()),
+        ]
         yield
-        unloader.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         pool.close()
 
     async def health(request: Request) -> Response:
+        status = "waiting" if pool.waiting_for else "loading" if pool.is_loading else "ready"
+        known = {"server": "tunesmith-inference", "status": status}
+        if not _has_token(request.scope, expected):
+            return JSONResponse(known)
         figures = [engine.figures() for engine in pool.engines]
-        status = "waiting" if device.waiting_for else "loading" if pool.is_loading else "ready"
         return JSONResponse(
-            {
-                "server": "tunesmith-inference",
-                "status": status,
-                "waiting_for": device.waiting_for,
+            known
+            | {
+                "waiting_for": pool.waiting_for,
                 "models": pool.names,
                 "loaded": pool.loaded_names,
                 "running": sum(one.running for one in figures),
@@ -65,13 +76,13 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
 
     async def register(request: Request) -> Response:
         registration = Registration.read(await _json(request))
-        missing = pool.register(registration)
+        missing = await pool.register(registration)
         if missing:
             return JSONResponse({"missing": missing}, 409)
         return JSONResponse({"id": registration.id})
 
     async def unregister(request: Request) -> Response:
-        pool.unregister(request.path_params["id"])
+        await pool.unregister(request.path_params["id"])
         return JSONResponse({"id": request.path_params["id"], "deleted": True})
 
     def completions(kind: Literal["chat", "text"]) -> Any:
@@ -79,7 +90,8 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
             body = await _json(request)
             if not isinstance(body, dict):
                 raise ApiError(400, "the request must be a JSON object", code="invalid_request")
-            return _Streamed(Answer(kind, body, pool, request.app.state.deliver))
+            deliver, request_id = request.app.state.deliver, _request_id(request)
+            return _Streamed(Answer(kind, body, pool, deliver, request_id))
 
         return answer
 
@@ -95,7 +107,7 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
         ],
         exception_handlers={Exception: _on_error, ApiError: _on_error},
     )
-    app.add_middleware(_Token, token=token)
+    app.add_middleware(_Token, expected=expected)
     return app
 
 
@@ -119,26 +131,28 @@ class _Streamed(Response):
         except Exception as error:
             if started:
                 raise
-            failed = as_api_error(error)
-            if failed.status >= 500:
-                log.warning("a completion failed: %s", error)
+            failed = as_api_error(error, self._answer.request_id)
             await failed.response()(scope, receive, send)
 
 
 class _Token:
     """Middleware that refuses requests without the bearer token."""
 
-    def __init__(self, app: Any, token: str) -> None:
-        self._app, self._expected = app, f"Bearer {token}".encode()
+    def __init__(self, app: Any, expected: bytes) -> None:
+        self._app, self._expected = app, expected
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                refused = ApiError(401, "the inference token is wrong", code="invalid_api_key")
-                await refused.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        is_open = scope["type"] != "http" or scope["path"] == "/health"
+        if is_open or _has_token(scope, self._expected):
+            await self._app(scope, receive, send)
+        else:
+            refused = ApiError(401, "the inference token is wrong", code="invalid_api_key")
+            await refused.response()(scope, receive, send)
+
+
+def _has_token(scope: Message, expected: bytes) -> bool:
+    given = dict(scope["headers"]).get(b"authorization", b"")
+    return hmac.compare_digest(given, expected)
 
 
 async def _json(request: Request) -> Any:
@@ -151,16 +165,23 @@ async def _json(request: Request) -> Any:
             )
         chunks.append(chunk)
     try:
-        return json.loads(b"".join(chunks))
+        content = b"".join(chunks)
+        return await aside(len(content), json.loads, content)
     except ValueError as error:
         raise ApiError(400, f"the request is not JSON: {error}", code="invalid_request") from error
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+    return as_api_error(error, _request_id(request)).response()
+
+
+def _request_id(request: Request) -> str:
+    """Return the id that the API sends, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
 
 
 async def _unload_idle(pool: ModelPool, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(seconds / 4, 10.0))
-        pool.unload_idle()
+        await pool.unload_idle()

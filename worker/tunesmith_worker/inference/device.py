@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from tunesmith_worker.rundir.device_use import gpu_name
+
+Choice = Literal["auto", "cpu", "cuda"]
+
 _NICENESS = 10
 """Priority of chat on a CPU: trainers on the same cores come first."""
+_REMEDY = "set TUNESMITH_INFERENCE_DEVICE to cuda to share one, or to cpu to answer on the CPU"
 
 
 @dataclass(frozen=True)
@@ -17,28 +23,37 @@ class Device:
     torch: torch.device
     waiting_for: str | None = None
     """Reason why no request can be answered; None if requests can be answered."""
+    gpu: str | None = None
+    """UUID of the GPU."""
 
     @property
     def is_gpu(self) -> bool:
         return self.torch.type == "cuda"
 
 
-def choose_device(choice: Literal["auto", "cpu", "cuda"]) -> Device:
-    """Choose the device. Trainers use the first visible GPU, so chat takes the second."""
+def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
+    """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers have announced.
+
+    A GPU without a worker is taken unless it is the first one, which a worker that starts later
+    would use."""
     gpus = torch.cuda.device_count()
     if choice == "cpu" or (choice == "auto" and not gpus):
-        os.nice(_NICENESS)
         return Device(torch.device("cpu"))
-    if choice == "cuda" and not gpus:
+    if not gpus:
         return Device(
             torch.device("cpu"), "TUNESMITH_INFERENCE_DEVICE is cuda, but no GPU is found"
         )
-    if gpus > 1:
-        return Device(torch.device("cuda", 1))
-    if choice == "cuda":
-        return Device(torch.device("cuda", 0))
-    return Device(
-        torch.device("cpu"),
-        "the only GPU is reserved for training jobs; set TUNESMITH_INFERENCE_DEVICE to cuda to "
-        "share it, or to cpu to answer on the CPU",
-    )
+    names = [gpu_name(torch.cuda.get_device_properties(i).uuid) for i in range(gpus)]
+    candidates = range(gpus) if set(reserved) & set(names) else range(1, gpus)
+    free = [i for i in candidates if names[i] not in reserved]
+    if free or choice == "cuda":
+        index = free[0] if free else 0
+        return Device(torch.device("cuda", index), gpu=names[index])
+    what = "the only GPU is" if gpus == 1 else f"all {gpus} GPUs are"
+    return Device(torch.device("cpu"), f"{what} reserved for training jobs; {_REMEDY}")
+
+
+def yield_cores(device: Device) -> None:
+    """Lower this process's priority if it answers on a CPU."""
+    if not device.is_gpu and device.waiting_for is None:
+        os.nice(_NICENESS)

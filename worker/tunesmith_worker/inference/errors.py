@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -11,7 +12,10 @@ from tunesmith_worker.engine.serving.protocol import (
     QueueFull,
     ServingError,
     UnusableGrammar,
+    UnusableOutput,
 )
+
+log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -55,8 +59,9 @@ def invalid(param: str, message: str) -> ApiError:
     return ApiError(400, message, code="invalid_request", param=param)
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """Return the error that a caller sees for an exception of the engine."""
+def as_api_error(error: Exception, request_id: str) -> ApiError:
+    """Return the error that a caller sees for an exception of the engine, and log it. The texts of
+    unexpected exceptions stay in the log: they may name files of the host."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
@@ -64,7 +69,17 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, UnusableGrammar):
         return ApiError(400, str(error), code="invalid_request", param="response_format")
     if isinstance(error, DoesNotFit):
+        log.warning("request %s: %s", request_id, error)
         return ApiError(503, str(error), code="out_of_memory", retry_after=30)
     if isinstance(error, ServingError):
+        log.warning("request %s: %s", request_id, error)
         return ApiError(503, str(error), code="unavailable", retry_after=5)
-    return ApiError(500, f"generation failed: {error}", code="internal_error")
+    if isinstance(error, UnusableOutput):
+        log.warning("request %s: %s", request_id, error)
+        return ApiError(500, f"generation failed: {error}", code="internal_error")
+    log.error("request %s failed", request_id, exc_info=error)
+    return ApiError(
+        500,
+        f"generation failed; the log of the inference process has the reason under {request_id}",
+        code="internal_error",
+    )

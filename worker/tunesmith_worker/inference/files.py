@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +20,8 @@ from .errors import ApiError, invalid
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+
+_FRESH_SECONDS = 600.0
 
 Kind = Literal["base", "adapter", "full"]
 
@@ -71,10 +76,26 @@ def check_hash(value: Any) -> str:
 
 
 class FileStore:
-    def __init__(self, folder: Path) -> None:
+    """Files by hash in `files`, and a folder with links to them for each registered model."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        """`most_bytes`: size above which the files that were unused for the longest time are
+        deleted."""
         self._files, self._models = folder / "files", folder / "models"
+        self._most_bytes = most_bytes
         for path in (self._files, self._models):
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = (folder / "lock").open("w", encoding="utf-8")
+        with suppress(OSError):  # another process uses this folder
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove models that an earlier process had registered, and incomplete files."""
+        for folder in self._models.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
+        for part in self._files.glob("*.part"):
+            part.unlink(missing_ok=True)
 
     async def put(self, chunks: AsyncIterator[bytes], sha256: str) -> None:
         """Store a file. Raises ApiError 422 if its content has another hash."""
@@ -105,6 +126,33 @@ class FileStore:
         folder.mkdir(mode=0o700)
         for file in registration.files:
             os.link(self._files / file.sha256, folder / file.name)
+            os.utime(self._files / file.sha256)
+
+    def used(self, registration: Registration) -> None:
+        """Note that a model is loaded now."""
+        for file in registration.files:
+            with suppress(OSError):
+                os.utime(self._files / file.sha256)
+
+    def bound(self, registered: Sequence[Registration]) -> list[Registration]:
+        """Delete files while all together are too large, and return the models that lost theirs.
+
+        The files that were unused for the longest time go first. Files of the last minutes stay,
+        because the registration of their model may follow."""
+        found = [(path, path.stat()) for path in self._files.iterdir()]
+        too_much = sum(status.st_size for _, status in found) - self._most_bytes
+        latest = time.time() - _FRESH_SECONDS
+        gone = set()
+        for path, status in sorted(found, key=lambda one: one[1].st_mtime):
+            if too_much <= 0 or status.st_mtime > latest:
+                break
+            path.unlink(missing_ok=True)
+            gone.add(path.name)
+            too_much -= status.st_size
+        lost = [one for one in registered if any(file.sha256 in gone for file in one.files)]
+        for registration in lost:
+            shutil.rmtree(self.folder(registration), ignore_errors=True)
+        return lost
 
     def folder(self, registration: Registration) -> Path:
         """Return the model's folder. Other files give another folder."""

@@ -1,15 +1,15 @@
-"""Loaded base models: loaded on first use, unloaded when idle, each with its adapters."""
+"""Loaded base models: loaded on first use, unloaded when idle or when training needs memory."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.rollout import UnsupportedModel
+from tunesmith_worker.engine.serving.adapter_files import adapter_bytes
 from tunesmith_worker.engine.serving.base import BaseModel, load, loading_bytes
 from tunesmith_worker.engine.serving.native import NativeServing
 from tunesmith_worker.engine.serving.protocol import (
@@ -18,10 +18,21 @@ from tunesmith_worker.engine.serving.protocol import (
     UnsupportedAdapter,
 )
 from tunesmith_worker.engine.serving.stock import StockServing
+from tunesmith_worker.rundir.device_use import DeviceUse
 
+from .budget import (
+    CACHE_SHARE,
+    LEAST_FREE,
+    USABLE,
+    free_memory,
+    is_planning,
+    release_memory,
+    trainers_on,
+)
 from .device import Device
 from .errors import ApiError
 from .files import FileStore, Registration
+from .loaded import Key, Loaded, LoadedModels, Use
 from .settings import InferenceSettings
 from .token_text import TokenText
 
@@ -29,13 +40,10 @@ log = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 64
 """Adapters in memory per base model."""
-_USABLE = {False: 0.5, True: 0.8}
-"""Share of the free memory that one model may take. Key True: on a GPU. A CPU's memory is shared
-with training jobs."""
-_LEAST_FREE = 1 << 26
-"""Bytes of free memory that are assumed if less is free, for short prompts on a full host."""
-_CACHE_SHARE = 0.25
-"""Share of the remaining free memory for keys and values."""
+PLANNING_SECONDS = 30.0
+"""Time that a request waits while a training job measures the free memory."""
+_PLANNING = "a training job measures the free memory"
+_FOR_TRAINING = "the model was unloaded, because a training job needs its memory"
 
 
 @dataclass(frozen=True)
@@ -52,68 +60,26 @@ class _Plan:
     """Folder of the adapter; the engine's name for it."""
 
     @property
-    def key(self) -> tuple[str, str | None, bool]:
+    def key(self) -> Key:
         return self.folder, self.tokenizer, self.stock
-
-
-@dataclass(eq=False)
-class Use:
-    """Requests in progress, and the time of the last one."""
-
-    users: int = 0
-    last: float = field(default_factory=time.monotonic)
-
-    def start(self) -> None:
-        self.users += 1
-
-    def end(self) -> None:
-        self.users -= 1
-        self.last = time.monotonic()
-
-
-@dataclass(eq=False)
-class Loaded:
-    """A base model in memory."""
-
-    base: BaseModel
-    engine: ServingEngine
-    tokens: TokenText
-    use: Use = field(default_factory=Use)
-    adapters: dict[str, Use] = field(default_factory=dict)
-
-    def has(self, adapter: str | None) -> bool:
-        return adapter is None or adapter in self.adapters
-
-    def start(self, adapter: str | None) -> None:
-        self.use.start()
-        if adapter is not None:
-            self.adapters[adapter].start()
-
-    def end(self, adapter: str | None) -> None:
-        self.use.end()
-        if adapter is not None:
-            self.adapters[adapter].end()
-
-    def drop_adapters(self, most: int) -> None:
-        """Remove the adapters with the oldest use, until `most` are left or the others are in
-        use."""
-        unused = sorted((use.last, name) for name, use in self.adapters.items() if not use.users)
-        for _, name in unused[: max(0, len(self.adapters) - most)]:
-            del self.adapters[name]
-            self.engine.remove_adapter(name)
 
 
 class ModelPool:
     def __init__(self, settings: InferenceSettings, device: Device) -> None:
-        self._settings, self._device = settings, device
-        self._files = FileStore(settings.inference_cache)
+        self._settings, self.device = settings, device
+        self._files = FileStore(settings.inference_cache, settings.inference_cache_bytes)
         self._registered: dict[str, Registration] = {}
-        self._loaded: dict[tuple[str, str | None, bool], Loaded] = {}
-        """Keyed by folder of the model, folder of its tokenizer, and True for the engine of
-        transformers."""
+        self._models = LoadedModels()
         self._lock = asyncio.Lock()
+        """Held while models or adapters are loaded or unloaded."""
+        self._changing = asyncio.Lock()
+        """Held while models are registered or deleted."""
         self._unsupported: set[str] = set()
         """Adapters that plain PEFT computes."""
+        self._trainers: dict[str, DeviceUse] = {}
+        self._may_take = asyncio.Event()
+        """Not set while a training job measures the free memory."""
+        self._may_take.set()
 
     @property
     def files(self) -> FileStore:
@@ -126,50 +92,73 @@ class ModelPool:
     @property
     def loaded_names(self) -> list[str]:
         """Names of the base models in memory."""
-        return sorted(loaded.base.name for loaded in self._loaded.values())
+        return sorted(loaded.base.name for loaded in self._models.all())
 
     @property
     def is_loading(self) -> bool:
         return self._lock.locked()
 
     @property
+    def waiting_for(self) -> str | None:
+        """Reason why new requests wait or are refused; None if they are answered."""
+        if self.device.waiting_for is None and not self._may_take.is_set():
+            return _PLANNING
+        return self.device.waiting_for
+
+    @property
     def engines(self) -> list[ServingEngine]:
-        return [loaded.engine for loaded in self._loaded.values()]
+        return [loaded.engine for loaded in self._models.all()]
 
-    def register(self, registration: Registration) -> list[str]:
+    async def register(self, registration: Registration) -> list[str]:
         """Make a model answerable; return the names of missing files, if any."""
-        missing = self._files.missing(registration.files)
-        if not missing and self._registered.get(registration.id) != registration:
-            self._files.link(registration)
-            self._registered[registration.id] = registration
-        return missing
+        async with self._changing:
+            missing = self._files.missing(registration.files)
+            before = self._registered.get(registration.id)
+            if not missing and before != registration:
+                await asyncio.to_thread(self._files.link, registration)
+                self._registered[registration.id] = registration
+                if before and self._files.folder(before) != self._files.folder(registration):
+                    await asyncio.to_thread(self._files.unlink, before)
+                for lost in await asyncio.to_thread(
+                    self._files.bound, [*self._registered.values()]
+                ):
+                    del self._registered[lost.id]
+                    log.info("deleted the files of %s: the folder is full", lost.id)
+            return missing
 
-    def unregister(self, name: str) -> None:
+    async def unregister(self, name: str) -> None:
         """Raises ApiError 404 if the model is not registered. Requests in progress go on."""
-        registration = self._registered.pop(name, None)
-        if registration is None:
-            raise _not_loaded(name)
-        self._files.unlink(registration)
+        async with self._changing:
+            registration = self._registered.pop(name, None)
+            if registration is None:
+                raise _not_loaded(name)
+            await asyncio.to_thread(self._files.unlink, registration)
 
     async def acquire(self, name: str) -> tuple[Loaded, str | None]:
         """Return the loaded model and its name for the adapter, and count a request until
         `Loaded.end`. Raises ApiError and ServingError."""
-        registration = self._registered.get(name)
-        if registration is None:
-            raise _not_loaded(name)
-        if self._device.waiting_for is not None:
-            raise ApiError(
-                503, f"chat waits: {self._device.waiting_for}", code="unavailable", retry_after=30
-            )
-        plan = self._plan(registration)
-        if plan.key in self._loaded and self._loaded[plan.key].has(plan.adapter):
-            loaded = self._loaded[plan.key]
-        else:
+        while True:
+            await self._wait_for_memory()
+            registration = self._registered.get(name)
+            if registration is None:
+                raise _not_loaded(name)
+            plan = self._plan(registration)
+            if loaded := self._models.start(plan.key, plan.adapter):
+                return loaded, plan.adapter
             async with self._lock:
-                plan, loaded = await asyncio.to_thread(self._prepare, registration)
-        loaded.start(plan.adapter)
-        loaded.drop_adapters(MAX_ADAPTERS)
-        return loaded, plan.adapter
+                if self.waiting_for is None:
+                    plan = await asyncio.to_thread(self._prepare, registration)
+                    if loaded := self._models.start(plan.key, plan.adapter):
+                        return loaded, plan.adapter
+
+    async def _wait_for_memory(self) -> None:
+        if self.device.waiting_for is None:
+            try:
+                await asyncio.wait_for(self._may_take.wait(), PLANNING_SECONDS)
+                return
+            except TimeoutError:
+                pass
+        raise ApiError(503, f"chat waits: {self.waiting_for}", code="unavailable", retry_after=30)
 
     def _plan(self, registration: Registration) -> _Plan:
         """Return which model and adapter answer for a registered model."""
@@ -187,71 +176,145 @@ class ModelPool:
         added_tokens = any(file.name == "tokenizer.json" for file in registration.files)
         return _Plan(base, folder, own if added_tokens else None, own in self._unsupported, own)
 
-    def _prepare(self, registration: Registration) -> tuple[_Plan, Loaded]:
+    def _prepare(self, registration: Registration) -> _Plan:
+        """Bring a model and its adapter into memory."""
         plan = self._plan(registration)
+        self._files.used(registration)
         loaded = self._load(plan)
-        if plan.adapter is not None and not loaded.has(plan.adapter):
+        if plan.adapter is not None and plan.adapter not in loaded.adapters:
             try:
-                loaded.engine.add_adapter(plan.adapter, plan.adapter)
+                self._add_adapter(registration.id, plan, loaded)
             except UnsupportedAdapter as reason:
                 log.info("transformers answers for %s: %s", registration.id, reason)
                 self._unsupported.add(plan.adapter)
                 return self._prepare(registration)
-            loaded.adapters[plan.adapter] = Use()
-        return plan, loaded
+        return plan
 
     def _load(self, plan: _Plan) -> Loaded:
         """Return a model in memory."""
-        if plan.key not in self._loaded:
+        loaded = self._models.get(plan.key)
+        if loaded is None:
             started = time.monotonic()
-            self._check_memory(plan.name, plan.folder)
-            base = load(plan.name, plan.folder, self._device.torch, plan.tokenizer)
+            needed = loading_bytes(plan.name, plan.folder, self.device.torch)
+            self._make_room(f"model {plan.name!r}", needed)
+            base = load(plan.name, plan.folder, self.device.torch, plan.tokenizer)
             engine = StockServing(base) if plan.stock else self._engine(base)
-            self._loaded[plan.key] = Loaded(base, engine, TokenText(base.tokenizer))
+            loaded = Loaded(base, engine, TokenText(base.tokenizer))
+            self._models.add(plan.key, loaded)
             seconds = time.monotonic() - started
             log.info("loaded %s in %.1f s; engine: %s", plan.name, seconds, engine.name)
-        return self._loaded[plan.key]
+        return loaded
+
+    def _add_adapter(self, name: str, plan: _Plan, loaded: Loaded) -> None:
+        assert plan.adapter is not None
+        while len(loaded.adapters) >= MAX_ADAPTERS and self._drop_adapter(loaded):
+            pass
+        size = adapter_bytes(plan.adapter)
+        # The matrices of all adapters are one tensor, which is copied.
+        needed = sum(loaded.adapter_bytes.values()) + 2 * size
+        self._make_room(f"adapter {name!r}", needed, loaded, plan.key)
+        loaded.engine.add_adapter(plan.adapter, plan.adapter)
+        loaded.adapters[plan.adapter], loaded.adapter_bytes[plan.adapter] = Use(), size
 
     def _engine(self, base: BaseModel) -> ServingEngine:
-        cache_bytes = int(max(self._free(), _LEAST_FREE) * _CACHE_SHARE)
         try:
-            return NativeServing(base, cache_bytes=cache_bytes)
+            return NativeServing(base, cache_bytes=self._cache_bytes())
         except UnsupportedModel as reason:
             log.info("transformers answers for %s: %s", base.name, reason)
             return StockServing(base)
 
-    def _check_memory(self, name: str, folder: str) -> None:
-        """Raise DoesNotFit if a model's weights need more memory than chat may take."""
-        free = self._free()
-        usable = int(free * _USABLE[self._device.is_gpu])
-        needed = loading_bytes(folder, self._device.torch)
-        if needed > usable:
-            raise DoesNotFit(
-                f"model {name!r} needs {needed:,} bytes, but only {usable:,} of {free:,} free "
-                "bytes may be used for chat: free memory or use a smaller model"
-            )
+    def _cache_bytes(self) -> int:
+        return int(max(self._free(), LEAST_FREE) * CACHE_SHARE)
+
+    def _make_room(
+        self, what: str, needed: int, loaded: Loaded | None = None, keep: Key | None = None
+    ) -> None:
+        """Unload what was unused for the longest time until `needed` bytes fit. `loaded`, `keep`: a
+        model that stays; its unused adapters are unloaded first. Raises DoesNotFit."""
+        while True:
+            free = self._free()
+            usable = int(free * USABLE[self.device.is_gpu])
+            if needed <= usable:
+                return
+            if loaded is not None and self._drop_adapter(loaded):
+                continue
+            if not self._unload(reason="another model is asked for", keep=keep):
+                break
+        raise DoesNotFit(
+            f"{what} needs {needed:,} bytes, but only {usable:,} of {free:,} free bytes may be "
+            "used for chat: free memory or use a smaller model"
+        )
 
     def _free(self) -> int:
-        return read_free_memory(self._device.torch, 0).free
+        return free_memory(self.device, self._trainers)
 
-    def unload_idle(self) -> None:
+    def _drop_adapter(self, loaded: Loaded) -> bool:
+        """Remove the unused adapter with the oldest use; return False if there is none."""
+        name = self._models.take_out_adapter(loaded)
+        if name is not None:
+            loaded.engine.remove_adapter(name)
+        return name is not None
+
+    def _unload(
+        self, *, reason: str, idle_seconds: float = 0.0, busy: bool = False, keep: Key | None = None
+    ) -> bool:
+        """Unload the model with the oldest use; return False if there is none."""
+        loaded = self._models.take_out(idle_seconds=idle_seconds, busy=busy, keep=keep)
+        if loaded is None:
+            return False
+        name = loaded.base.name
+        loaded.engine.close(_FOR_TRAINING if busy else "the model was unloaded")
+        del loaded
+        release_memory()
+        log.info("unloaded %s: %s", name, reason)
+        return True
+
+    async def unload_idle(self) -> None:
         """Unload models without a request for the configured time."""
         if self._lock.locked():
             return  # a request is about to use a model
-        now, before = time.monotonic(), len(self._loaded)
-        for key, loaded in list(self._loaded.items()):
-            idle = now - loaded.use.last
-            if not loaded.use.users and idle >= self._settings.inference_idle_seconds:
-                del self._loaded[key]
-                loaded.engine.close()
-                log.info("unloaded %s after %.0f s without a request", loaded.base.name, idle)
-        if len(self._loaded) < before:
-            gc.collect()
+        seconds = self._settings.inference_idle_seconds
+        async with self._lock:
+            await asyncio.to_thread(self._unload_all, f"idle for {seconds:.0f} s", seconds)
+
+    def _unload_all(self, reason: str, idle_seconds: float = 0.0, *, busy: bool = False) -> None:
+        while self._unload(reason=reason, idle_seconds=idle_seconds, busy=busy):
+            pass
+
+    async def yield_to(self, uses: Mapping[str, DeviceUse]) -> dict[str, int]:
+        """Give memory to the training jobs that ask for it; return the fulfilled requests.
+
+        While a job measures the free memory, nothing is loaded and no request starts."""
+        trainers = trainers_on(self.device, uses)
+        changed, self._trainers = trainers != self._trainers, trainers
+        if changed:
+            await self._adapt([use for use in trainers.values() if is_planning(use)])
+        return {name: use.stage for name, use in trainers.items()}
+
+    async def _adapt(self, planning: list[DeviceUse]) -> None:
+        if planning:
+            self._may_take.clear()
+        everything = any(use.everything for use in planning)
+        async with self._lock:
+            if planning:
+                reason = "a training job asks for memory"
+                await asyncio.to_thread(self._unload_all, reason, busy=everything)
+            size = 0 if planning else self._cache_bytes()
+            for engine in self.engines:
+                engine.limit_cache(size)
+        if not planning:
+            self._may_take.set()
+
+    async def move_to(self, device: Device) -> None:
+        """Answer on another device, or wait for one. Running answers end with an error."""
+        async with self._lock:
+            self.device = device
+            reason = "its device is needed for training"
+            await asyncio.to_thread(self._unload_all, reason, busy=True)
 
     def close(self) -> None:
-        for loaded in self._loaded.values():
+        for loaded in self._models.all():
             loaded.engine.close()
-        self._loaded.clear()
 
 
 def _not_loaded(name: str) -> ApiError:

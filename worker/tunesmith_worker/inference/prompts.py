@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -13,6 +13,19 @@ Untyped = Any  # Any: transformers is not typed
 
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
 """Exceptions that a chat template may raise, by `raise_exception` or on unexpected values."""
+
+
+def text_size(body: Mapping[str, Any]) -> int:
+    """Return about how many characters of a request body will be tokenised."""
+    return _size(body.get("messages")) + _size(body.get("prompt"))
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return len(value) + sum(map(_size, value))
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return len(value) if isinstance(value, str) else 0
 
 
 def chat_ids(tokenizer: Untyped, messages: Any) -> tuple[int, ...]:

@@ -27,10 +27,13 @@ class InferenceSettings(BaseSettings):
     """Secret that requests to the inference process must carry."""
     inference_cache: Path = Path(".tunesmith/inference")
     """Folder of the adapters that the inference process answers with."""
+    inference_cache_bytes: int = Field(default=20_000_000_000, gt=0)
+    """Maximum bytes of TUNESMITH_INFERENCE_CACHE. The files that were unused for the longest time
+    are deleted first; the API sends them again."""
     inference_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device that answers chat requests. `auto`: a GPU that no trainer uses; without any GPU, the
-    CPU. If the only GPU belongs to trainers, chat waits. `cuda` shares that GPU with trainers;
-    `cpu` leaves it to them."""
+    """Device that answers chat requests. `auto`: a GPU that no worker has; without any GPU, the
+    CPU. If all GPUs belong to workers, chat waits. `cuda` shares a GPU with trainers, which come
+    first; `cpu` leaves all GPUs to them."""
     inference_idle_seconds: float = Field(default=600.0, gt=0.0)
     """Seconds after the last request until a base model is unloaded."""
     model_dirs: str = ""

@@ -35,6 +35,8 @@ class SpawnSettings:
     """Time when the child was spawned, in Unix seconds."""
     token_cache: str | None = None
     """Shared cache folder of tokenised files; None: no cache."""
+    device_use: str | None = None
+    """Folder in which the processes of this host tell which devices they use; None: the default."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -44,6 +46,7 @@ class SpawnSettings:
             supervisor_pid=int(pid) if pid else None,
             spawned_at=float(spawned_at) if spawned_at else None,
             token_cache=os.environ.get("TUNESMITH_TOKEN_CACHE"),
+            device_use=os.environ.get("TUNESMITH_DEVICE_USE"),
         )
 
     def as_environment(self) -> dict[str, str]:
@@ -136,6 +139,13 @@ def keep_freed_memory() -> None:
         (_M_MMAP, _INT_MAX),
     ):
         libc.mallopt(option, value)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the kernel, which `keep_freed_memory` prevents."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 @contextmanager

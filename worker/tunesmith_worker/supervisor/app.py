@@ -19,12 +19,13 @@ from celery.concurrency.prefork import BlockingPool, TaskPool
 
 from tunesmith_schema.log_lines import secure_handlers
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE, celery_broker
+from tunesmith_worker.rundir.device_use import Announcement, DeviceUse
 from tunesmith_worker.rundir.paths import KEEP_SECONDS, remove_unused
 
 from . import tasks
 from .claim_lock import OrphanReporter
 from .cleanup import new_temporary_folder
-from .device_health import DeviceHealth, free_gpu_memory
+from .device_health import DeviceHealth, free_gpu_memory, worker_gpu
 from .heartbeat import HeartbeatThread, Pool
 from .identity import Queue, WorkerIdentity
 from .launcher import Launcher
@@ -43,7 +44,10 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
     # Create this object before the pool forks, so that parent and child process share its state.
     shutdown = ShutdownState(settings, identity.worker_id)
     is_train_worker = queue == TRAIN_QUEUE
-    health = DeviceHealth(settings.data_dir, free_gpu_memory if is_train_worker else lambda: None)
+    gpu = worker_gpu() if is_train_worker else None
+    free_memory = free_gpu_memory if is_train_worker else lambda: None
+    health = DeviceHealth(settings.data_dir, free_memory, gpu)
+    reserved = Announcement(DeviceUse(kind="worker", gpu=gpu)) if gpu else None
     tmp = new_temporary_folder()
     launcher = Launcher(settings, tmp)
     tasks.register(app, settings, identity, shutdown, launcher, health)
@@ -82,6 +86,8 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
             ]
         )
     finally:
+        if reserved is not None:
+            reserved.close()
         shutdown.close()
         shutil.rmtree(tmp, ignore_errors=True)
 

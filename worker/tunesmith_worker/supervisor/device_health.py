@@ -17,6 +17,7 @@ from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 
+from tunesmith_worker.rundir.device_use import device_use_folder, gpu_name, read_uses
 from tunesmith_worker.rundir.process import trainer_gpu
 
 from .cleanup import end_processes, free_shared_memory, shared_memory
@@ -38,8 +39,9 @@ class DeviceHealth:
     """Health of this host. Must be created before the pool forks, so that the worker's processes
     share the state."""
 
-    def __init__(self, data_dir: Path, free_memory: FreeMemory) -> None:
-        self._data_dir, self._free_memory = data_dir, free_memory
+    def __init__(self, data_dir: Path, free_memory: FreeMemory, gpu: str | None = None) -> None:
+        """`gpu`: UUID of the trainers' GPU."""
+        self._data_dir, self._free_memory, self._gpu = data_dir, free_memory, gpu
         self._free_at_start = free_memory()
         self._shared_before = shared_memory()
         self._used = RawValue("b", 0)
@@ -92,13 +94,20 @@ class DeviceHealth:
             free_shared_memory(self._shared_before)
         return self._missing_memory()
 
+    def _held_by_chat(self) -> int:
+        """Return the memory of models that chat frees as soon as a trainer asks for it."""
+        if self._gpu is None:
+            return 0
+        uses = read_uses(device_use_folder()).values()
+        return sum(use.bytes or 0 for use in uses if use.kind == "chat" and use.gpu == self._gpu)
+
     def _missing_memory(self) -> str | None:
         if self._free_at_start is None:
             return None
         free = self._free_memory()
         if free is None:
             return "nvidia-smi no longer reports free GPU memory: check the driver"
-        missing = self._free_at_start - free
+        missing = self._free_at_start - free - self._held_by_chat()
         if missing <= TOLERANCE_BYTES:
             return None
         return (
@@ -109,20 +118,29 @@ class DeviceHealth:
 
 def free_gpu_memory() -> int | None:
     """Return the free bytes of the trainers' GPU from nvidia-smi; None if unknown."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    try:
+        return int(_query_gpu("memory.free")) * 1024**2
+    except ValueError:  # no value for MIG slices
         return None
-    command = [
-        tool,
-        f"--id={trainer_gpu()}",
-        "--query-gpu=memory.free",
-        "--format=csv,noheader,nounits",
-    ]
+
+
+def worker_gpu() -> str | None:
+    """Return the UUID of the trainers' GPU; None without a GPU."""
+    return gpu_name(_query_gpu("uuid")) or None
+
+
+def _query_gpu(field: str) -> str:
+    """Return a value of the trainers' GPU from nvidia-smi; empty if unknown."""
+    tool, gpu = shutil.which("nvidia-smi"), trainer_gpu()
+    if tool is None or not gpu:
+        return ""
+    command = [tool, f"--id={gpu}", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
         query = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        return int(query.stdout.split()[0]) * 1024**2 if query.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError, IndexError):  # no value for MIG slices
-        return None
+    except subprocess.TimeoutExpired:
+        return ""
+    words = query.stdout.split()
+    return words[0] if words and query.returncode == 0 else ""
 
 
 def describe_device() -> str:

@@ -17,6 +17,7 @@ from tunesmith_worker.engine.optimizers.choose import optimizer_for
 from tunesmith_worker.engine.patches import Patched, patch
 from tunesmith_worker.engine.patches.own_head import use_own_head
 from tunesmith_worker.rundir.plan import DataPlan, TrainPlan
+from tunesmith_worker.trainer.auto.device_memory import held_bytes
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
 from tunesmith_worker.trainer.methods.reference import AdapterReference
@@ -149,6 +150,7 @@ def resolve_memory(
 ) -> MemoryPlan:
     recipe = context.spec.recipe
     with context.events.phase("plan"):
+        context.device_use.make_room()  # memory that chat does not use now
         memory = MemoryPlan(
             trainer,
             layouts,
@@ -161,7 +163,10 @@ def resolve_memory(
             events=context.events,
             write=context.plan.write,
         )
+        if memory.planner.is_short and context.device_use.make_room(everything=True):
+            memory.measure_again()
         memory.resolve()
+        context.device_use.settle(held_bytes() + memory.growth)
         context.plan.write()
     return memory
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith_schema import RunSpec
 from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.device_use import TrainerUse
 from tunesmith_worker.rundir.events import EventLog
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan_file import PlanFile
@@ -26,6 +27,8 @@ class RunContext:
     control: StopControl
     recorder: RunRecorder
     plan: PlanFile
+    device_use: TrainerUse
+    """Requests for memory that chat on this host holds."""
     point: ValidResumePoint | None
     """Resume point from which the run continues; None if the run starts at step 0."""
     rewards: Sequence[LocalReward] = ()

@@ -16,6 +16,7 @@ from tunesmith_worker.engine.optimizers.choose import describe_precision
 from tunesmith_worker.engine.patches.unused import unused_modules, unused_parameters
 from tunesmith_worker.rundir.errors import explain_model_errors
 from tunesmith_worker.rundir.plan import Device, LoadPlan
+from tunesmith_worker.trainer.auto.device_memory import held_bytes, used_gpu
 from tunesmith_worker.trainer.auto.resolve_sft import plan_load, plan_patches
 
 from .context import RunContext
@@ -41,8 +42,11 @@ def load(context: RunContext) -> LoadedModel:
         transformers.utils.logging.disable_progress_bar()
         transformers.set_seed(spec.seed)
         device = find_device()
+        context.device_use.begin(used_gpu())
+        context.device_use.make_room()
         load_plan = plan_load(recipe, device, choices)
         base = load_base(spec, load_plan)
+        context.device_use.settle(held_bytes())
         with explain_model_errors(base.architecture):
             new_tokens = add_tokens(base.model, base.tokenizer, recipe.add_tokens, events)
             base = replace(base, unused=_find_unused(context, base))

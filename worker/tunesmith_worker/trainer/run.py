@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, JobFailure, RunResult
 from tunesmith_worker.rundir.control import StopControl
+from tunesmith_worker.rundir.device_use import TrainerUse
 from tunesmith_worker.rundir.errors import (
     EXIT_DISK_FULL,
     EXIT_READ_ONLY,
@@ -73,6 +74,17 @@ def main(
 
     `waited`: start delay measured by a warm trainer. `show`: prints event lines. `rewards`: reward
     functions from the command line, each `FILE.py:NAME[=WEIGHT]`."""
+    with TrainerUse() as device_use:
+        return _main(folder, waited, show, rewards, device_use)
+
+
+def _main(
+    folder: Path,
+    waited: StartDelay | None,
+    show: Show,
+    rewards: Sequence[str],
+    device_use: TrainerUse,
+) -> int:
     run = RunDirectory(folder.resolve())
     recorder, console = RunRecorder(run), ConsoleOutput(show)
     control = StopControl(run, before_exit=recorder.leave)
@@ -80,7 +92,9 @@ def main(
     evaluate: Evaluate = None
     try:
         events = EventLog(run.events, recorder.clock, console.event)
-        result, evaluate = train(run, events, control, recorder, waited or spawn_delay(), rewards)
+        result, evaluate = train(
+            run, events, control, recorder, waited or spawn_delay(), rewards, device_use
+        )
     except RunError as error:
         _print_failure(error.failure, with_traceback=isinstance(error, ModelFailed))
         result = RunResult(outcome="failed", error=error.failure)
@@ -126,7 +140,8 @@ def train(
     control: StopControl,
     recorder: RunRecorder,
     waited: StartDelay | None,
-    rewards: Sequence[str] = (),
+    rewards: Sequence[str],
+    device_use: TrainerUse,
 ) -> tuple[RunResult, Evaluate]:
     """Train a run directory. Returns the result and the evaluation to run after it is stored."""
     spec = read_spec(run.root)
@@ -153,6 +168,7 @@ def train(
         control=control,
         recorder=recorder,
         plan=plan,
+        device_use=device_use,
         point=point,
         rewards=local,
     )

@@ -20,6 +20,7 @@ SAFETY = {False: 0.6, True: 0.9}
 """Fraction of free memory that a step may use. Key True: on a GPU; key False: on a CPU. On a
 CPU the fraction is lower: predictions were up to 23 % too low (docs/reference/performance.md),
 other programs allocate memory too, and the kernel kills a process that uses too much."""
+_PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
@@ -107,6 +108,12 @@ class Planner:
         if fitting:
             return min(fitting, key=lambda option: (round(option.cost, 6), option.policy.parts))
         return self._best(self._parts()[-1])
+
+    @property
+    def is_short(self) -> bool:
+        """True if more free memory would give another policy."""
+        roomy = replace(self.memory, free=_PLENTY, host_free=_PLENTY)
+        return not self.option(replace(self, memory=roomy).choose().policy).fits
 
     def alternatives(self) -> list[Option]:
         """Return the options in which all layers have the same mode."""

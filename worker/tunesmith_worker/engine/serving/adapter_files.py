@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from .protocol import ServingError, UnsupportedAdapter
+from .protocol import ServingError, UnsupportedAdapter, cannot_load
 
 _PLAIN: Mapping[str, object] = {
     "use_dora": False,
@@ -34,6 +35,8 @@ _PLAIN: Mapping[str, object] = {
 }
 """Settings of PEFT that change the computation, with the value that leaves it plain."""
 _PREFIX = "base_model.model."
+_PADDED = 3
+"""Rows of a joined query, key and value projection relative to those of one projection."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def read_adapter(folder: Path) -> AdapterFile:
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "adapter_model.safetensors")
     except Exception as error:  # safetensors raises its own class of errors
-        raise ServingError(f"the adapter's files cannot be read: {error}") from error
+        raise cannot_load("the adapter", error) from error
     _check_plain(config)
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     rows: dict[str, torch.Tensor] = {}
@@ -98,6 +101,18 @@ def read_adapter(folder: Path) -> AdapterFile:
         token_ids=_token_ids(config, rows),
         token_rows=rows or None,
     )
+
+
+def adapter_bytes(folder: str) -> int:
+    """Return the bytes of an adapter in memory, at most; 0 if its file cannot be read.
+
+    The engine computes in fp32, and pads the matrices of joined projections."""
+    try:
+        with safe_open(Path(folder) / "adapter_model.safetensors", framework="pt") as tensors:
+            names = list(tensors.keys())
+            return _PADDED * 4 * sum(math.prod(tensors.get_slice(n).get_shape()) for n in names)
+    except Exception:  # safetensors raises its own class of errors; reading it will tell
+        return 0
 
 
 def _check_plain(config: dict[str, Any]) -> None:  # Any: JSON values

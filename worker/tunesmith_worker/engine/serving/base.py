@@ -14,7 +14,7 @@ from safetensors import safe_open
 from tunesmith_worker.engine.model.config_values import config_size
 from tunesmith_worker.engine.rollout import eos_token_ids
 
-from .protocol import ServingError
+from .protocol import ServingError, cannot_load
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -59,7 +59,7 @@ def load(
         if tokenizer_folder and len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     except Exception as error:  # a broken model can raise anything
-        raise ServingError(f"model {name!r} cannot be loaded: {error}") from error
+        raise cannot_load(f"model {name!r}", error) from error
     if not tokenizer.is_fast:
         raise ServingError(f"model {name!r} has no fast tokenizer (tokenizer.json)")
     return BaseModel(
@@ -73,16 +73,31 @@ def load(
     )
 
 
-def loading_bytes(folder: str, device: torch.device) -> int:
-    """Return the peak bytes of loading a model folder; 0 for a Hugging Face id.
+def loading_bytes(name: str, folder: str, device: torch.device) -> int:
+    """Return the peak bytes of loading a model. `folder` may be a Hugging Face id, whose
+    configuration gives the size. Raises ServingError.
 
     While the decoder packs the weights, the process holds them twice."""
     path = Path(folder)
+    if not path.is_dir():
+        return 2 * _bytes_of_hub_model(name, folder, device)
     total = 0
-    for file in path.glob("*.safetensors") if path.is_dir() else ():
+    for file in path.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118  # a safetensors file is not a dict
-                part = tensors.get_slice(name)
+            for key in tensors.keys():  # noqa: SIM118  # a safetensors file is not a dict
+                part = tensors.get_slice(key)
                 size = 4 if device.type == "cpu" else _SIZES.get(part.get_dtype(), 4)
                 total += math.prod(part.get_shape()) * size
     return 2 * total
+
+
+def _bytes_of_hub_model(name: str, folder: str, device: torch.device) -> int:
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # a broken model can raise anything
+        raise cannot_load(f"model {name!r}", error) from error
+    dtype = getattr(config, "dtype", None)
+    size = 4 if device.type == "cpu" or dtype is None else dtype.itemsize
+    return size * sum(parameter.numel() for parameter in model.parameters())

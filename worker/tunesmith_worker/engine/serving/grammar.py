@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .protocol import UnusableGrammar
+from .protocol import UnusableGrammar, UnusableOutput
 
 Untyped = Any  # Any: transformers and llguidance
 
@@ -58,18 +58,27 @@ class Matcher:
     def __init__(self, matcher: Untyped, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
-    def mask_(self, logits: torch.Tensor) -> None:
-        """Set the logits [V] of tokens that are not allowed to -inf."""
+    def mask(self, size: int, device: torch.device) -> torch.Tensor:
+        """Return which of `size` tokens are not allowed next. Raises UnusableOutput."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little")[: self._vocabulary]
-        mask = torch.from_numpy(allowed == 0).to(logits.device)
-        logits[: len(mask)].masked_fill_(mask, -torch.inf)
-        logits[len(mask) :] = -torch.inf
+        allowed = np.unpackbits(bits, bitorder="little")[: min(size, self._vocabulary)]
+        self._check()
+        if not allowed.any():
+            raise UnusableOutput("no token continues the JSON text within its schema")
+        mask = np.ones(size, dtype=bool)
+        mask[: len(allowed)] = allowed == 0
+        return torch.from_numpy(mask).to(device)
 
     def add(self, token: int) -> bool:
-        """Add a sampled token; return True if the JSON text is complete."""
+        """Add a sampled token; return True if the JSON text is complete. Raises UnusableOutput."""
         self._matcher.consume_token(token)
+        self._check()
         return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().splitlines()[0]
+            raise UnusableOutput(f"the JSON schema cannot be followed further: {reason}")
 
 
 def any_object() -> str:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from .protocol import Output, ServingError, Stream
+from .protocol import AGAIN, UNLOADED, Output, ServingError, Stream
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class EngineLoop:
         self._cancelled: list[Stream] = []
         self._wake = threading.Condition()
         self._closing = False
+        self._end = ServingError(f"{UNLOADED}: {AGAIN}")
+        """Error of requests that the end of the thread interrupts."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{name}", daemon=True)
         self._thread.start()
 
@@ -55,7 +57,7 @@ class EngineLoop:
 
         with self._wake:
             if self._closing:
-                raise ServingError("the model was unloaded; send the request again")
+                raise self._end
             self._calls.append(run)
             self._wake.notify()
         done.wait()
@@ -67,7 +69,7 @@ class EngineLoop:
         """Run `function` between two steps, without waiting for it."""
         with self._wake:
             if self._closing:
-                raise ServingError("the model was unloaded; send the request again")
+                raise self._end
             self._calls.append(function)
             self._wake.notify()
 
@@ -76,10 +78,10 @@ class EngineLoop:
             self._cancelled += streams
             self._wake.notify()
 
-    def close(self) -> None:
-        """End the thread; requests in progress end with an error."""
+    def close(self, reason: str = UNLOADED) -> None:
+        """End the thread; requests in progress end with an error that gives the reason."""
         with self._wake:
-            self._closing = True
+            self._closing, self._end = True, ServingError(f"{reason}: {AGAIN}")
             self._wake.notify()
         self._thread.join()
 
@@ -96,7 +98,7 @@ class EngineLoop:
             if cancelled:
                 self._work.cancel(cancelled)
             if closing:
-                deliver(self._work.fail_all(ServingError("the model was unloaded")))
+                deliver(self._work.fail_all(self._end))
                 return
             if self._work.has_work:
                 self._step()

@@ -19,7 +19,7 @@ from .base import BaseModel
 from .decoder import ServingDecoder
 from .grammar import Grammars
 from .loop import EngineLoop
-from .protocol import Figures, QueueFull, Stream, UnsupportedAdapter
+from .protocol import UNLOADED, Figures, QueueFull, Stream, UnsupportedAdapter
 from .rows import Row, prompt_scores_of
 from .scheduler import Scheduler
 from .text import TextStream
@@ -132,10 +132,13 @@ class NativeServing:
         self._loop.call(remove)
 
     def figures(self) -> Figures:
-        return self._loop.call(self._scheduler.figures)
+        return self._scheduler.figures()
 
-    def close(self) -> None:
-        self._loop.close()
+    def limit_cache(self, cache_bytes: int) -> None:
+        self._loop.post(lambda: self._scheduler.limit(cache_bytes))
+
+    def close(self, reason: str = UNLOADED) -> None:
+        self._loop.close(reason)
         self._weights.close()
 
 

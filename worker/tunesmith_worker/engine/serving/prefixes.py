@@ -32,21 +32,21 @@ class KeptPrefix:
 
 class PrefixStore:
     def __init__(self, max_bytes: int, max_entries: int = 64) -> None:
-        self._max_bytes, self._max_entries = max_bytes, max_entries
+        self.max_bytes, self._max_entries = max_bytes, max_entries
         self._kept: OrderedDict[int, KeptPrefix] = OrderedDict()
         """Least recently used first, keyed by identity."""
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self._kept.values())
+        return sum(one.bytes for one in list(self._kept.values()))
 
     @property
     def tokens(self) -> int:
-        return sum(len(one.tokens) for one in self._kept.values())
+        return sum(len(one.tokens) for one in list(self._kept.values()))
 
     def fits(self, size: int) -> bool:
         """Return True if a sequence of `size` bytes may be kept."""
-        return size <= self._max_bytes
+        return size <= self.max_bytes
 
     def add(
         self, adapter: str | None, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
@@ -58,7 +58,7 @@ class PrefixStore:
             if same and common_length(old.tokens, new.tokens) == len(old.tokens):
                 del self._kept[key]
         self._kept[id(new)] = new
-        while len(self._kept) > self._max_entries or self.bytes > self._max_bytes:
+        while len(self._kept) > self._max_entries or self.bytes > self.max_bytes:
             self.drop_oldest()
 
     def find(

@@ -5,6 +5,7 @@ An engine generates for many callers at once. It knows token ids and text, no HT
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,11 +13,21 @@ from typing import Protocol
 
 from tunesmith_worker.engine.rollout import SamplingParams
 
+log = logging.getLogger(__name__)
+
 MAX_TOP_LOGPROBS = 20
+UNLOADED = "the model was unloaded"
+AGAIN = "send the request again"
 
 
 class ServingError(Exception):
     """Raised if a request cannot be answered; the message gives the reason."""
+
+
+def cannot_load(what: str, error: Exception) -> ServingError:
+    """Log the reason, which may name files of the host, and return the error for users."""
+    log.error("%s cannot be loaded: %s", what, error, exc_info=error)
+    return ServingError(f"{what} cannot be loaded: the log of the inference process has the reason")
 
 
 class QueueFull(ServingError):
@@ -33,6 +44,10 @@ class UnusableGrammar(ServingError):
 
 class DoesNotFit(ServingError):
     """Raised if the memory budget is too small for a model or for one request."""
+
+
+class UnusableOutput(Exception):
+    """Raised if one request cannot go on; the message gives the reason without further details."""
 
 
 class UnsupportedAdapter(ServingError):
@@ -153,8 +168,13 @@ class ServingEngine(Protocol):
     def remove_adapter(self, name: str) -> None:
         """Free an adapter's memory. No request may use the adapter."""
 
-    def figures(self) -> Figures:
-        """Return the current state."""
+    def limit_cache(self, cache_bytes: int) -> None:
+        """Change the maximum bytes of keys and values, without waiting. Kept sequences that do not
+        fit are dropped; running requests keep what they have."""
 
-    def close(self) -> None:
-        """End the engine's thread and free its memory; running requests end with an error."""
+    def figures(self) -> Figures:
+        """Return the current state, without waiting for a step."""
+
+    def close(self, reason: str = UNLOADED) -> None:
+        """End the engine's thread and free its memory; running requests end with an error that
+        gives the reason."""

@@ -12,10 +12,12 @@ from tunesmith_worker.engine.rollout.sampling import PenaltyState, Uniforms, sam
 from .cache import PromptBuffer
 from .grammar import Matcher
 from .prompt_scores import PromptScores
-from .protocol import Finish, Generation, Output, Stream, TokenLogprob, TokenScores
+from .protocol import Finish, Generation, Output, Stream, TokenLogprob, TokenScores, UnusableOutput
 from .text import TextStream
 
 Untyped = Any  # Any: tokenizers is not typed
+
+_NOT_FINITE = "the model's logits are not finite: its weights are damaged or its training diverged"
 
 
 @dataclass(eq=False)
@@ -84,9 +86,32 @@ def prompt_scores_of(request: Generation) -> PromptScores | None:
 def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
     """Sample the next token of each row from fp32 logits [rows, V], which may be overwritten.
 
-    A row whose logits are not finite ends with an error and leaves the other rows alone."""
-    if not bool(logits.isfinite().all()):
-        return _without_broken_rows(rows, logits)
+    A row that fails ends with an error and leaves the other rows alone."""
+    failed: list[Output] = []
+    masks: dict[int, torch.Tensor] = {}
+    finite = [] if bool(logits.isfinite().all()) else logits.isfinite().all(-1).tolist()
+    for i, row in enumerate(rows):
+        try:
+            if finite and not finite[i]:
+                row.broken = True
+                raise UnusableOutput(_NOT_FINITE)
+            if row.matcher is not None:
+                masks[id(row)] = row.matcher.mask(logits.shape[1], logits.device)
+        except Exception as error:  # a failed row must not end the others
+            failed.append(_failed(row, error))
+    if failed:
+        good = [i for i, row in enumerate(rows) if not row.done]
+        rows, logits = [rows[i] for i in good], logits[good]
+    return failed + (_sample(rows, logits, masks) if rows else [])
+
+
+def _failed(row: Row, error: Exception) -> Output:
+    row.done = True
+    return Output(row.stream, "", (), error=error)
+
+
+def _sample(rows: list[Row], logits: torch.Tensor, masks: dict[int, torch.Tensor]) -> list[Output]:
+    """`masks`: tokens [V] that a row must not have, by identity."""
     scored = [i for i, row in enumerate(rows) if row.stream.request.top_logprobs is not None]
     log_probs = None
     if scored:
@@ -100,8 +125,8 @@ def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
         part = logits if len(members) == len(rows) else logits[members]
         chosen = [rows[i] for i in members]
         for row, own in zip(chosen, part, strict=True):
-            if row.matcher is not None:
-                row.matcher.mask_(own)
+            if id(row) in masks:
+                own.masked_fill_(masks[id(row)], -torch.inf)
         params = chosen[0].stream.request.sampling
         states = [_penalties(row, own) for row, own in zip(chosen, part, strict=True)]
         if params.temperature == 0.0 and not params.has_penalties:
@@ -117,28 +142,10 @@ def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
         scores: tuple[TokenScores, ...] = ()
         if log_probs is not None and i in log_probs:
             scores = (_scores(log_probs[i], token, row.stream.request.top_logprobs or 0),)
-        outputs.append(row.add(token, scores))
-    return outputs
-
-
-def _without_broken_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
-    finite = logits.isfinite().all(-1).tolist()
-    good = [i for i, fine in enumerate(finite) if fine]
-    outputs = sample_rows([rows[i] for i in good], logits[good]) if good else []
-    for row, fine in zip(rows, finite, strict=True):
-        if not fine:
-            row.done = row.broken = True
-            outputs.append(
-                Output(
-                    row.stream,
-                    "",
-                    (),
-                    error=ArithmeticError(
-                        "the model's logits are not finite: its weights are damaged or its "
-                        "training diverged"
-                    ),
-                )
-            )
+        try:
+            outputs.append(row.add(token, scores))
+        except Exception as error:  # a failed row must not end the others
+            outputs.append(_failed(row, error))
     return outputs
 
 

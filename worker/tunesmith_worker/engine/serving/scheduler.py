@@ -23,6 +23,8 @@ from .prefixes import MIN_TOKENS, PrefixStore, common_length_of
 from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
+_ROOM = 256
+"""Tokens per running row that a smaller memory budget leaves."""
 KEPT_SHARE = 0.5
 """Share of the memory budget that finished requests may take."""
 
@@ -59,7 +61,19 @@ class Scheduler:
         """Number of waiting requests. Any thread may read it."""
         return len(self._waiting)
 
+    def limit(self, cache_bytes: int) -> None:
+        """Change the memory budget, but never below what running rows need for more tokens."""
+        waiting = max((len(row.tokens) for row in self._waiting), default=0)
+        tokens = _ROOM * (len(self._decoding) + 1) + 2 * round_up(waiting + 1)
+        self._budget = max(cache_bytes, self._live_bytes() + tokens * self._shape.token_bytes)
+        self._kept.max_bytes = int(cache_bytes * KEPT_SHARE)
+        while self._kept.bytes > self._kept.max_bytes and self._kept.drop_oldest():
+            pass
+        self._shrink_kept(0)
+
     def figures(self) -> Figures:
+        """Return the state. Any thread may call it; the figures of a step in progress may be
+        mixed."""
         rows = [*self._prompts, *self._decoding]
         return replace(
             self._totals,
@@ -183,8 +197,8 @@ class Scheduler:
         self._shrink_kept(0)
 
     def _live_bytes(self) -> int:
-        buffers = sum(row.buffer.bytes for row in self._prompts if row.buffer is not None)
-        return self._cache.bytes + buffers
+        buffers = [row.buffer for row in [*self._prompts]]
+        return self._cache.bytes + sum(one.bytes for one in buffers if one is not None)
 
     def _shrink_kept(self, needed: int) -> None:
         """Drop unused slots and kept sequences until `needed` more bytes fit into the budget."""

@@ -23,7 +23,7 @@ from tunesmith_worker.engine.rollout.sampling import Uniforms
 from .base import BaseModel
 from .grammar import Grammars
 from .loop import deliver
-from .protocol import Figures, Output, QueueFull, ServingError, Stream
+from .protocol import AGAIN, UNLOADED, Figures, Output, QueueFull, ServingError, Stream, cannot_load
 from .rows import Row, prompt_scores_of, sample_rows
 from .text import TextStream
 
@@ -54,6 +54,8 @@ class StockServing:
         self._model_lock = threading.Lock()
         """Held while a request or an adapter uses the model."""
         self._closing = False
+        self._end = ServingError(f"{UNLOADED}: {AGAIN}")
+        """Error of requests that the end of the thread interrupts."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)
         self._thread.start()
 
@@ -61,7 +63,7 @@ class StockServing:
         rows = [self._row(stream) for stream in streams]
         with self._lock:
             if self._closing:
-                raise ServingError("the model was unloaded; send the request again")
+                raise self._end
             queued = len(self._queue)
             if queued + len(rows) > self._max_queue:
                 raise QueueFull(
@@ -104,7 +106,7 @@ class StockServing:
                 else:
                     self._model = peft.PeftModel.from_pretrained(self._model, folder, own)
             except Exception as error:  # a broken adapter can raise anything
-                raise ServingError(f"adapter {name!r} cannot be loaded: {error}") from error
+                raise cannot_load("the adapter", error) from error
             self._model.eval()
             self._adapters[name] = own
 
@@ -122,13 +124,15 @@ class StockServing:
                 live_tokens=len(running.tokens) if running is not None else 0,
             )
 
-    def close(self) -> None:
+    def limit_cache(self, cache_bytes: int) -> None:
+        """transformers frees its cache after each request."""
+
+    def close(self, reason: str = UNLOADED) -> None:
         with self._lock:
-            self._closing = True
+            self._closing, self._end = True, ServingError(f"{reason}: {AGAIN}")
             waiting, self._queue = list(self._queue), deque()
             self._lock.notify()
-        error = ServingError("the model was unloaded")
-        deliver([Output(row.stream, "", (), error=error) for row in waiting])
+        deliver([Output(row.stream, "", (), error=self._end) for row in waiting])
         self._thread.join()
 
     def _run(self) -> None:
@@ -145,7 +149,7 @@ class StockServing:
                 if not self.must_stop(row):
                     raise RuntimeError("transformers ended the generation early")
                 if not row.done:
-                    raise ServingError("the model was unloaded")
+                    raise self._end
             except Exception as error:  # a failed request must not end the thread
                 log.exception("a request failed")
                 deliver([Output(row.stream, "", (), error=error)])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tunesmith_worker.rundir.device_use import device_use_folder
 from tunesmith_worker.rundir.process import SpawnSettings, default_environment, without_secrets
 
 Stream = int | IO[Any]  # Any: bytes or text, as in subprocess
@@ -75,5 +76,6 @@ def trainer_environment(
         supervisor_pid=os.getpid(),
         spawned_at=time.time(),
         token_cache=str(token_cache) if token_cache else None,
+        device_use=str(device_use_folder()),  # TMPDIR of trainers is another folder
     )
     return env | spawn.as_environment()

@@ -112,6 +112,16 @@ class MemoryPlan:
         self._host_peak: HostPeak | None = None
         self.steps: StepRetry
 
+    def measure_again(self) -> None:
+        """Measure the free memory again."""
+        held = self.planner.tuning.weights + self.planner.tuning.adapter
+        self.planner = replace(self.planner, memory=read_free_memory(self._device, held))
+
+    @property
+    def growth(self) -> int:
+        """Predicted growth of the held memory in training, in bytes."""
+        return max(0, self._growth(self.planner.option(self.steps.policy).prediction.peak))
+
     def resolve(self) -> None:
         """Choose the policy, test it on the longest micro-batch and apply it."""
         earlier = self._choices.earlier(NAME)

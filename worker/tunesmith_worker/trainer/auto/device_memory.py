@@ -1,0 +1,25 @@
+"""Device and memory of this process, as the files of `rundir.device_use` tell them."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from tunesmith_worker.rundir.device_use import gpu_name
+
+CONTEXT_BYTES = 600 * 1024**2
+"""Memory of a process's CUDA context, besides its tensors."""
+
+
+def used_gpu() -> str | None:
+    """Return the UUID of the GPU that trains; None for the CPU."""
+    if not torch.cuda.is_available():
+        return None
+    return gpu_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def held_bytes() -> int:
+    """Return the bytes that this process holds on its GPU, or in the host's memory."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_reserved() + CONTEXT_BYTES
+    return int(psutil.Process().memory_info().rss)
