@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from fastapi import APIRouter, FastAPI, Security
 from fastapi.security import HTTPBearer
@@ -35,6 +36,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.inference.service import Inference
+from tunesmith_server.services import served_models
 
 from . import installation
 from .janitor import Janitor
@@ -61,7 +63,8 @@ def create_app(settings: Settings) -> FastAPI:
         janitor = Janitor(settings, database, storage, wake_ups)
         janitor.start()
         limiters()  # before the first request uses the default pool
-        tasks = [asyncio.create_task(task) for task in (hub.run(), hub.check_keys())]
+        forgetting = inference.forget_deleted(partial(_existing_models, database))
+        tasks = [asyncio.create_task(task) for task in (hub.run(), hub.check_keys(), forgetting)]
         yield
         hub.close()
         for task in tasks:
@@ -85,6 +88,11 @@ def create_app(settings: Settings) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
     return app
+
+
+def _existing_models(database: Database, names: Sequence[str]) -> set[str]:
+    with database.read() as session:
+        return served_models.existing(session, names)
 
 
 @functools.cache

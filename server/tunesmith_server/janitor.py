@@ -26,6 +26,7 @@ from tunesmith_server.services import (
     evaluation_leases,
     file_readings,
     files,
+    job_health,
     leases,
     resume_points,
     upload_completion,
@@ -41,6 +42,8 @@ WAKE_AGAIN_SECONDS = 30.0
 MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
+MAX_OLD_JOBS = 50
+"""Jobs of earlier releases whose health is derived in one round."""
 
 Step = Callable[[Session], object]
 
@@ -57,6 +60,7 @@ class Janitor(threading.Thread):
         self._may_take_back = time.monotonic() + settings.lease_seconds
         self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
+        self._has_old_jobs = True
 
     def run(self) -> None:
         while not self._stop_asked.wait(self._settings.janitor_seconds):
@@ -91,6 +95,8 @@ class Janitor(threading.Thread):
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
             } | steps
+        if self._has_old_jobs:
+            steps["derive the health of older jobs"] = self._derive_health
         for name, step in steps.items():
             try:
                 with self._database.write.begin() as session:
@@ -137,6 +143,10 @@ class Janitor(threading.Thread):
         if found.sizes:
             log.info("deleted %d unused blobs, %d bytes", len(found.sizes), found.bytes)
         return len(found.sizes)
+
+    def _derive_health(self, session: Session) -> None:
+        """Derive the health of jobs that are older than the rules, some in each round."""
+        self._has_old_jobs = job_health.derive_missing(session, MAX_OLD_JOBS) == MAX_OLD_JOBS
 
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()

@@ -295,7 +295,7 @@ def test_without_inference_the_error_names_the_setting(server: Server) -> None:
 def test_a_process_that_does_not_start_is_named_and_left_alone(
     client: OpenAI, chatting: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_PROBLEM", "no torch here")
+    monkeypatch.setenv("FAKE_PROBLEM", "error: no torch here")
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(openai.InternalServerError, match="no torch here") as refused:
@@ -306,6 +306,15 @@ def test_a_process_that_does_not_start_is_named_and_left_alone(
     chatting.worker.hello()
     status = chatting.user.json("/readyz")["inference"]
     assert "no torch here" in status["waiting_for"]
+
+
+def test_the_last_words_of_a_crash_stay_in_the_log(
+    client: OpenAI, chatting: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_PROBLEM", "ImportError: /opt/lib/torch.so")
+    with pytest.raises(openai.InternalServerError, match="ended with status 1") as refused:
+        client.chat.completions.create(model=BASE, messages=said("a"))
+    assert "/opt" not in str(refused.value)
 
 
 def test_readyz_says_what_inference_waits_for(

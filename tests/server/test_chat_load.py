@@ -130,3 +130,34 @@ def test_a_revoked_key_ends_its_chat_requests(
         assert waiting.result(8).status_code == 401
         next(others_lines)
         assert any("word" in line for line, _ in zip(others_lines, range(10), strict=False))
+
+
+def test_one_key_cannot_take_all_slots(chatting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_OF_KEY", 3)
+    other = chatting.new_user("bob").headers
+    with listening(chatting.app) as url, httpx.Client(base_url=f"{url}/v1", timeout=20) as client:
+
+        def ask(headers: dict[str, str], **more: object) -> httpx.Response:
+            body = json.loads(BODY) | more
+            request = client.build_request("POST", "/chat/completions", json=body, headers=headers)
+            return client.send(request, stream=True)
+
+        ann = chatting.user.headers
+        opened = [ask(ann, n=2), ask(ann)]
+        assert [reply.status_code for reply in opened] == [200, 200]
+        refused = ask(ann)
+        refused.read()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert "this key has 3 completions open" in refused.json()["error"]["message"]
+        opened += [ask(other, n=10)]
+        assert opened[-1].status_code == 200, "one request may be larger"
+        for reply in opened:
+            reply.close()
+        inference = chatting.app.state.tunesmith.inference
+        deadline = time.monotonic() + 10
+        while inference._of_key:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        again = ask(ann)
+        assert again.status_code == 200
+        again.close()

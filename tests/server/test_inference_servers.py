@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from tunesmith_server.core.settings import Settings
+from tunesmith_server.inference import service
 
 from . import fake_inference
 from .actors import FakeWakeUps, Server, serving
@@ -52,9 +54,12 @@ class Vllm(BaseHTTPRequestHandler):
         elif self.path == "/v1/unload_lora_adapter":
             models.pop(body["lora_name"])
             self.reply(200, None)
-        elif body["model"] not in models:
+        elif body["model"] not in models or self.server.refuses:
             message = f"The model `{body['model']}` does not exist."
             self.reply(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
+        elif body["messages"][-1]["content"] == "fail":
+            error = {"message": "no file /srv/models/a", "type": "InternalServerError", "code": 500}
+            self.reply(500, {"error": error})
         else:
             self.reply(200, fake_inference.document(body, "from vllm", chat=True))
 
@@ -69,7 +74,7 @@ class Vllm(BaseHTTPRequestHandler):
 @pytest.fixture
 def vllm() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
-    server.models, server.calls = {"tiny-llama": set()}, []
+    server.models, server.calls, server.refuses = {"tiny-llama": set()}, [], False
     thread = Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -117,6 +122,51 @@ def test_what_vllm_cannot_load_is_refused(beside_vllm: Server, vllm: Any) -> Non
     vllm.models.clear()
     reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_that_the_server_does_not_keep_is_not_loaded_for_each_request(
+    beside_vllm: Server, vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tuned_model(beside_vllm)
+    vllm.refuses = True
+    for _ in range(5):
+        reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    paths = [path for path, _ in vllm.calls]
+    assert paths.count("/v1/load_lora_adapter") <= 3
+    assert paths.count("/v1/chat/completions") == 2
+    vllm.refuses = False
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 60)
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+    assert reply.status_code == 200
+
+
+@pytest.fixture
+def forgetting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FORGET_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("forgetting")
+def test_a_model_that_was_deleted_with_its_job_is_unloaded(beside_vllm: Server, vllm: Any) -> None:
+    user = beside_vllm.user
+    model = tuned_model(beside_vllm)
+    for name in (model, "tiny-llama"):
+        assert user.post("/v1/chat/completions", json=CHAT | {"model": name}).status_code == 200
+    [job] = user.json("/v1/fine_tuning/jobs")["data"]
+    assert user.delete(f"/v1/fine_tuning/jobs/{job['id']}").status_code == 200
+    deadline = time.monotonic() + 10
+    while model in vllm.models:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert [body for path, body in vllm.calls if "unload" in path] == [{"lora_name": model}]
+
+
+def test_a_failure_of_the_server_shows_no_text_of_its_host(beside_vllm: Server, vllm: Any) -> None:
+    body = CHAT | {"messages": [{"role": "user", "content": "fail"}]}
+    reply = beside_vllm.user.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 500
+    assert "/srv" not in reply.text
+    assert reply.json()["error"]["request_id"]
 
 
 def test_its_admin_routes_are_not_exposed(beside_vllm: Server, vllm: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy
 import sqlalchemy.event
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT
+from tunesmith_server import janitor
 from tunesmith_server.services import job_health
 
 from .actors import Server
@@ -126,3 +128,26 @@ def test_a_job_says_what_it_waits_for(server: Server) -> None:
     server.worker.report_reply(claim, events=[event(1)])
     unread = server.create_job(server.upload())
     assert server.job(unread)["waiting"]["reason"] == "no light worker validates files"
+
+
+def test_jobs_of_an_earlier_release_get_their_health_in_some_rounds(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "MAX_OLD_JOBS", 2)
+    job_ids = []
+    for _ in range(3):
+        job_ids.append(server.create_job(server.good_file()))
+        claim = server.worker.claim()
+        report_losses(server, claim, [1.6, 19.0, 2.7])
+        server.worker.succeed(claim)
+        server.change_job(job_ids[-1], health=sqlalchemy.null())
+    never_started = server.create_job(server.good_file())
+    cleaner = server.janitor()
+    known = []
+    for _ in range(3):
+        cleaner.round()
+        known.append(sum(server.job(job_id)["health"] is not None for job_id in job_ids))
+    assert known == [2, 3, 3]
+    assert server.job(job_ids[0])["health"]["state"] == "diverged"
+    assert server.job(never_started)["health"] is None
+    assert not cleaner._has_old_jobs

@@ -45,7 +45,7 @@ _EVENTS = re.compile(rb".*(?:\n\n|\r\n\r\n)", re.DOTALL)
 @router.post("/chat/completions", response_model=None, responses={200: {"model": ChatCompletion}})
 async def create_chat_completion(caller: CallerDep, state: StateDep, body: ChatRequest) -> Response:
     """Answer a conversation; with `stream`, send `ChatChunk` objects as server-sent events."""
-    return _EngineResponse(state, caller, "/chat/completions", body)
+    return _EngineResponse(state, caller, "/chat/completions", body, body.n or 1)
 
 
 @router.post("/completions", response_model=None, responses={200: {"model": Completion}})
@@ -53,7 +53,9 @@ async def create_completion(
     caller: CallerDep, state: StateDep, body: CompletionRequest
 ) -> Response:
     """Continue one or more texts; with `stream`, send the parts as server-sent events."""
-    return _EngineResponse(state, caller, "/completions", body)
+    several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
+    completions = (len(body.prompt) if several else 1) * (body.n or 1)
+    return _EngineResponse(state, caller, "/completions", body, completions)
 
 
 class _EngineResponse(Response):
@@ -61,11 +63,15 @@ class _EngineResponse(Response):
     a slow answer keeps no limit on large bodies occupied. Until the answer is complete, only the
     body is in memory."""
 
-    def __init__(self, state: State, caller: str, path: str, request: Sampling) -> None:
+    def __init__(
+        self, state: State, caller: str, path: str, request: Sampling, completions: int
+    ) -> None:
+        """`completions`: number of answers that the request asks for."""
         super().__init__()
         self._state, self._caller, self._path = state, caller, path
         self._model, self._is_stream = request.model, bool(request.stream)
         self._body = json.dumps(request.for_engine()).encode()
+        self._completions = completions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer until the client disconnects or its key is revoked, which cancels the request to
@@ -95,9 +101,10 @@ class _EngineResponse(Response):
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         state, inference = self._state, self._state.inference
-        with inference.admitted(len(self._body)):
+        with inference.admitted(self._caller, self._completions, len(self._body)):
             model = await run_in(Plane.CHAT, partial(_resolve, state, self._model))
-            response = await inference.answer(model, self._path, self._body)
+            request_id = str(scope.get("state", {}).get("request_id", ""))
+            response = await inference.answer(model, self._path, self._body, request_id)
             try:
                 if self._is_stream:
                     await _stream(response, Request(scope), send)

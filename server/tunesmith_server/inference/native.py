@@ -32,8 +32,8 @@ class NativeEngine:
         self._at = (url, token)
         self._client = new_client(url, token) if url else None
 
-    async def send(self, path: str, body: bytes) -> httpx.Response:
-        headers = {"content-type": "application/json"}
+    async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
+        headers = {"content-type": "application/json", "x-request-id": request_id}
         return await self._request("POST", f"/v1{path}", headers=headers, content=body)
 
     async def register(self, model: ServedModel) -> None:

@@ -33,8 +33,8 @@ class OpenAIServer:
         self._storage, self._url, self._folder = storage, url, folder
         self._client = new_client(url, token)
 
-    async def send(self, path: str, body: bytes) -> httpx.Response:
-        headers = {"content-type": "application/json"}
+    async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
+        headers = {"content-type": "application/json", "x-request-id": request_id}
         return await self._request(f"/v1{path}", headers=headers, content=body)
 
     async def register(self, model: ServedModel) -> None:

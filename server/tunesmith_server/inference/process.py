@@ -30,6 +30,8 @@ STOP_SECONDS = 5.0
 RETRY_SECONDS = 10.0
 """Time after a failed start in which requests do not start the process again."""
 _POLL_SECONDS = 0.05
+_OURS = "error: "
+"""Start of the lines that the process writes for operators, about its settings."""
 _LOG_BYTES = 10 * 1024 * 1024
 
 
@@ -147,14 +149,16 @@ class InferenceProcess:
                     return url
             if ended:
                 last = lines[-1].decode(errors="replace") if lines else "no output"
-                self._fail(f"the process ended with status {process.returncode}: {last}")
+                why = f": {last.removeprefix(_OURS)}" if last.startswith(_OURS) else ""
+                self._fail(f"it ended with status {process.returncode}{why}", last)
             if time.monotonic() > deadline:
-                self._fail(f"the process did not listen within {START_SECONDS:.0f} s")
+                self._fail(f"it did not listen within {START_SECONDS:.0f} s")
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _fail(self, reason: str) -> None:
-        self.problem, self._failed_at = reason[:300], time.monotonic()
-        log.error("inference did not start: %s; its log is %s", self.problem, self._log_file)
+    def _fail(self, reason: str, last: str = "") -> None:
+        """`last`: last line of the process's log, which may name files of this host."""
+        self.problem, self._failed_at = reason, time.monotonic()
+        log.error("inference did not start: %s: %s; its log is %s", reason, last, self._log_file)
         raise _cannot_start(self.problem, int(RETRY_SECONDS))
 
 

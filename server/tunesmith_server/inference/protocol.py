@@ -52,9 +52,9 @@ class EngineStatus:
 class Engine(Protocol):
     """An inference server. All methods raise Unavailable if it does not answer."""
 
-    async def send(self, path: str, body: bytes) -> httpx.Response:
+    async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         """Send a request and return the response before its body is read; the caller closes it.
-        `path` is below `/v1`."""
+        `path` is below `/v1`. `request_id`: id under which the server logs a failure."""
 
     async def register(self, model: ServedModel) -> None:
         """Make the server answer requests for `model`; its base is already registered."""

@@ -6,13 +6,17 @@ import asyncio
 import importlib
 import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.children import without_secrets
 from tunesmith_server.core.errors import NotFound, ServiceError, TooManyRequests, Unavailable
+from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 
@@ -28,6 +32,13 @@ MOST_OPEN = 512
 """Requests that one API process has open at a time; the inference server has its own queue."""
 MOST_OPEN_BYTES = 32 * 1024 * 1024
 """Bytes of the bodies of these requests, which stay in memory until they are answered."""
+MOST_OF_KEY = 128
+"""Completions that one API key has open at a time in one API process. A single request may be
+larger."""
+ABSENT_SECONDS = 10.0
+"""Time in which a model is not registered again after the server refused it as unknown."""
+FORGET_SECONDS = 30.0
+"""Time between two looks for registered models that have been deleted since."""
 
 
 class Inference:
@@ -37,15 +48,23 @@ class Inference:
         self._settings, self._storage = settings, storage
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
-        self._registered: dict[str, str] = {}
-        """Digest of each model that this process has registered, by name."""
+        self._registered: dict[str, tuple[str, int]] = {}
+        """Digest of each model that this process has registered, and the number of its
+        registration, by name."""
+        self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
+        self._absent: dict[str, tuple[str, float, NotFound]] = {}
+        """Models that the server does not have: digest, time of the next try, error."""
         self._open = self._open_bytes = 0
+        self._of_key: dict[str, int] = {}
+        """Open completions by API key."""
 
     @contextmanager
-    def admitted(self, size: int) -> Iterator[None]:
-        """Count an open request with a body of `size` bytes. Raises TooManyRequests if too many are
-        open."""
+    def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:
+        """Count an open request. Raises TooManyRequests if too many are open. `key`: name of the
+        caller's API key. `completions`: number of answers that the request asks for. `size`: bytes
+        of its body."""
+        of_key = self._of_key.get(key, 0)
         if self._open >= MOST_OPEN or self._open_bytes + size > MOST_OPEN_BYTES:
             raise TooManyRequests(
                 ErrorCode.RATE_LIMIT_EXCEEDED,
@@ -53,55 +72,89 @@ class Inference:
                 f"open; at most {MOST_OPEN} with {MOST_OPEN_BYTES:,} bytes may be",
                 hint="repeat the request after some seconds",
             )
+        if of_key and of_key + completions > MOST_OF_KEY:
+            raise TooManyRequests(
+                ErrorCode.RATE_LIMIT_EXCEEDED,
+                f"this key has {of_key} completions open, and the request asks for {completions} "
+                f"more; at most {MOST_OF_KEY} are allowed",
+                hint="wait for earlier answers",
+            )
         self._open += 1
         self._open_bytes += size
+        self._of_key[key] = of_key + completions
         try:
             yield
         finally:
             self._open -= 1
             self._open_bytes -= size
+            self._of_key[key] -= completions
+            if not self._of_key[key]:
+                del self._of_key[key]
 
-    async def answer(self, model: ServedModel, path: str, body: bytes) -> httpx.Response:
+    async def answer(
+        self, model: ServedModel, path: str, body: bytes, request_id: str
+    ) -> httpx.Response:
         """Return the server's successful response before its body is read; the caller closes it.
         Raises ServiceError if the server refuses the request or does not answer."""
         from .upstream import error_of, refusal  # imports httpx
 
+        self._refuse_absent(model)
         engine = await self._opened()
-        if self._registered.get(model.id) != model.digest:
-            await self._register(engine, model)
-        response = await engine.send(path, body)
-        if response.is_success:
-            return response
-        error = await error_of(response)
-        if response.status_code == 404 and error.code in (NOT_LOADED, None):
-            # The server has restarted since, or is one that unloads models.
-            self._forget_with_base(model)
-            await self._register(engine, model)
-            response = await engine.send(path, body)
+        for may_repeat in (True, False):
+            registered = await self._ensure_registered(engine, model)
+            response = await engine.send(path, body, request_id)
             if response.is_success:
                 return response
             error = await error_of(response)
+            if response.status_code != 404 or error.code not in (NOT_LOADED, None):
+                break
+            if may_repeat:  # the server has restarted since, or is one that unloads models
+                self._forget_registrations(registered)
         if response.status_code == 404 and error.code == NOT_LOADED:
             raise Unavailable(
                 ErrorCode.UNAVAILABLE, "the inference server has restarted",
                 hint="repeat the request",
             )  # fmt: skip
         if response.status_code == 404:
-            raise NotFound(
+            absent = NotFound(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"the inference server does not have {model.id!r}: {error.message}"[:1000],
                 param="model",
                 hint=error.hint or LIST_MODELS,
             )
+            self._absent[model.id] = (model.digest, time.monotonic() + ABSENT_SECONDS, absent)
+            raise absent
         raise refusal(response, error)
+
+    def _refuse_absent(self, model: ServedModel) -> None:
+        """Raise the last error of a model that the server did not have a moment ago."""
+        digest, end, error = self._absent.get(model.id, ("", 0.0, None))
+        if error is not None and digest == model.digest and time.monotonic() < end:
+            raise error
+        self._absent.pop(model.id, None)
 
     async def forget(self, model_id: str) -> None:
         """Unload a deleted model; if the server does not answer, only log it."""
-        if self._engine is not None and self._registered.pop(model_id, ""):
+        if self._engine is not None and self._registered.pop(model_id, None):
             try:
                 await self._engine.forget(model_id)
             except ServiceError as error:
                 log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
+
+    async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
+        """Unload models that were deleted, until cancelled. `existing`: returns which of some names
+        are still models of this server; it runs in a thread."""
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            if not (names := [*self._registered]):
+                continue
+            try:
+                left = await run_in(Plane.CHAT, partial(existing, names))
+                for name in set(names) - left:
+                    await self.forget(name)
+                    self._registering.pop(name, None)
+            except Exception:  # the database may be away; the next round tries again
+                log.exception("cannot find deleted models")
 
     async def status(self) -> EngineStatus:
         if not (self._settings.inference_url or self._settings.inference_child):
@@ -121,19 +174,24 @@ class Inference:
         if engine is not None:
             await engine.close()
 
-    async def _register(self, engine: Engine, model: ServedModel) -> None:
+    async def _ensure_registered(
+        self, engine: Engine, model: ServedModel
+    ) -> dict[str, tuple[str, int]]:
+        """Register a model and its base unless they are; return their registrations by name."""
+        registered = {}
         if model.base is not None and model.base.kind != "base":
-            await self._register(engine, model.base)
-        lock = self._registering.setdefault(model.id, asyncio.Lock())
-        async with lock:
-            if self._registered.get(model.id) != model.digest:
+            registered = await self._ensure_registered(engine, model.base)
+        async with self._registering.setdefault(model.id, asyncio.Lock()):
+            if self._registered.get(model.id, ("", 0))[0] != model.digest:
                 await engine.register(model)
-                self._registered[model.id] = model.digest
+                self._registered[model.id] = (model.digest, next(self._registrations))
+            return registered | {model.id: self._registered[model.id]}
 
-    def _forget_with_base(self, model: ServedModel | None) -> None:
-        while model is not None:
-            self._registered.pop(model.id, "")
-            model = model.base
+    def _forget_registrations(self, registered: dict[str, tuple[str, int]]) -> None:
+        """Forget these registrations, but not newer ones of other requests."""
+        for name, registration in registered.items():
+            if self._registered.get(name) == registration:
+                del self._registered[name]
 
     async def _opened(self) -> Engine:
         async with self._opening:

@@ -18,6 +18,8 @@ from tunesmith_server.core.errors import (
     Unavailable,
 )
 
+log = logging.getLogger(__name__)
+
 logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
 
 CONNECT_SECONDS = 5.0
@@ -54,10 +56,10 @@ async def is_ours(url: str, token: str) -> bool:
 
 
 def unreachable(url: str, error: Exception) -> Unavailable:
-    reason = str(error) or type(error).__name__
+    log.warning("the inference server %s does not answer: %s", url, error or type(error).__name__)
     return Unavailable(
         ErrorCode.UNAVAILABLE,
-        f"the inference server {url} does not answer: {reason}"[:300],
+        "the inference server does not answer",
         hint="repeat the request; if it fails again, start the inference server, or correct "
         "TUNESMITH_INFERENCE_URL",
     )
@@ -118,6 +120,9 @@ def refusal(response: httpx.Response, error: ErrorBody) -> ServiceError:
     if status < 500:
         code = known.get(error.code or "", ErrorCode.INVALID_REQUEST)
         return BadRequest(code, message, param=error.param, hint=error.hint)
+    log.error("the inference server failed with status %d: %s", status, message)
+    if error.code != ErrorCode.INTERNAL:
+        message = "its log has the reason"  # a text of another server may name files of its host
     return EngineFailed(
         ErrorCode.INTERNAL, f"the inference server failed: {message}",
         hint=error.hint or "the log of the inference server has the reason",

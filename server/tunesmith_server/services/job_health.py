@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, null, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobHealth
@@ -31,6 +31,22 @@ def update(session: Session, job: JobRow) -> None:
 def derive(session: Session, job: JobRow) -> None:
     """Derive the health of a job that this transaction has locked."""
     job.health = health_rules.judge(curves(session, job.id)).model_dump(mode="json")
+
+
+def derive_missing(session: Session, most: int) -> int:
+    """Derive the health of up to `most` jobs that logged metrics before jobs had a health; return
+    their number. Jobs that another transaction has locked are left out."""
+    has_metrics = exists().where(MetricRow.job_id == JobRow.id)
+    jobs = session.scalars(
+        select(JobRow)
+        .where(JobRow.health.is_(null()), has_metrics)
+        .order_by(JobRow.created_at.desc())
+        .limit(most)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for job in jobs:
+        derive(session, job)
+    return len(jobs)
 
 
 def stored(document: Any) -> JobHealth | None:  # Any: JSON

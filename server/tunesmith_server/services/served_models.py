@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
@@ -101,3 +102,9 @@ def _tokenizer_of_folder(settings: Settings, name: str) -> dict[str, str]:
         for path in paths
         if path.is_file() and path.stat().st_size <= _MAX_TOKENIZER_BYTES
     }
+
+
+def existing(session: Session, names: Sequence[str]) -> set[str]:
+    """Return those of some registered models that have not been deleted."""
+    tuned = session.scalars(select(AdapterRow.model).where(AdapterRow.model.in_(names)))
+    return {*tuned, *(name for name in names if not name.startswith("ft:"))}

@@ -10,6 +10,10 @@ SHARE = 0.06
 tenth is for parts that are longer than planned."""
 LEAST_SECONDS = 2.0
 """Planned duration for short runs."""
+LATER = 1.5
+"""Time that a later model may take for the same rows, as a multiple of the first model's time. It
+then has fewer rows, and all models are compared on these."""
+NO_TIME = "no time was left"
 
 
 class Budget:
@@ -40,6 +44,15 @@ class Budget:
         """Seconds that are left; 0 if the evaluation should end."""
         self._mark()
         return 0.0 if self._stop_requested() else max(0.0, self.seconds - self.spent)
+
+    def at_most(self, seconds: float) -> Callable[[], bool]:
+        """Return a function that returns True after `seconds`, or if the evaluation should end."""
+        end = self.spent + seconds
+        return lambda: self.spent >= end or self._must_stop()
+
+    def _must_stop(self) -> bool:
+        self._mark()
+        return self._stop_requested()
 
     def part(self, share: float) -> Callable[[], bool]:
         """Return a function that returns True once `share` of the time left now is spent."""

@@ -19,7 +19,7 @@ from tunesmith_worker.rundir.events import finite
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.rewards import CompletionText, Graded, Grading
 
-from .budget import Budget
+from .budget import LATER, NO_TIME, Budget
 from .models import EvaluatedModel, LeftOut
 from .results import comparison, conclude, pairs, storable
 
@@ -80,20 +80,33 @@ class ReinforcementEvaluation:
             range(available), min(MAX_PROMPTS, available)
         )
         prompts = [self._prompts[place] for place in chosen]
-        answered: dict[ModelName, Answered] = {}
+        completed: dict[ModelName, list[Completion]] = {}
         left_out: list[str] = []
+        cost = 0.0  # seconds for the answers of the first model
+        for place, model in enumerate(models):
+            if model.name not in ("tuned", "base") and budget.left == 0.0:
+                left_out.append(f"{model.name}: {NO_TIME}")
+                continue
+            share = 1 / (len(models) - place)
+            enough = (
+                budget.at_most(max(LATER * cost, share * budget.left))
+                if completed
+                else budget.part(share)
+            )
+            try:
+                with model.use() as used:
+                    began = budget.spent
+                    engine = self._make_engine(used)
+                    completed[model.name] = self._complete(engine, prompts, enough)
+            except LeftOut as reason:
+                left_out.append(f"{model.name}: {reason}")
+                continue
+            cost = cost or budget.spent - began
+            prompts = prompts[: len(completed[model.name])]
+        answered: dict[ModelName, Answered] = {}
         with self._make_grading() as grading:
-            for model in models:
-                enough = budget.part(1 / len(models)) if not answered else lambda: False
-                try:
-                    with model.use() as used:
-                        engine = self._make_engine(used)
-                        completions = self._complete(engine, prompts, enough)
-                except LeftOut as reason:
-                    left_out.append(f"{model.name}: {reason}")
-                    continue
-                prompts = prompts[: len(completions)]
-                answered[model.name] = self._grade(grading, prompts, completions)
+            for name, completions in completed.items():
+                answered[name] = self._grade(grading, prompts, completions[: len(prompts)])
         if self._dropped:
             left_out.append(f"{self._dropped} prompts that are too long for the model")
         if len(prompts) < available:

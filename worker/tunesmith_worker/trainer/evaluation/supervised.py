@@ -15,7 +15,7 @@ from tunesmith_worker.engine.evaluation.compare import compare_losses
 from tunesmith_worker.engine.evaluation.scores import IGNORED, RowScores, ScoredRow, score_rows
 from tunesmith_worker.rundir.events import finite
 
-from .budget import Budget
+from .budget import LATER, NO_TIME, Budget
 from .models import EvaluatedModel, LeftOut
 from .results import comparison, conclude, pairs, storable
 
@@ -71,10 +71,18 @@ class SupervisedEvaluation:
         cost = 0.0  # seconds for the losses of one model
         for place, model in enumerate(models):
             waiting = len(models) - place
+            if model.name not in ("tuned", "base") and budget.left == 0.0:
+                left_out.append(f"{model.name}: {NO_TIME}")
+                continue
             try:
                 with model.use() as used:
                     began = budget.spent
-                    enough = budget.part(_SCORING / waiting) if not scores else lambda: False
+                    share = _SCORING / waiting
+                    enough = (
+                        budget.at_most(max(LATER * cost, share * budget.left))
+                        if scores
+                        else budget.part(share)
+                    )
                     scores[model.name] = self._score(used, rows, enough)
                     rows = rows[: len(scores[model.name])]
                     cost = cost or budget.spent - began
@@ -82,6 +90,7 @@ class SupervisedEvaluation:
                     answers[model.name] = self._answer(used, examples, seconds)
             except LeftOut as reason:
                 left_out.append(f"{model.name}: {reason}")
+        scores = {name: found.first(len(rows)) for name, found in scores.items()}
         available = len(self._rows.dataset)
         if self._dropped:
             left_out.append(f"{self._dropped} rows without an answer that fits the model's context")
