@@ -11,6 +11,8 @@ Prints one JSON line:
     alternately. `generate_batch` runs without HTTP.
 `stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
     another user sends prompts of 400 tokens.
+
+`--part training` measures a training job beside a busy chat instead (chat_training.py).
 """
 
 from __future__ import annotations
@@ -19,69 +21,24 @@ import argparse
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from .chat_server import PROMPT, Server, our_server, prompts
+from .chat_training import beside_training
 from .service_parts.machine import facts
 from .two_sides import run_side
 
 SIDE = Path(__file__).with_name("chat_side.py")
 BARS = {"first_token_ms": 150.0, "stream_ratio": 5.0, "speed_ratio": 1.5, "stall_ratio": 3.0}
 SIDES = ("generate_batch", "serve", "serve_batching")
-STREAMS, NEW, PROMPT, LONG = 32, 128, 40, 400
-
-
-class Server:
-    """A running server with OpenAI's completions."""
-
-    def __init__(self, url: str, token: str, model: str) -> None:
-        self._address, self._token, self._model = urlsplit(url), token, model
-
-    async def stream(self, prompt: list[int], new: int) -> list[float]:
-        """Return the times of the events of one streamed completion; the first entry is the time
-        of the request."""
-        reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
-        body = json.dumps(
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": new,
-                "temperature": 1.0,
-                "seed": 1,
-                "stream": True,
-            }
-        )
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
-        )
-        times = [time.perf_counter()]
-        writer.write((head + body).encode())
-        status = await reader.readline()
-        if b" 200 " not in status:
-            sys.exit(f"the server answered {status!r} {(await reader.read())[-300:]!r}")
-        async for line in reader:
-            if line.startswith(b"data: {"):
-                times.append(time.perf_counter())
-        writer.close()
-        return times
-
-
-def prompts(count: int, length: int) -> list[list[int]]:
-    return [[5 + secrets.randbelow(400) for _ in range(length)] for _ in range(count)]
+STREAMS, NEW, LONG = 32, 128, 400
 
 
 async def first_token(server: Server) -> float:
@@ -119,30 +76,6 @@ async def stalls(server: Server) -> tuple[float, float]:
     return statistics.median(gaps) * 1000, statistics.quantiles(gaps, n=100)[98] * 1000
 
 
-@contextmanager
-def our_server(model: Path) -> Iterator[Server]:
-    token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {
-            "TUNESMITH_INFERENCE_TOKEN": token,
-            "TUNESMITH_INFERENCE_CACHE": cache,
-            "TUNESMITH_INFERENCE_DEVICE": "cpu",
-            "TUNESMITH_MODEL_DIRS": str(model.parent),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "tunesmith_worker.inference"]
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            try:
-                assert process.stdout is not None
-                url = json.loads(process.stdout.readline())["listening"]
-                register(url, token, model.name)
-                yield Server(url, token, model.name)
-            finally:
-                process.terminate()
-
-
 def without_end(model: Path, folder: Path) -> Path:
     """Copy a model without its end-of-sequence token."""
     copy = Path(shutil.copytree(model, folder / model.name))
@@ -156,20 +89,23 @@ def without_end(model: Path, folder: Path) -> Path:
     return copy
 
 
-def register(url: str, token: str, name: str) -> None:
-    body = json.dumps({"id": name, "base": name, "kind": "base", "files": []}).encode()
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/models", body, headers)).close()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
+    parser.add_argument("--part", choices=("speed", "training"), default="speed")
+    parser.add_argument("--steps", type=int, default=150, help="steps of the part `training`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = without_end(options.model, Path(folder))
-        print(json.dumps(measure(model, options.rounds)))
+        if options.part == "speed":
+            found = measure(model, options.rounds)
+        else:
+            found = {"benchmark": "chat_training"} | beside_training(
+                model, options.rounds, options.steps
+            )
+        load = {"load_average": round(os.getloadavg()[0], 1)}
+        print(json.dumps(found | load | facts()))
     return 0
 
 
@@ -206,8 +142,6 @@ def summary(
         "bars": BARS,
         "rates": {name: [round(rate, 1) for rate in values] for name, values in rates.items()},
         "stall_ratios": [round(b / a, 2) for a, b in pauses],
-        "load_average": round(os.getloadavg()[0], 1),
-        **facts(),
     }
 
 

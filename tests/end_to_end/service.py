@@ -35,6 +35,7 @@ class Service:
         self._env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("TUNESMITH_")},
             "TUNESMITH_MODEL_DIRS": str(model_dir),
+            "TUNESMITH_DEVICE_USE": str(data_dir.parent / "devices"),
             "OMP_NUM_THREADS": "1",
             **env,
         }

@@ -90,6 +90,9 @@ class FileStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._remove_leftovers()
 
+    def close(self) -> None:
+        self._lock.close()
+
     def _remove_leftovers(self) -> None:
         """Remove models that an earlier process had registered, and incomplete files."""
         for folder in self._models.iterdir():

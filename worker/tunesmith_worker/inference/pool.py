@@ -315,6 +315,7 @@ class ModelPool:
     def close(self) -> None:
         for loaded in self._models.all():
             loaded.engine.close()
+        self._files.close()
 
 
 def _not_loaded(name: str) -> ApiError:

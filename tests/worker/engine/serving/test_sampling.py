@@ -13,7 +13,13 @@ from tokenizers import Tokenizer
 
 from tests.tiny_model import make_tiny_tokenizer
 from tunesmith_worker.engine.rollout import SamplingParams
-from tunesmith_worker.engine.serving.protocol import Finish, Generation, UnusableGrammar
+from tunesmith_worker.engine.serving.grammar import Matcher
+from tunesmith_worker.engine.serving.protocol import (
+    Finish,
+    Generation,
+    UnusableGrammar,
+    UnusableOutput,
+)
 from tunesmith_worker.engine.serving.stock import StockServing
 from tunesmith_worker.engine.serving.text import TextStream
 
@@ -173,3 +179,31 @@ def test_no_part_of_a_stop_text_is_sent(stops: tuple[str, ...], expected: str) -
         if stream.stopped:
             break
     assert sent + stream.finish() == expected
+
+
+def test_a_grammar_that_fails_ends_its_own_request_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An illegal token puts llguidance into its error state."""
+    pytest.importorskip("llguidance")
+    mask = Matcher.mask
+
+    def without_effect(self: Matcher, size: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros_like(mask(self, size, device))
+
+    monkeypatch.setattr(Matcher, "mask", without_effect)
+    with native(folder) as engine:
+        client = Client(engine)
+        bad, good = client.run(greedy(PROMPT, json_schema='{"type": "object"}'), greedy(PROMPT))
+        assert isinstance(bad.error, UnusableOutput)
+        assert "JSON" in str(bad.error)
+        assert good.error is None
+        assert good.finish is not None
+
+        def broken(self: Matcher, size: int, device: torch.device) -> torch.Tensor:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr(Matcher, "mask", broken)
+        bad, good = client.run(greedy(PROMPT, json_schema='{"type": "object"}'), greedy(PROMPT))
+        assert isinstance(bad.error, RuntimeError)
+        assert good.error is None
