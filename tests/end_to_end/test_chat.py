@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,13 +69,19 @@ def test_a_model_is_trained_and_answers(running: Service, strict: OpenAI, rows: 
     assert answers["tiny"] != answers[job.fine_tuned_model], "the adapter changes the answer"
 
     [process] = running.processes(INFERENCE)
-    stream = strict.chat.completions.create(
-        model="tiny", messages=QUESTION, n=64, stream=True, temperature=2
-    )
-    next(stream)
+    streams = [
+        strict.chat.completions.create(
+            model=name, messages=QUESTION, n=32, stream=True, temperature=2
+        )
+        for name in ("tiny", "tiny", job.fine_tuned_model)
+    ]
+    for stream in streams:
+        next(stream)
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="ended before the answer was complete"):
-        list(stream)
+    for stream in streams:
+        with pytest.raises(openai.APIError, match="ended before the answer was complete") as broken:
+            list(stream)
+        assert broken.value.code == "unavailable"
     again = strict.chat.completions.create(
         model=job.fine_tuned_model, messages=QUESTION, temperature=0, max_completion_tokens=2
     )
@@ -86,3 +94,38 @@ def test_a_model_is_trained_and_answers(running: Service, strict: OpenAI, rows: 
     [third] = running.processes(INFERENCE)
     running.stop()
     assert not alive(third)
+
+
+def test_a_job_beside_a_busy_chat_gets_memory_and_streams_go_on(
+    make_service: MakeService, model_dir: Path, rows: Path, tmp_path: Path
+) -> None:
+    """The job unloads the model that nobody uses; the streams of the other model end whole."""
+    for name in ("tiny", "other"):
+        shutil.copytree(model_dir / "tiny", tmp_path / "models" / name)
+    running = make_service(TUNESMITH_MODEL_DIRS=str(tmp_path / "models"))
+    strict = OpenAI(base_url=running.url, api_key=running.api_key, timeout=200)
+    for name in ("tiny", "other"):
+        assert strict.completions.create(model=name, prompt="a", max_tokens=1).choices
+    lengths: list[int] = []
+    end = threading.Event()
+
+    def chat() -> None:
+        while not end.is_set():
+            chunks = strict.chat.completions.create(
+                model="tiny", messages=QUESTION, max_tokens=200, n=8, stream=True
+            )
+            lengths.append(sum(1 for _ in chunks))
+
+    chatting = [threading.Thread(target=chat) for _ in range(2)]
+    for thread in chatting:
+        thread.start()
+    jobs = running.client().fine_tuning.jobs
+    job = jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
+    assert jobs.wait(job.id, timeout=100).status == "succeeded"
+    end.set()
+    for thread in chatting:
+        thread.join(60)
+    assert min(lengths) > 8
+    log = (running.data_dir / "logs" / "inference.log").read_text()
+    assert "unloaded other: a training job asks for memory" in log
+    assert "unloaded tiny: a training job" not in log
