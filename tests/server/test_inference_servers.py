@@ -159,6 +159,10 @@ def test_a_model_that_was_deleted_with_its_job_is_unloaded(beside_vllm: Server, 
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert [body for path, body in vllm.calls if "unload" in path] == [{"lora_name": model}]
+    folder = beside_vllm.app.state.tunesmith.settings.data_dir / "inference"
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_failure_of_the_server_shows_no_text_of_its_host(beside_vllm: Server, vllm: Any) -> None:

@@ -8,7 +8,9 @@ under which the server serves them; full weights cannot be loaded at run time.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,9 @@ from .protocol import EngineStatus, ServedModel
 from .upstream import error_of, new_client, refusal, unreachable
 
 _STATUS_SECONDS = 1.5
+KEEP_SECONDS = 7 * 86400.0
+"""Time after the last loading until an adapter's files are deleted."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class OpenAIServer:
@@ -32,6 +37,8 @@ class OpenAIServer:
     def __init__(self, storage: Storage, *, url: str, token: str, folder: Path) -> None:
         self._storage, self._url, self._folder = storage, url, folder
         self._client = new_client(url, token)
+        self._folders: dict[str, Path] = {}
+        """Folder of each adapter that this process has loaded, by name."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         headers = {"content-type": "application/json", "x-request-id": request_id}
@@ -56,7 +63,8 @@ class OpenAIServer:
             if "already" not in error.message:
                 raise refusal(reply, error)
             # An earlier API process loaded it, perhaps with other weights.
-            await self.forget(model.id)
+            unload = {"lora_name": model.id}
+            await (await self._request("/v1/unload_lora_adapter", json=unload)).aclose()
             reply = await self._request("/v1/load_lora_adapter", json=load)
         if reply.status_code == 404:
             await reply.aclose()
@@ -69,10 +77,14 @@ class OpenAIServer:
         if not reply.is_success:
             raise refusal(reply, await error_of(reply))
         await reply.aclose()
+        self._folders[model.id] = folder
 
     async def forget(self, model_id: str) -> None:
         reply = await self._request("/v1/unload_lora_adapter", json={"lora_name": model_id})
         await reply.aclose()
+        folder = self._folders.pop(model_id, None)
+        if folder is not None and folder not in self._folders.values():
+            await run_in(Plane.CHAT, partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def status(self) -> EngineStatus:
         try:
@@ -92,11 +104,19 @@ class OpenAIServer:
         except httpx.TransportError as error:
             raise unreachable(self._url, error) from error
 
+    def _remove_unused(self) -> None:
+        """Delete the files that no API process has loaded for `KEEP_SECONDS`."""
+        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+            if _DIGEST.match(folder.name) and folder.stat().st_mtime < time.time() - KEEP_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def _write_files(self, model: ServedModel) -> Path:
         """Return the folder with the adapter's files, named by their contents."""
         folder = self._folder / model.digest
         if folder.is_dir():
+            os.utime(folder)
             return folder
+        self._remove_unused()
         unfinished = self._folder / f"{model.digest}.{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)

@@ -48,7 +48,7 @@ class Yielding:
         """Leave a GPU that training needs, give memory back, and return what to announce."""
         pool = self._pool
         reserved = frozenset(use.gpu for use in uses.values() if use.kind != "chat" and use.gpu)
-        if self._choice == "auto":
+        if self._choice == "auto" and (pool.device.is_gpu or pool.device.waiting_for):
             device = await asyncio.to_thread(choose_device, "auto", reserved)
             if pool.device.gpu in (None, *reserved) and device != pool.device:
                 await pool.move_to(device)
