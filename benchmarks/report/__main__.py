@@ -10,7 +10,7 @@ from typing import Any
 
 from ..gpu.bars import speed
 from ..gpu.speed_plan import REAL
-from .chat import chat
+from .chat import beside_training, chat
 from .cpu import name_of, newest, service, training
 from .engine import (
     layouts,
@@ -60,6 +60,7 @@ def page(results: Path) -> str:
         learning(recorded(results / "grpo_learns.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
         chat(recorded(results / "chat.json") or []),
+        beside_training(recorded(results / "chat_training.json") or []),
         service(load(results / "service.json")),
     ]
     return "\n".join(parts)

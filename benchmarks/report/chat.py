@@ -29,3 +29,26 @@ def chat(results: list[Result]) -> str:
     )
     head = ("first token", "32 streams", "one stream", "transformers", "stall", "date")
     return f"{words}\n{table(head, rows)}"
+
+
+def beside_training(results: list[Result]) -> str:
+    words = (
+        "### A training job beside a busy chat\n\n"
+        "The same job alone and beside eight streams without pause, on two cores (`python -m "
+        "benchmarks.chat --part training`; `chat_training.json`): time beside chat / time alone, "
+        "medians, of the training phase and of the whole job with its start. `chat` is the "
+        "speed of chat meanwhile, and `load` the load average of the machine at the end.\n"
+    )
+    if not results:
+        return words + "\n**Open**: no result yet (`chat_training.json`).\n"
+    rows = (
+        (
+            against_bar(row["train_slowdown"], row["slowdown_bar"], at_least=False),
+            against_bar(row["job_slowdown"], row["slowdown_bar"], at_least=False),
+            f"{row['chat_tokens_per_second']:,.0f} tokens/s",
+            f"{row['load_average']:.1f}",
+            date(row),
+        )
+        for row in results
+    )
+    return f"{words}\n{table(('training', 'whole job', 'chat', 'load', 'date'), rows)}"

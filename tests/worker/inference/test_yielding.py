@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,7 +141,7 @@ def test_what_a_job_will_take_is_not_free(
     trainer = Announcement(DeviceUse(kind="trainer", stage=1, bytes=0), uses)
     with trainer:
         own = psutil.Process().memory_info().rss
-        trainer.update(DeviceUse(kind="trainer", stage=1, bytes=own + (1 << 30)))
+        trainer.update(DeviceUse(kind="trainer", stage=1, bytes=own + (4 << 30)))
         until(lambda: any(use.seen for use in read_uses(uses).values()))
         answer = client.post("/v1/completions", json=BODY | {"model": "one"})
         assert answer.status_code == 503
@@ -154,10 +155,8 @@ def test_the_model_that_was_unused_for_longest_makes_room(
 ) -> None:
     for name in ("one", "two", "one"):
         assert ask(client, name) == 200
-    left = {2: 1 << 40, 1: 1 << 40}  # free memory while so many models are loaded
-    monkeypatch.setattr(ModelPool, "_free", lambda self: left.get(3 - len(self.engines), 1000))
+    monkeypatch.setattr(ModelPool, "_free", lambda self: 1000 if len(self.engines) > 1 else 1 << 30)
     monkeypatch.setattr(pool, "loading_bytes", lambda *_: 1 << 20)
-    left.pop(1)
     assert ask(client, "three") == 200
     assert loaded(client) == ["one", "three"]
 
@@ -165,8 +164,6 @@ def test_the_model_that_was_unused_for_longest_makes_room(
 def test_adapters_and_hub_models_count_in_the_budget(
     client: TestClient, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hashlib
-
     save_adapters(models / "one", tmp_path / "adapters", 1)
     files = []
     for path in (tmp_path / "adapters" / "adapter-0").iterdir():
@@ -189,22 +186,15 @@ def test_adapters_and_hub_models_count_in_the_budget(
     assert from_config == pytest.approx(needed, rel=0.05)
 
 
-def test_an_unloaded_models_memory_returns_to_the_host(
-    tmp_path: Path, settings: InferenceSettings
-) -> None:
-    returned: list[int] = []
-    block = torch.ones(1 << 26)
-    del block
-    released = budget.release_memory
-    released()
-    returned.append(psutil.Process().memory_info().rss)
-    blocks = [torch.ones(1 << 10) for _ in range(1 << 15)]  # 128 MiB in the heap
-    keep = blocks[-1]
-    grown = psutil.Process().memory_info().rss
+def test_freed_memory_returns_to_the_host() -> None:
+    """Many small blocks are on the heap, which the allocator keeps otherwise."""
+    resident = psutil.Process().memory_info
+    blocks = [torch.ones(1 << 10) for _ in range(1 << 15)]
+    last, grown = blocks[-1], resident().rss
     del blocks
-    released()
-    assert keep.numel()
-    assert grown - psutil.Process().memory_info().rss > 100 << 20
+    budget.release_memory()
+    assert len(last) == 1 << 10
+    assert grown - resident().rss > 100 << 20
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -14,9 +14,9 @@ from tunesmith_worker.rundir import device_use
 from tunesmith_worker.rundir.device_use import Announcement, DeviceUse, TrainerUse, read_uses
 
 HOLD = """
-import sys, time
+import pathlib, sys, time
 from tunesmith_worker.rundir.device_use import Announcement, DeviceUse
-Announcement(DeviceUse(kind="worker", gpu="g"), __import__("pathlib").Path(sys.argv[1]))
+held = Announcement(DeviceUse(kind="worker", gpu="g"), pathlib.Path(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)
 """
