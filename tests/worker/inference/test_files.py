@@ -6,13 +6,23 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from tunesmith_worker.inference import files
 from tunesmith_worker.inference.files import FileStore, Registration, StoredFile
+
+OpenStore = Callable[[Path, int], FileStore]
+
+
+@pytest.fixture
+def open_store() -> Iterator[OpenStore]:
+    """Opens stores that are closed after the test."""
+    with ExitStack() as stack:
+        yield lambda folder, size: stack.enter_context(closing(FileStore(folder, size)))
 
 
 def stored(store: FileStore, name: str, size: int, age: float) -> Registration:
@@ -31,8 +41,10 @@ def stored(store: FileStore, name: str, size: int, age: float) -> Registration:
     return model
 
 
-def test_the_models_that_were_unused_for_longest_lose_their_files(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, 250)
+def test_the_models_that_were_unused_for_longest_lose_their_files(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    store = open_store(tmp_path, 250)
     models = [stored(store, f"ft:{n}", 100, age) for n, age in enumerate([9000, 5000, 7000])]
     assert store.bound(models) == [models[0]]
     assert store.missing(models[0].files) == ["a.safetensors"]
@@ -44,15 +56,19 @@ def test_the_models_that_were_unused_for_longest_lose_their_files(tmp_path: Path
     assert store.bound([*models[1:], third]) == [models[1]]
 
 
-def test_files_of_the_last_minutes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path, 50)
+def test_files_of_the_last_minutes_stay(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path, 50)
     model = stored(store, "ft:0", 100, 60)
     assert store.bound([model]) == []
     monkeypatch.setattr(files, "_FRESH_SECONDS", 0.0)
     assert store.bound([model]) == [model]
 
 
-def test_a_restarted_process_keeps_files_and_removes_leftovers(tmp_path: Path) -> None:
+def test_a_restarted_process_keeps_files_and_removes_leftovers(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
     first = FileStore(tmp_path, 1000)
     model = stored(first, "ft:0", 100, 0)
     (tmp_path / "files" / "x.part").touch()
@@ -60,7 +76,7 @@ def test_a_restarted_process_keeps_files_and_removes_leftovers(tmp_path: Path) -
     assert first.folder(model).exists()
     first.close()
     other.close()
-    again = FileStore(tmp_path, 1000)
+    again = open_store(tmp_path, 1000)
     assert not again.folder(model).exists()
     assert again.missing(model.files) == []
     assert list((tmp_path / "files").glob("*.part")) == []

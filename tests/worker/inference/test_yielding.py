@@ -244,5 +244,7 @@ def test_chat_leaves_a_gpu_when_a_worker_announces_it(
                 assert "reserved for training" in (models.waiting_for or "")
             await device("0")
         following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        models.close()
 
     asyncio.run(follow())
