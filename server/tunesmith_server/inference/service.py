@@ -135,7 +135,8 @@ class Inference:
 
     async def forget(self, model_id: str) -> None:
         """Unload a deleted model; if the server does not answer, only log it."""
-        if self._engine is not None and self._registered.pop(model_id, None):
+        known = self._registered.pop(model_id, None)
+        if self._engine is not None and known is not None:
             try:
                 await self._engine.forget(model_id)
             except ServiceError as error:

@@ -17,6 +17,7 @@ import torch
 from starlette.testclient import TestClient
 
 from tests.worker.engine.serving.engines import save_adapters, save_base
+from tunesmith_worker.engine.serving.base import loading_bytes
 from tunesmith_worker.inference import budget, pool
 from tunesmith_worker.inference.app import create_app
 from tunesmith_worker.inference.device import Device, choose_device
@@ -62,8 +63,7 @@ def settings(
 def client(settings: InferenceSettings) -> Iterator[TestClient]:
     with TestClient(create_app(settings, choose_device("cpu")), headers=HEADERS) as client:
         for name in ("one", "two", "three"):
-            body = {"id": name, "base": name, "kind": "base", "files": []}
-            client.post("/models", json=body)
+            client.post("/models", json={"id": name, "base": name, "kind": "base", "files": []})
         yield client
 
 
@@ -180,9 +180,9 @@ def test_adapters_and_hub_models_count_in_the_budget(
     assert "adapter 'ft' needs" in answer.json()["error"]["message"]
 
     one = models / "one"
-    needed = pool.loading_bytes("one", str(one), torch.device("cpu"))
+    needed = loading_bytes("one", str(one), torch.device("cpu"))
     monkeypatch.setattr("pathlib.Path.is_dir", lambda self: False)
-    from_config = pool.loading_bytes("one", str(one), torch.device("cpu"))
+    from_config = loading_bytes("one", str(one), torch.device("cpu"))
     assert from_config == pytest.approx(needed, rel=0.05)
 
 

@@ -31,7 +31,7 @@ Kind = Literal["worker", "trainer", "chat"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceUse:
-    """What one process has or needs."""
+    """Device and memory of one process."""
 
     kind: Kind
     pid: int = field(default_factory=os.getpid)

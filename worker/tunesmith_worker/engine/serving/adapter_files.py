@@ -110,7 +110,8 @@ def adapter_bytes(folder: str) -> int:
     try:
         with safe_open(Path(folder) / "adapter_model.safetensors", framework="pt") as tensors:
             names = list(tensors.keys())
-            return _PADDED * 4 * sum(math.prod(tensors.get_slice(n).get_shape()) for n in names)
+            numbers = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
+            return int(_PADDED * 4 * numbers)
     except Exception:  # safetensors raises its own class of errors; reading it will tell
         return 0
 

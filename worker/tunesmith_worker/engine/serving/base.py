@@ -100,4 +100,4 @@ def _bytes_of_hub_model(name: str, folder: str, device: torch.device) -> int:
         raise cannot_load(f"model {name!r}", error) from error
     dtype = getattr(config, "dtype", None)
     size = 4 if device.type == "cpu" or dtype is None else dtype.itemsize
-    return size * sum(parameter.numel() for parameter in model.parameters())
+    return int(size * sum(parameter.numel() for parameter in model.parameters()))
