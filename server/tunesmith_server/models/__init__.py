@@ -8,14 +8,18 @@ from .event import EventRow, MetricRow
 from .file import FileRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
+from .owned import DEFAULT_PROJECT, Owned
+from .project import ModelPermissionRow, ProjectMemberRow, ProjectRow
 from .report import ReportRow
 from .resume_point import ResumePointRow
 from .sample import SamplesRow
 from .upload import UploadPartRow, UploadRow
+from .user import UserRow
 from .worker import WorkerRow
 from .worker_credential import WorkerCredentialRow
 
 __all__ = [
+    "DEFAULT_PROJECT",
     "AdapterRow",
     "ApiKeyRow",
     "BlobRow",
@@ -27,11 +31,16 @@ __all__ = [
     "InstallationRow",
     "JobRow",
     "MetricRow",
+    "ModelPermissionRow",
+    "Owned",
+    "ProjectMemberRow",
+    "ProjectRow",
     "ReportRow",
     "ResumePointRow",
     "SamplesRow",
     "UploadPartRow",
     "UploadRow",
+    "UserRow",
     "WorkerCredentialRow",
     "WorkerRow",
 ]

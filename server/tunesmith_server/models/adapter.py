@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class AdapterRow(Base):
+
+class AdapterRow(Owned, Base):
     __tablename__ = "adapters"
+    __table_args__ = (Index("ix_adapters_list", "project_id", "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     created_at: Mapped[float] = mapped_column(Double)
@@ -26,7 +38,7 @@ class AdapterRow(Base):
     """List of StoredFile, sorted by name."""
 
 
-class CheckpointRow(Base):
+class CheckpointRow(Owned, Base):
     __tablename__ = "checkpoints"
     __table_args__ = (UniqueConstraint("job_id", "step"),)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Double, String
+from sqlalchemy import JSON, Double, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
+
+from .owned import DEFAULT_PROJECT
 
 
 class ApiKeyRow(Base):
@@ -18,3 +20,17 @@ class ApiKeyRow(Base):
     """First characters of the key, to tell keys apart."""
     created_at: Mapped[float] = mapped_column(Double)
     revoked_at: Mapped[float | None] = mapped_column(Double)
+    project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
+    """Project that the key opens. An admin key opens every project; this one is its default."""
+    role: Mapped[str] = mapped_column(String(16), server_default="lead")
+    """`viewer`, `member`, `lead` or `admin`. A user's key never has more rights than the user. Keys
+    of earlier releases could do everything with files, jobs and models, as a lead can."""
+    user_id: Mapped[str | None] = mapped_column(String(40), index=True)
+    """User whose key this is; null for the key of a service."""
+    verbs: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Verbs that the key is limited to; null means all verbs of its role."""
+    expires_at: Mapped[float | None] = mapped_column(Double)
+    last_used_at: Mapped[float | None] = mapped_column(Double)
+    """Time of the last request, at most a minute late."""
+    requests_per_minute: Mapped[int | None] = mapped_column(Integer)
+    """Rate limit of the key; null means TUNESMITH_REQUESTS_PER_MINUTE."""

@@ -9,8 +9,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class EventRow(Base):
+
+class EventRow(Owned, Base):
     __tablename__ = "job_events"
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)

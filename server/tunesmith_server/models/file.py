@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, Double, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class FileRow(Base):
+
+class FileRow(Owned, Base):
     __tablename__ = "files"
+    __table_args__ = (Index("ix_files_list", "project_id", "created_at", "id"),)
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
-    created_at: Mapped[float] = mapped_column(Double, index=True)
+    created_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float | None] = mapped_column(Double)
     filename: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))

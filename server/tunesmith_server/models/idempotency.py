@@ -8,8 +8,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class IdempotencyRow(Base):
+
+class IdempotencyRow(Owned, Base):
     __tablename__ = "idempotency_keys"
 
     owner: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -10,15 +10,18 @@ from sqlalchemy.orm import Mapped, mapped_column
 from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class JobRow(Base):
+
+class JobRow(Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_queue", "state", "queued_at"),
         # The order of lists, and the columns that lists are filtered by.
         Index(
             "ix_jobs_list",
-            *("created_at", "id", "state", "method_name", "model", "suffix", "fine_tuned_model"),
+            *("project_id", "created_at", "id", "state", "method_name", "model", "suffix"),
+            "fine_tuned_model",
         ),
     )
 

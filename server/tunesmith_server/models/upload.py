@@ -7,8 +7,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class UploadRow(Base):
+
+class UploadRow(Owned, Base):
     __tablename__ = "uploads"
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -1,0 +1,18 @@
+"""Ownership: each row that a user can name belongs to one project."""
+
+from __future__ import annotations
+
+from sqlalchemy import String
+from sqlalchemy.orm import Mapped, mapped_column
+
+DEFAULT_PROJECT = "proj-default"
+"""Id of the project that exists from the first start. Rows of earlier releases belong to it."""
+
+
+class Owned:
+    """Mixin of tables whose rows belong to a project. A session of a user's request sees only rows
+    of its project; see identity/scope.py."""
+
+    project_id: Mapped[str] = mapped_column(String(40), server_default=DEFAULT_PROJECT)
+    """Projects are archived, never deleted, so the column needs no foreign key; SQLite could add
+    one only by copying the table."""

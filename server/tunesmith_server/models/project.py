@@ -1,0 +1,47 @@
+"""Tables of projects, of their members, and of the tuned models shared with them."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tunesmith_server.core.database import Base
+
+
+class ProjectRow(Base):
+    __tablename__ = "projects"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(120))
+    slug: Mapped[str | None] = mapped_column(String(32))
+    """Second part of the names of the project's tuned models; null means TUNESMITH_PROJECT."""
+    created_at: Mapped[float] = mapped_column(Double)
+    archived_at: Mapped[float | None] = mapped_column(Double)
+    """Time since when no key opens the project."""
+    max_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Quota of stored bytes; null means no quota."""
+    base_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    """Base models that the project may use; null means all."""
+
+
+class ProjectMemberRow(Base):
+    __tablename__ = "project_members"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
+    role: Mapped[str] = mapped_column(String(16))
+    """`viewer`, `member` or `lead`."""
+    added_at: Mapped[float] = mapped_column(Double)
+
+
+class ModelPermissionRow(Base):
+    """Tuned model or checkpoint that another project may use."""
+
+    __tablename__ = "model_permissions"
+    __table_args__ = (UniqueConstraint("project_id", "model"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    model: Mapped[str] = mapped_column(String(255), index=True)
+    """Model name."""
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
