@@ -27,6 +27,9 @@ class ErrorCode(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     INVALID_API_KEY = "invalid_api_key"
+    PERMISSION_DENIED = "permission_denied"
+    EXISTS_ALREADY = "exists_already"
+    QUOTA_EXCEEDED = "quota_exceeded"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     UNKNOWN_FIELD = "unknown_field"

@@ -22,7 +22,10 @@ from tunesmith_server.api import (
     internal,
     internal_evaluations,
     jobs,
+    me,
     models,
+    organization,
+    permissions,
     uploads,
 )
 from tunesmith_server.api.deps import State
@@ -103,7 +106,10 @@ def all_routes() -> list[BaseRoute]:
     root.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
-    for api in (files, uploads, jobs, events, models, adapters, evaluations, chat):
+    for api in (
+        *(files, uploads, jobs, events, permissions, models, adapters, evaluations, chat),
+        *(me, organization),
+    ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")
     root.include_router(internal.router, prefix="/internal")

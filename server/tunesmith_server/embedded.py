@@ -207,7 +207,7 @@ def _register_admin_key(settings: Settings, key_file: Path) -> None:
     key = read_or_write_secret(key_file, new_key())
     database = Database(settings.database_url)
     with database.write.begin() as session:
-        keys.ensure(session, "admin (first start)", key)
+        keys.ensure_admin(session, "admin (first start)", key)
     database.dispose()
 
 

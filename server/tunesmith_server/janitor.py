@@ -27,6 +27,7 @@ from tunesmith_server.services import (
     file_readings,
     files,
     job_health,
+    keys,
     leases,
     resume_points,
     upload_completion,
@@ -97,6 +98,8 @@ class Janitor(threading.Thread):
             } | steps
         if self._has_old_jobs:
             steps["derive the health of older jobs"] = self._derive_health
+        if keys.has_uses():
+            steps["store the last use of keys"] = keys.store_uses
         for name, step in steps.items():
             try:
                 with self._database.write.begin() as session:

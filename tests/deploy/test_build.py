@@ -44,7 +44,7 @@ def test_the_server_image_runs_from_an_empty_folder(tmp_path: Path) -> None:
     code = f"print(json.dumps([name for name in {FOREIGN!r} if u.find_spec(name)]))"
     assert json.loads(run("python", "-c", f"import importlib.util as u, json; {code}")) == []
     assert "current" in run("tunesmith", "migrate")
-    assert run("tunesmith", "keys", "create", "me").startswith("ts-")
+    assert run("tunesmith", "keys", "create", "me").startswith("tunesk-")
 
     with (tmp_path / "log").open("wb") as log:
         api = subprocess.Popen(

@@ -19,14 +19,20 @@ from tunesmith_server.api import (
     health,
     internal,
     jobs,
+    me,
     models,
+    organization,
+    permissions,
     uploads,
 )
 from tunesmith_server.body_limits import JSON_BYTES, body_limit
 
 from .actors import Server
 
-ROUTERS = (adapters, chat, events, files, health, internal, jobs, models, uploads)
+ROUTERS = (
+    *(adapters, chat, events, files, health, internal, jobs, me, models, organization),
+    *(permissions, uploads),
+)
 MAX_WIDTH = 1_000_000
 
 UNBOUNDED: dict[str, str] = {}

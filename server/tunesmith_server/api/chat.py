@@ -26,10 +26,11 @@ from tunesmith_schema import (
 )
 from tunesmith_server.core.errors import ServiceError, Unauthorized, Unavailable
 from tunesmith_server.core.planes import Plane, run_in
+from tunesmith_server.core.principal import Principal
 from tunesmith_server.inference.protocol import ServedModel
 from tunesmith_server.services import served_models
 
-from .deps import CallerDep, ChatRoute, State, StateDep
+from .deps import ChatRoute, PrincipalDep, State, StateDep, project_reader
 
 if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
     import httpx
@@ -43,19 +44,21 @@ _EVENTS = re.compile(rb".*(?:\n\n|\r\n\r\n)", re.DOTALL)
 
 
 @router.post("/chat/completions", response_model=None, responses={200: {"model": ChatCompletion}})
-async def create_chat_completion(caller: CallerDep, state: StateDep, body: ChatRequest) -> Response:
+async def create_chat_completion(
+    principal: PrincipalDep, state: StateDep, body: ChatRequest
+) -> Response:
     """Answer a conversation; with `stream`, send `ChatChunk` objects as server-sent events."""
-    return _EngineResponse(state, caller, "/chat/completions", body, body.n or 1)
+    return _EngineResponse(state, principal, "/chat/completions", body, body.n or 1)
 
 
 @router.post("/completions", response_model=None, responses={200: {"model": Completion}})
 async def create_completion(
-    caller: CallerDep, state: StateDep, body: CompletionRequest
+    principal: PrincipalDep, state: StateDep, body: CompletionRequest
 ) -> Response:
     """Continue one or more texts; with `stream`, send the parts as server-sent events."""
     several = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     completions = (len(body.prompt) if several else 1) * (body.n or 1)
-    return _EngineResponse(state, caller, "/completions", body, completions)
+    return _EngineResponse(state, principal, "/completions", body, completions)
 
 
 class _EngineResponse(Response):
@@ -64,11 +67,11 @@ class _EngineResponse(Response):
     body is in memory."""
 
     def __init__(
-        self, state: State, caller: str, path: str, request: Sampling, completions: int
+        self, state: State, principal: Principal, path: str, request: Sampling, completions: int
     ) -> None:
         """`completions`: number of answers that the request asks for."""
         super().__init__()
-        self._state, self._caller, self._path = state, caller, path
+        self._state, self._principal, self._path = state, principal, path
         self._model, self._is_stream = request.model, bool(request.stream)
         self._body = json.dumps(request.for_engine()).encode()
         self._completions = completions
@@ -85,7 +88,7 @@ class _EngineResponse(Response):
 
         answer = asyncio.ensure_future(self._answer(scope, send_and_note))
         gone = asyncio.ensure_future(_disconnected(receive))
-        revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._caller))
+        revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._principal.key_id))
         try:
             await asyncio.wait((answer, gone, revoked), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -101,8 +104,10 @@ class _EngineResponse(Response):
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         state, inference = self._state, self._state.inference
-        with inference.admitted(self._caller, self._completions, len(self._body)):
-            model = await run_in(Plane.CHAT, partial(_resolve, state, self._model))
+        key = self._principal.key_id
+        with inference.admitted(key, self._completions, len(self._body)):
+            resolve = partial(_resolve, state, self._principal, self._model)
+            model = await run_in(Plane.CHAT, resolve)
             request_id = str(scope.get("state", {}).get("request_id", ""))
             response = await inference.answer(model, self._path, self._body, request_id)
             try:
@@ -114,8 +119,8 @@ class _EngineResponse(Response):
                 await response.aclose()
 
 
-def _resolve(state: State, name: str) -> ServedModel:
-    with state.database.read() as session:
+def _resolve(state: State, principal: Principal, name: str) -> ServedModel:
+    with project_reader(state, principal) as session:
         return served_models.resolve(session, state.settings, name)
 
 

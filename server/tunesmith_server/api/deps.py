@@ -1,4 +1,4 @@
-"""FastAPI dependencies of the routes: sessions, settings, and the caller's API key."""
+"""FastAPI dependencies of the routes: sessions, settings, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from tunesmith_schema import ErrorCode, Upload
 from tunesmith_server.core.database import READ_ONLY, Database
 from tunesmith_server.core.errors import Unauthorized
 from tunesmith_server.core.planes import Plane, run_in
+from tunesmith_server.core.principal import Principal
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import equal_secrets
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
+from tunesmith_server.identity import policy
 from tunesmith_server.inference.service import Inference
+from tunesmith_server.models import scope
 from tunesmith_server.services import keys, worker_access
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
@@ -62,14 +65,30 @@ async def get_state(request: Request) -> State:
 StateDep = Annotated[State, Depends(get_state)]
 
 
-async def get_session(state: StateDep) -> Session:
+async def get_session(state: StateDep, request: Request) -> Session:
     """Return the session of the request's only transaction; `TransactionRoute` commits it."""
-    return state.database.write()
+    return _limited(state.database.write(), request)
 
 
-async def get_reader(state: StateDep) -> Session:
+async def get_reader(state: StateDep, request: Request) -> Session:
     """Return a read-only session that never waits for a writer."""
-    return state.database.read()
+    return _limited(state.database.read(), request)
+
+
+def _limited(session: Session, request: Request) -> Session:
+    """Limit a session to the project of a user's request; workers have no project."""
+    principal: Principal | None = getattr(request.state, "principal", None)
+    return scope.limit(session, principal.project_id) if principal else session
+
+
+def project_reader(state: State, principal: Principal) -> Session:
+    """Return a read-only session of the caller's project, for a route with its own transactions."""
+    return scope.limit(state.database.read(), principal.project_id)
+
+
+def project_writer(state: State, principal: Principal) -> Session:
+    """Return a session of the caller's project, for a route with its own transactions."""
+    return scope.limit(state.database.write(), principal.project_id)
 
 
 SessionDep = Annotated[Session, Depends(get_session)]
@@ -137,11 +156,14 @@ def _authenticate_in(
     """Return a check of the API key that runs in `plane`."""
 
     async def authenticate(request: Request) -> None:
-        def check() -> str:
+        def check() -> Principal:
+            headers = request.headers
             with state_of(request).database.read() as session:
-                return keys.authenticate(session, request.headers.get("authorization"))
+                return keys.authenticate(
+                    session, headers.get("authorization"), headers.get("openai-project")
+                )
 
-        request.state.caller = await run_in(plane, check)
+        request.state.principal = await run_in(plane, check)
 
     return authenticate
 
@@ -186,6 +208,8 @@ def _guarded_by(
 
             async def check_first(request: Request) -> Response:
                 await check(request)
+                if principal := getattr(request.state, "principal", None):
+                    policy.check(principal, request.method, self.path, request.path_params)
                 bounded = BoundedRequest(request.scope, request.receive)
                 if its_plane is Plane.WORKERS:
                     return await handle(bounded)
@@ -217,12 +241,19 @@ async def get_worker(request: Request) -> Worker:
 WorkerDep = Annotated[Worker, Depends(get_worker)]
 
 
+async def get_principal(request: Request) -> Principal:
+    """Return the caller of a `KeyRoute`."""
+    principal: Principal = request.state.principal
+    return principal
+
+
 async def get_caller(request: Request) -> str:
     """Id of the caller's API key, on a `KeyRoute`."""
-    caller: str = request.state.caller
+    caller: str = request.state.principal.key_id
     return caller
 
 
+PrincipalDep = Annotated[Principal, Depends(get_principal)]
 CallerDep = Annotated[str, Depends(get_caller)]
 
 

@@ -13,7 +13,16 @@ from tunesmith_server.services import samples as sample_files
 from tunesmith_server.services.paging import Order
 
 from .bounds import AfterQuery, IdPath
-from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep, send_page
+from .deps import (
+    CallerDep,
+    CursorDep,
+    KeyRoute,
+    PrincipalDep,
+    ReaderDep,
+    StateDep,
+    project_reader,
+    send_page,
+)
 from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
@@ -79,7 +88,7 @@ def checkpoints(
 
 @router.get("/samples", response_model=None, responses={200: {"model": Page[Sample]}})
 def samples(
-    caller: CallerDep,
+    principal: PrincipalDep,
     state: StateDep,
     job_id: IdPath,
     step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
@@ -89,7 +98,7 @@ def samples(
 ) -> Response:
     """List the prompts, completions and rewards of a reinforcement job, newest step first. `step`
     selects one step. Other jobs have no samples."""
-    with state.database.read() as session:
+    with project_reader(state, principal) as session:
         jobs.retrieve(session, job_id)
         slices, more = sample_files.find_page(
             session, job_id, step=step, after=after, limit=limit, order=order

@@ -15,7 +15,17 @@ from tunesmith_server.services import upload_completion, uploads
 
 from .blobs import announce
 from .bounds import IdPath
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk
+from .deps import (
+    CallerDep,
+    KeyRoute,
+    PrincipalDep,
+    ReaderDep,
+    SessionDep,
+    StateDep,
+    bulk,
+    project_reader,
+    project_writer,
+)
 
 router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=KeyRoute)
 
@@ -33,7 +43,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, upload_id: IdPath) -> Upload
 @router.post("/{upload_id}/parts")
 @bulk
 def create_part(
-    caller: CallerDep,
+    principal: PrincipalDep,
     state: StateDep,
     session: SessionDep,
     upload_id: IdPath,
@@ -41,7 +51,7 @@ def create_part(
 ) -> UploadPart:
     """Add a part. The transaction starts after the part is stored."""
     sha256, size = hash_of(data.file)
-    with state.database.read() as reader:
+    with project_reader(state, principal) as reader:
         known = uploads.find_part(reader, upload_id, sha256, size)
     if known:
         return uploads.part_to_wire(known)
@@ -54,17 +64,17 @@ def create_part(
 
 @router.post("/{upload_id}/complete")
 async def complete(
-    caller: CallerDep, state: StateDep, upload_id: IdPath, body: UploadComplete
+    principal: PrincipalDep, state: StateDep, upload_id: IdPath, body: UploadComplete
 ) -> Upload:
     """Assemble the parts into a file, which takes seconds per GB. Requests for the same upload
     share one assembly. The transaction starts after the content is stored."""
 
     def plan() -> upload_completion.Assembly | Upload:
-        with state.database.read() as reader:
+        with project_reader(state, principal) as reader:
             return upload_completion.plan(reader, upload_id, body)
 
     def finish(content: upload_completion.Assembled) -> Upload:
-        with state.database.write.begin() as session:
+        with project_writer(state, principal) as session, session.begin():
             return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
 
     async def assemble() -> Upload:
@@ -75,7 +85,8 @@ async def complete(
         content = await run_in(Plane.ASSEMBLY, join)
         return await run_in(Plane.USERS, partial(finish, content))
 
-    return await state.completions.run(upload_id, body.model_dump_json(), assemble)
+    subject = f"{principal.project_id} {upload_id}"  # another project gets 404, not this result
+    return await state.completions.run(subject, body.model_dump_json(), assemble)
 
 
 @router.post("/{upload_id}/cancel")

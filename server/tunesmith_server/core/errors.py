@@ -59,6 +59,13 @@ class Unauthorized(ServiceError):
     type = "authentication_error"
 
 
+class Forbidden(ServiceError):
+    """Valid key without the right to do this."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(ServiceError):
     """Unknown route or object."""
 

@@ -6,7 +6,11 @@ import hashlib
 import hmac
 import secrets
 
-KEY_PREFIX = "ts-"
+KEY_PREFIX = "tunesk-"
+"""Start of every new key, by which secret scanners find leaked keys. Keys of earlier releases start
+with `ts-` and stay valid."""
+SHOWN_LETTERS = 11
+"""Number of first characters that are stored and shown, to tell keys apart."""
 
 
 def new_key() -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import Adapter, ErrorCode, StoredFile
 from tunesmith_schema.verification import VERIFICATION_FILE
 from tunesmith_server.core.database import new_id
-from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.errors import BadRequest, Forbidden, NotFound
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
+from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow, ModelPermissionRow
+from tunesmith_server.models.scope import all_projects, project_of
 
 _BLOCK = 512
 
@@ -27,7 +29,7 @@ def record(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
     )
     if row is None:
-        row = AdapterRow(id=new_id("adp"), model=model)
+        row = AdapterRow(id=new_id("adp"), model=model, project_id=job.project_id)
         session.add(row)
     row.created_at = time.time()
     row.job_id, row.base_model, row.kind, row.step = job.id, job.model, kind, step
@@ -52,7 +54,9 @@ def record_checkpoint(
         select(CheckpointRow).where(CheckpointRow.job_id == job.id, CheckpointRow.step == step)
     )
     if row is None:
-        row = CheckpointRow(id=new_id("ftckpt"), job_id=job.id, step=step)
+        row = CheckpointRow(
+            id=new_id("ftckpt"), job_id=job.id, step=step, project_id=job.project_id
+        )
         session.add(row)
     row.created_at = time.time()
     row.model, row.metrics, row.adapter_id = model, metrics, adapter.id
@@ -87,17 +91,22 @@ def delete_model(session: Session, name: str) -> None:
             ErrorCode.MODEL_NOT_FOUND, f"no tuned model {name!r}",
             hint="GET /v1/models lists tuned models; base models cannot be deleted",
         )  # fmt: skip
-    user = session.scalar(
-        select(JobRow).where(
-            JobRow.base_adapter_id == row.id,
-            JobRow.state.not_in(("succeeded", "failed", "cancelled")),
+    if project_of(session) not in (None, row.project_id):
+        raise Forbidden(
+            ErrorCode.PERMISSION_DENIED,
+            f"model {name!r} belongs to another project, which shares it",
+            hint="only the project that trained the model can delete it",
         )
+    users = select(JobRow.id, JobRow.state, JobRow.project_id).where(
+        JobRow.base_adapter_id == row.id,
+        JobRow.state.not_in(("succeeded", "failed", "cancelled")),
     )
-    if user is not None:
+    if user := session.execute(all_projects(users)).first():
         raise BadRequest(
-            ErrorCode.FILE_IN_USE, f"model {name!r} is the base of job {user.id} ({user.state})",
-            hint="cancel that job first",
-        )  # fmt: skip
+            ErrorCode.FILE_IN_USE,
+            f"model {name!r} is the base of {named_user(row.project_id, user)}",
+            hint="cancel that job first, or wait until it has ended",
+        )
     for checkpoint in session.scalars(
         select(CheckpointRow).where(CheckpointRow.adapter_id == row.id)
     ):
@@ -107,6 +116,20 @@ def delete_model(session: Session, name: str) -> None:
         job.adapter_id = None
     session.flush()
     session.delete(row)
+    forget_permissions(session, [name])
+
+
+def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
+    """Return words for a job that uses something of `project_id`; other projects' jobs have no
+    name."""
+    if user.project_id != project_id:
+        return "a job of another project"
+    return f"job {user.id} ({user.state})"
+
+
+def forget_permissions(session: Session, models: Sequence[str]) -> None:
+    """Delete the permissions of deleted models."""
+    session.execute(delete(ModelPermissionRow).where(ModelPermissionRow.model.in_(models)))
 
 
 def to_wire(row: AdapterRow) -> Adapter:

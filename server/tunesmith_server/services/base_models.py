@@ -135,13 +135,13 @@ def _folder_below_allowed(settings: Settings, name: str) -> str:
     )
 
 
-def tuned_name(settings: Settings, model: str, suffix: str | None, job_id: str) -> str:
+def tuned_name(project: str, model: str, suffix: str | None, job_id: str) -> str:
     """Return the name of a tuned model, `ft:BASE:PROJECT:SUFFIX:ID`; BASE has no slashes or host
     paths."""
     base = model.split(":")[1] if model.startswith("ft:") else model.rstrip("/").rsplit("/", 1)[-1]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", base)[:100]
     suffix = re.sub(r"[^A-Za-z0-9._-]+", "-", suffix or "")
-    return f"ft:{base}:{settings.project}:{suffix}:{job_id.removeprefix('ftjob-')[:10]}"
+    return f"ft:{base}:{project}:{suffix}:{job_id.removeprefix('ftjob-')[:10]}"
 
 
 MODELS_PAGE_BYTES = 4 * 1024 * 1024

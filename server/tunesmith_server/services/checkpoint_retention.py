@@ -9,7 +9,7 @@ from tunesmith_schema import TERMINAL
 from tunesmith_schema.retention import checkpoints_to_drop, selection_loss
 from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow
 
-from . import stored_job
+from . import adapters, stored_job
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
@@ -31,3 +31,4 @@ def drop_beyond_limit(session: Session, job: JobRow) -> None:
             session.delete(rows[step])
             session.flush()
             session.delete(adapter)
+            adapters.forget_permissions(session, [adapter.model])

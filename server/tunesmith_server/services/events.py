@@ -62,6 +62,7 @@ def new(
     """Number the next event of `job`, without adding it to a session."""
     job.last_seq += 1
     return EventRow(
+        project_id=job.project_id,
         job_id=job.id,
         seq=job.last_seq,
         created_at=created_at or time.time(),

@@ -20,8 +20,9 @@ from tunesmith_server.models import (
     ResumePointRow,
     SamplesRow,
 )
+from tunesmith_server.models.scope import all_projects
 
-from . import jobs
+from . import adapters, jobs
 
 _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
     EventRow, MetricRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
@@ -41,18 +42,16 @@ def delete_job(session: Session, job_id: str) -> list[str]:
             hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it",
         )
     # A new job locks the weights that it starts from.
-    adapters = select(AdapterRow.id, AdapterRow.model).where(AdapterRow.job_id == job_id)
-    models = {row.id: row.model for row in session.execute(adapters.with_for_update())}
-    user = session.scalar(
-        select(JobRow).where(
-            or_(JobRow.base_adapter_id.in_(models), JobRow.forked_from == job_id),
-            JobRow.state.not_in(TERMINAL),
-        )
+    weights = select(AdapterRow.id, AdapterRow.model).where(AdapterRow.job_id == job_id)
+    models = dict(session.execute(weights.with_for_update()).tuples().all())
+    users = select(JobRow.id, JobRow.state, JobRow.project_id).where(
+        or_(JobRow.base_adapter_id.in_(models), JobRow.forked_from == job_id),
+        JobRow.state.not_in(TERMINAL),
     )
-    if user is not None:
+    if user := session.execute(all_projects(users)).first():
         raise Conflict(
             ErrorCode.JOB_IN_USE,
-            f"job {user.id} ({user.state}) starts from job {job_id!r}",
+            f"{adapters.named_user(job.project_id, user)} starts from job {job_id!r}",
             hint="cancel that job first, or wait until it has ended",
         )
     for table in _TABLES:
@@ -60,5 +59,6 @@ def delete_job(session: Session, job_id: str) -> list[str]:
             delete(table).where(table.job_id == job_id),
             execution_options={"synchronize_session": False},
         )
+    adapters.forget_permissions(session, list(models.values()))
     session.execute(delete(JobRow).where(JobRow.id == job_id))
     return list(models.values())

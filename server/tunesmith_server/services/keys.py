@@ -2,41 +2,97 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode
+from tunesmith_schema import ErrorCode, Role, Verb
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import NotFound, Unauthorized
-from tunesmith_server.core.security import key_hash, new_key
-from tunesmith_server.models import ApiKeyRow
+from tunesmith_server.core.principal import Principal, allowed_verbs, weaker
+from tunesmith_server.core.security import SHOWN_LETTERS, key_hash, new_key
+from tunesmith_server.models import (
+    DEFAULT_PROJECT,
+    ApiKeyRow,
+    ProjectMemberRow,
+    ProjectRow,
+    UserRow,
+)
 
-_BY_HASH = select(ApiKeyRow.id, ApiKeyRow.revoked_at).where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Every request runs this query, so it is built once and reads only two columns."""
-
+_WITH_RIGHTS = (
+    select(
+        *(ApiKeyRow.id, ApiKeyRow.role, ApiKeyRow.verbs, ApiKeyRow.project_id, ApiKeyRow.user_id),
+        *(ApiKeyRow.revoked_at, ApiKeyRow.expires_at, ApiKeyRow.requests_per_minute),
+        *(ApiKeyRow.last_used_at, ProjectRow.archived_at),
+        UserRow.role.label("user_role"),
+        ProjectMemberRow.role.label("member_role"),
+    )
+    .outerjoin(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
+    .outerjoin(UserRow, UserRow.id == ApiKeyRow.user_id)
+    .outerjoin(
+        ProjectMemberRow,
+        and_(
+            ProjectMemberRow.project_id == ApiKeyRow.project_id,
+            ProjectMemberRow.user_id == ApiKeyRow.user_id,
+        ),
+    )
+)
+_BY_HASH: Select[Any] = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
+"""Every request runs this query, so it is built once and reads only columns."""
+_USED_SECONDS = 60.0
+"""Time between two writes of a key's last use."""
 
 _names: dict[str, str] = {}
 _MAX_NAMES = 10_000
 """Number of names that a process remembers."""
+_uses: dict[str, float] = {}
+"""Uses of keys that are not stored yet."""
+_uses_lock = threading.Lock()
 
 
-def create(session: Session, name: str, key: str | None = None) -> tuple[ApiKeyRow, str]:
+def create(
+    session: Session,
+    name: str,
+    key: str | None = None,
+    *,
+    role: Role = "member",
+    project_id: str = DEFAULT_PROJECT,
+    user_id: str | None = None,
+    verbs: list[Verb] | None = None,
+    expires_at: float | None = None,
+    requests_per_minute: int | None = None,
+) -> tuple[ApiKeyRow, str]:
     """Create a key named `name`. Only this call returns the plain key."""
     key = key or new_key()
     row = ApiKeyRow(
-        id=new_id("key"), name=name, sha256=key_hash(key), prefix=key[:8], created_at=time.time()
+        id=new_id("key"),
+        name=name,
+        sha256=key_hash(key),
+        prefix=key[:SHOWN_LETTERS],
+        created_at=time.time(),
+        role=role,
+        project_id=project_id,
+        user_id=user_id,
+        verbs=verbs,
+        expires_at=expires_at,
+        requests_per_minute=requests_per_minute,
     )
     session.add(row)
     session.flush()
     return row, key
 
 
-def ensure(session: Session, name: str, key: str) -> ApiKeyRow:
-    """Register an existing key if it is not registered yet."""
+def ensure_admin(session: Session, name: str, key: str) -> ApiKeyRow:
+    """Register an existing key as an admin key, if it is not registered yet. Earlier releases
+    registered it without a role."""
     row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key)))
-    return row or create(session, name, key)[0]
+    if row is None:
+        return create(session, name, key, role="admin")[0]
+    row.role = "admin"
+    return row
 
 
 def list_all(session: Session) -> list[ApiKeyRow]:
@@ -64,13 +120,16 @@ def name_of(session: Session, key_id: str) -> str | None:
 
 
 def valid(session: Session, key_ids: set[str]) -> set[str]:
-    """Return the ids of keys that exist and are not revoked."""
-    query = select(ApiKeyRow.id).where(ApiKeyRow.id.in_(key_ids), ApiKeyRow.revoked_at.is_(None))
-    return set(session.scalars(query))
+    """Return the ids of keys that open their project."""
+    rows = session.execute(_WITH_RIGHTS.where(ApiKeyRow.id.in_(key_ids)))
+    return {row.id for row in rows if _reason_of_refusal(row) is None}
 
 
-def authenticate(session: Session, authorization: str | None) -> str:
-    """Return the id of the key in an `Authorization: Bearer ...` header."""
+def authenticate(
+    session: Session, authorization: str | None, project: str | None = None
+) -> Principal:
+    """Return the caller with the key in an `Authorization: Bearer ...` header. `project` is the
+    header `OpenAI-Project`: an admin key may open any project."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized(
@@ -80,11 +139,80 @@ def authenticate(session: Session, authorization: str | None) -> str:
             "`tunesmith keys create NAME` creates another key",
         )
     row = session.execute(_BY_HASH, {"hash": key_hash(key.strip())}).one_or_none()
-    if row is None or row.revoked_at is not None:
+    reason = "is not valid" if row is None else _reason_of_refusal(row)
+    if row is None or reason:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
-            f"API key {key.strip()[:6]}... " + ("has been revoked" if row else "is not valid"),
+            f"API key {key.strip()[:6]}... {reason}",
             hint="`tunesmith keys create NAME` on the server's host creates a key",
         )
-    key_id: str = row.id
-    return key_id
+    _note_use(row)
+    role = _role(row)
+    return Principal(
+        key_id=row.id,
+        role=role,
+        project_id=_opened(session, row.project_id, role, project),
+        verbs=allowed_verbs(role, row.verbs),
+        user_id=row.user_id,
+        requests_per_minute=row.requests_per_minute,
+    )
+
+
+def _reason_of_refusal(row: Any) -> str | None:  # Any: a row of `_WITH_RIGHTS`
+    if row.revoked_at is not None:
+        return "has been revoked"
+    if row.expires_at is not None and row.expires_at <= time.time():
+        return "has expired"
+    if row.user_id is not None and row.user_role is None:
+        return "has been revoked: its user was deleted"
+    if row.user_id is not None and row.user_role != "admin" and row.member_role is None:
+        return "has been revoked: its user is no member of the project any more"
+    if row.archived_at is not None and _role(row) != "admin":
+        return "opens an archived project"
+    return None
+
+
+def _role(row: Any) -> Role:  # Any: a row of `_WITH_RIGHTS`
+    role: Role = row.role
+    if row.user_id is None:
+        return role
+    return weaker(role, "admin" if row.user_role == "admin" else row.member_role)
+
+
+def _opened(session: Session, own: str, role: Role, asked: str | None) -> str:
+    if not asked or asked == own:
+        return own
+    if role == "admin":
+        project = session.get(ProjectRow, asked)
+        if project is not None and project.archived_at is None:
+            return asked
+    raise NotFound(
+        ErrorCode.NOT_FOUND,
+        f"this key opens no project {asked!r}",
+        param="OpenAI-Project",
+        hint="leave the header out, or use a key of that project",
+    )
+
+
+def _note_use(row: Any) -> None:  # Any: a row of `_WITH_RIGHTS`
+    now = time.time()
+    if row.last_used_at is None or now - row.last_used_at > _USED_SECONDS:
+        with _uses_lock:
+            _uses[row.id] = now
+
+
+def store_uses(session: Session) -> None:
+    """Store when keys were last used."""
+    with _uses_lock:
+        uses = dict(_uses)
+        _uses.clear()
+    for key_id, moment in uses.items():
+        newer = or_(ApiKeyRow.last_used_at.is_(None), ApiKeyRow.last_used_at < moment)
+        session.execute(
+            update(ApiKeyRow).where(ApiKeyRow.id == key_id, newer).values(last_used_at=moment),
+            execution_options={"synchronize_session": False},
+        )
+
+
+def has_uses() -> bool:
+    return bool(_uses)

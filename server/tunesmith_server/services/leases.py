@@ -33,7 +33,7 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import AdapterRow, FileRow, JobRow
+from tunesmith_server.models import AdapterRow, FileRow, JobRow, ProjectRow
 
 from . import (
     adapters,
@@ -264,7 +264,7 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
         adapter = adapters.record_checkpoint(
             session,
             job,
-            model=base_models.checkpoint_name(_tuned_name(settings, job), step),
+            model=base_models.checkpoint_name(_tuned_name(session, settings, job), step),
             kind=stored_job.recipe(job).tuning,
             step=step,
             metrics=metrics if isinstance(metrics, dict) else {},  # type: ignore[arg-type]  # JSON; the wire model checks
@@ -290,8 +290,10 @@ def _store(session: Session, settings: Settings, job: JobRow, event: RunEvent) -
     )
 
 
-def _tuned_name(settings: Settings, job: JobRow) -> str:
-    return base_models.tuned_name(settings, job.model, job.suffix, job.id)
+def _tuned_name(session: Session, settings: Settings, job: JobRow) -> str:
+    project = session.get(ProjectRow, job.project_id)
+    slug = (project and project.slug) or settings.project
+    return base_models.tuned_name(slug, job.model, job.suffix, job.id)
 
 
 def _finish(
@@ -310,7 +312,7 @@ def _finish(
         )
         attempts.fail_attempt(session, settings, job, failure)
     else:
-        name = _tuned_name(settings, job)
+        name = _tuned_name(session, settings, job)
         adapter = adapters.record(
             session,
             job,

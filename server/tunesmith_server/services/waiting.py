@@ -19,6 +19,7 @@ from tunesmith_schema import JobState, JobWaiting
 from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
 from tunesmith_server.core.database import epoch_now, readable_object
 from tunesmith_server.models import EventRow, JobRow
+from tunesmith_server.models.scope import all_projects
 
 from . import base_models, events, quarantine, workers
 
@@ -118,7 +119,8 @@ def _position(session: Session, job: JobRow) -> int:
         .where(tuple_(JobRow.created_at, JobRow.id) < (job.created_at, job.id))
         .limit(MAX_POSITION)
     )
-    return 1 + (session.scalar(select(func.count()).select_from(earlier.subquery())) or 0)
+    ahead = all_projects(select(func.count()).select_from(earlier.subquery()))
+    return 1 + (session.scalar(ahead) or 0)
 
 
 def _reason(session: Session, job: JobRow, position: int) -> str:
@@ -133,7 +135,8 @@ def _reason(session: Session, job: JobRow, position: int) -> str:
     if position > 1:
         return "1 job is ahead" if position == 2 else f"{position - 1} jobs are ahead"
     held = JobRow.state.in_((JobState.RUNNING, JobState.PAUSING))
-    running = session.scalar(select(func.count()).select_from(JobRow).where(held)) or 0
+    all_held = all_projects(select(func.count()).select_from(JobRow).where(held))
+    running = session.scalar(all_held) or 0
     if running >= ready:
         return f"all train workers are busy ({running} jobs are running)"
     return "a free train worker will claim it"

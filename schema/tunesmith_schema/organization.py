@@ -1,0 +1,298 @@
+"""Projects, users, members and API keys, in the format of OpenAI's administration API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Request, Response, Text
+from .bounds import MAX_COUNT, ObjectId
+
+Role = Literal["viewer", "member", "lead", "admin"]
+"""`viewer` reads; `member` also uploads, trains and chats; `lead` also manages members and keys of
+the project; `admin` may do everything in all projects."""
+ProjectRole = Literal["viewer", "member", "lead"]
+UserRole = Literal["admin", "member"]
+"""Role in the organization: an `admin` may do everything; the rights of a `member` come from
+projects."""
+Verb = Literal["read", "write", "chat", "manage", "administer"]
+"""Kind of action that a role or a key allows."""
+
+MAX_KEY_SECONDS = 10 * 366 * 86_400
+MAX_REQUESTS = 1_000_000
+MAX_BASE_MODELS = 1000
+
+Name = Annotated[Text, Field(min_length=1, max_length=120)]
+Email = Annotated[Text, Field(max_length=254, pattern=r"^[^@\s]+@[^@\s]+$")]
+Seconds = Annotated[int, Field(ge=60, le=MAX_KEY_SECONDS)]
+RequestLimit = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
+Bytes = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+BaseModels = Annotated[
+    list[Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_BASE_MODELS)
+]
+
+
+class Project(Response):
+    """A project: files, jobs and models that only its members can use."""
+
+    id: str
+    object: Literal["organization.project"] = "organization.project"
+    name: str
+    created_at: int
+    archived_at: int | None = None
+    status: Literal["active", "archived"]
+    slug: str
+    """Second part of the names of the project's tuned models."""
+    max_bytes: int | None = None
+    """Quota of stored bytes; None means no quota."""
+    base_models: list[str] | None = None
+    """Base models that the project may use; None means all base models of the server."""
+
+
+class ProjectCreate(Request):
+    """Request to create a project."""
+
+    name: Name
+    """Name of the project."""
+    max_bytes: Bytes | None = None
+    """Quota of stored bytes: files, uploads, models and resume points. None means no quota."""
+    base_models: BaseModels | None = None
+    """Base models that the project may use; None means all base models of the server."""
+
+
+class ProjectUpdate(Request):
+    """Request to change a project. A missing field stays unchanged."""
+
+    name: Name | None = None
+    """Name of the project. The names of tuned models do not change."""
+    max_bytes: Bytes | None = None
+    """Quota of stored bytes; null removes the quota."""
+    base_models: BaseModels | None = None
+    """Base models that the project may use; null allows all."""
+
+
+class OrganizationUser(Response):
+    """A person."""
+
+    id: str
+    object: Literal["organization.user"] = "organization.user"
+    name: str
+    email: str
+    role: UserRole
+    added_at: int
+
+
+class UserCreate(Request):
+    """Request to add a person."""
+
+    email: Email
+    """E-mail address; no two users have the same one."""
+    name: Name
+    """Name of the person."""
+    role: UserRole = "member"
+    """`admin`, or `member`, whose rights come from projects."""
+
+
+class UserUpdate(Request):
+    """Request to change a user. A missing field stays unchanged."""
+
+    name: Name | None = None
+    """Name of the person."""
+    role: UserRole | None = None
+    """Role in the organization."""
+
+
+class ProjectUser(Response):
+    """A member of a project."""
+
+    id: str
+    """Id of the user."""
+    object: Literal["organization.project.user"] = "organization.project.user"
+    name: str
+    email: str
+    role: ProjectRole
+    added_at: int
+
+
+class ProjectUserCreate(Request):
+    """Request to add a user to a project."""
+
+    user_id: ObjectId | None = None
+    """Id of the user; give this or `email`."""
+    email: Email | None = None
+    """E-mail address of the user."""
+    role: ProjectRole = "member"
+    """Role in the project."""
+
+
+class ProjectUserUpdate(Request):
+    """Request to change a member's role."""
+
+    role: ProjectRole
+    """Role in the project."""
+
+
+class KeyUser(Response):
+    """User who owns a key."""
+
+    id: str
+    name: str
+    email: str
+    role: str
+    created_at: int
+
+
+class KeyService(Response):
+    """Service that uses a key of no user."""
+
+    id: str
+    name: str
+    role: str
+    created_at: int
+
+
+class KeyOwner(Response):
+    """Owner of a key, in OpenAI's format."""
+
+    type: Literal["user", "service_account"]
+    user: KeyUser | None = None
+    service_account: KeyService | None = None
+
+
+class ProjectApiKey(Response):
+    """An API key of a project, without its secret."""
+
+    id: str
+    object: Literal["organization.project.api_key"] = "organization.project.api_key"
+    name: str
+    redacted_value: str
+    """First characters of the key."""
+    created_at: int
+    last_used_at: int | None = None
+    """Time of the last request, at most a minute late."""
+    expires_at: int | None = None
+    owner: KeyOwner
+    owner_project_access: Literal["active", "inactive"] = "active"
+    role: Role
+    verbs: list[Verb] | None = None
+    """Verbs that the key is limited to; None means all verbs of its role."""
+    requests_per_minute: int | None = None
+    """Rate limit of the key; None means the server's default."""
+
+
+class ProjectApiKeyCreated(ProjectApiKey):
+    """A new API key. Only this response has the secret."""
+
+    value: str
+    """The key itself; the server stores only its SHA-256."""
+
+
+class ProjectApiKeyCreate(Request):
+    """Request to create an API key of a project."""
+
+    name: Name
+    """Name of the key, for example its purpose."""
+    role: ProjectRole = "member"
+    """Role of the key. A user's key never has more rights than the user."""
+    verbs: Annotated[list[Verb], Field(max_length=5)] | None = None
+    """Verbs that the key is limited to; None means all verbs of its role."""
+    expires_in_seconds: Seconds | None = None
+    """Lifetime of the key; None means that it does not expire."""
+    user_id: ObjectId | None = None
+    """Member of the project who owns the key; None for the key of a service."""
+    requests_per_minute: RequestLimit | None = None
+    """Rate limit of the key; None means the server's default."""
+
+
+class AdminKeyOwner(Response):
+    """Owner of an admin key, in OpenAI's format."""
+
+    id: str
+    object: str = "organization.user"
+    type: str = "user"
+    name: str
+    role: str = "owner"
+    created_at: int
+
+
+class AdminApiKey(Response):
+    """An API key that may do everything, without its secret."""
+
+    id: str
+    object: Literal["organization.admin_api_key"] = "organization.admin_api_key"
+    name: str
+    redacted_value: str
+    created_at: int
+    expires_at: int | None = None
+    last_used_at: int | None = None
+    owner: AdminKeyOwner
+
+
+class AdminApiKeyCreated(AdminApiKey):
+    """A new admin key. Only this response has the secret."""
+
+    value: str
+    """The key itself; the server stores only its SHA-256."""
+
+
+class AdminApiKeyCreate(Request):
+    """Request to create an admin key."""
+
+    name: Name
+    """Name of the key."""
+    expires_in_seconds: Seconds | None = None
+    """Lifetime of the key; None means that it does not expire."""
+
+
+class Deleted(Response):
+    """Confirmation that an object of the organization was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+class MyProject(Response):
+    """A project that the caller can open."""
+
+    id: str
+    name: str
+    role: Role
+    """The caller's role in the project."""
+
+
+class Me(Response):
+    """The caller of a request: its key, its user and its project."""
+
+    object: Literal["me"] = "me"
+    id: str
+    """Id of the user, or of the key if the key belongs to no user."""
+    name: str
+    email: str | None = None
+    key_id: str
+    role: Role
+    """Role in `project`."""
+    verbs: list[Verb]
+    """What the key allows in `project`."""
+    expires_at: int | None = None
+    project: MyProject
+    """Project of this request."""
+    projects: list[MyProject]
+    """All projects that the key opens."""
+
+
+class CheckpointPermission(Response):
+    """Permission of another project to use a tuned model."""
+
+    id: str
+    object: Literal["checkpoint.permission"] = "checkpoint.permission"
+    created_at: int
+    project_id: str
+
+
+class CheckpointPermissionCreate(Request):
+    """Request to share a tuned model with projects."""
+
+    project_ids: Annotated[list[ObjectId], Field(min_length=1, max_length=100)]
+    """Projects that may use the model."""

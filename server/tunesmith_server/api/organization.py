@@ -1,0 +1,199 @@
+"""Routes under /v1/organization: OpenAI's administration of projects, users and API keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from tunesmith_schema import (
+    AdminApiKey,
+    AdminApiKeyCreate,
+    AdminApiKeyCreated,
+    Deleted,
+    OrganizationUser,
+    Page,
+    Project,
+    ProjectApiKey,
+    ProjectApiKeyCreate,
+    ProjectApiKeyCreated,
+    ProjectCreate,
+    ProjectUpdate,
+    ProjectUser,
+    ProjectUserCreate,
+    ProjectUserUpdate,
+    UserCreate,
+    UserUpdate,
+)
+from tunesmith_server.identity import members, project_keys, projects, users
+
+from .bounds import AfterQuery, IdPath
+from .deps import KeyRoute, PrincipalDep, ReaderDep, SessionDep, StateDep
+
+router = APIRouter(prefix="/organization", tags=["organization"], route_class=KeyRoute)
+
+LimitQuery = Annotated[int, Query(ge=1, le=100)]
+EmailsQuery = Annotated[
+    list[Annotated[str, Query(max_length=254)]] | None, Query(max_length=100, alias="emails")
+]
+
+
+@router.get("/projects")
+def list_projects(
+    principal: PrincipalDep,
+    state: StateDep,
+    session: ReaderDep,
+    after: AfterQuery = None,
+    limit: LimitQuery = 20,
+    include_archived: bool = False,
+) -> Page[Project]:
+    """List projects, oldest first. A lead sees only its own project."""
+    return projects.list_projects(
+        session,
+        state.settings,
+        principal,
+        after=after,
+        limit=limit,
+        include_archived=include_archived,
+    )
+
+
+@router.post("/projects")
+def create_project(state: StateDep, session: SessionDep, body: ProjectCreate) -> Project:
+    return projects.create(session, state.settings, body)
+
+
+@router.get("/projects/{project_id}")
+def retrieve_project(state: StateDep, session: ReaderDep, project_id: IdPath) -> Project:
+    return projects.to_wire(state.settings, projects.retrieve(session, project_id))
+
+
+@router.post("/projects/{project_id}")
+def update_project(
+    state: StateDep, session: SessionDep, project_id: IdPath, body: ProjectUpdate
+) -> Project:
+    return projects.update(session, state.settings, project_id, body)
+
+
+@router.post("/projects/{project_id}/archive")
+def archive_project(state: StateDep, session: SessionDep, project_id: IdPath) -> Project:
+    """Archive a project. Its keys stop working; its running jobs end as usual."""
+    return projects.archive(session, state.settings, project_id)
+
+
+@router.get("/projects/{project_id}/users")
+def list_members(
+    session: ReaderDep, project_id: IdPath, after: AfterQuery = None, limit: LimitQuery = 20
+) -> Page[ProjectUser]:
+    """List the members of a project."""
+    return members.list_members(session, project_id, after=after, limit=limit)
+
+
+@router.post("/projects/{project_id}/users")
+def add_member(session: SessionDep, project_id: IdPath, body: ProjectUserCreate) -> ProjectUser:
+    """Add a user to a project."""
+    return members.add(session, project_id, body)
+
+
+@router.get("/projects/{project_id}/users/{user_id}")
+def retrieve_member(session: ReaderDep, project_id: IdPath, user_id: IdPath) -> ProjectUser:
+    return members.retrieve(session, project_id, user_id)
+
+
+@router.post("/projects/{project_id}/users/{user_id}")
+def change_member(
+    session: SessionDep, project_id: IdPath, user_id: IdPath, body: ProjectUserUpdate
+) -> ProjectUser:
+    """Change a member's role."""
+    return members.change(session, project_id, user_id, body)
+
+
+@router.delete("/projects/{project_id}/users/{user_id}")
+def remove_member(session: SessionDep, project_id: IdPath, user_id: IdPath) -> Deleted:
+    """Remove a member, and revoke the member's keys of this project."""
+    return members.remove(session, project_id, user_id)
+
+
+@router.get("/projects/{project_id}/api_keys")
+def list_keys(
+    session: ReaderDep, project_id: IdPath, after: AfterQuery = None, limit: LimitQuery = 20
+) -> Page[ProjectApiKey]:
+    """List a project's keys, without their secrets."""
+    return project_keys.list_keys(session, project_id, after=after, limit=limit)
+
+
+@router.post("/projects/{project_id}/api_keys")
+def create_key(
+    principal: PrincipalDep, session: SessionDep, project_id: IdPath, body: ProjectApiKeyCreate
+) -> ProjectApiKeyCreated:
+    """Create a key. Only this response has its `value`."""
+    return project_keys.create(session, principal, project_id, body)
+
+
+@router.get("/projects/{project_id}/api_keys/{key_id}")
+def retrieve_key(session: ReaderDep, project_id: IdPath, key_id: IdPath) -> ProjectApiKey:
+    return project_keys.retrieve(session, project_id, key_id)
+
+
+@router.delete("/projects/{project_id}/api_keys/{key_id}")
+def delete_key(session: SessionDep, project_id: IdPath, key_id: IdPath) -> Deleted:
+    """Revoke a key at once."""
+    return project_keys.delete(session, project_id, key_id)
+
+
+@router.get("/users")
+def list_users(
+    session: ReaderDep,
+    after: AfterQuery = None,
+    limit: LimitQuery = 20,
+    emails: EmailsQuery = None,
+) -> Page[OrganizationUser]:
+    """List all users, optionally those with these e-mail addresses."""
+    return users.list_users(session, after=after, limit=limit, emails=emails or [])
+
+
+@router.post("/users")
+def create_user(session: SessionDep, body: UserCreate) -> OrganizationUser:
+    """Add a person. OpenAI's API has invitations instead."""
+    return users.create(session, body)
+
+
+@router.get("/users/{user_id}")
+def retrieve_user(session: ReaderDep, user_id: IdPath) -> OrganizationUser:
+    return users.to_wire(users.retrieve(session, user_id))
+
+
+@router.post("/users/{user_id}")
+def update_user(session: SessionDep, user_id: IdPath, body: UserUpdate) -> OrganizationUser:
+    return users.update_user(session, user_id, body)
+
+
+@router.delete("/users/{user_id}")
+def delete_user(session: SessionDep, user_id: IdPath) -> Deleted:
+    """Delete a user and revoke the user's keys."""
+    return users.delete_user(session, user_id)
+
+
+@router.get("/admin_api_keys")
+def list_admin_keys(
+    session: ReaderDep, after: AfterQuery = None, limit: LimitQuery = 20
+) -> Page[AdminApiKey]:
+    """List admin keys, without their secrets."""
+    return project_keys.list_admin(session, after=after, limit=limit)
+
+
+@router.post("/admin_api_keys")
+def create_admin_key(session: SessionDep, body: AdminApiKeyCreate) -> AdminApiKeyCreated:
+    """Create an admin key. Only this response has its `value`."""
+    return project_keys.create_admin(session, body)
+
+
+@router.get("/admin_api_keys/{key_id}")
+def retrieve_admin_key(session: ReaderDep, key_id: IdPath) -> AdminApiKey:
+    return project_keys.retrieve_admin(session, key_id)
+
+
+@router.delete("/admin_api_keys/{key_id}")
+def delete_admin_key(principal: PrincipalDep, session: SessionDep, key_id: IdPath) -> Deleted:
+    """Revoke an admin key at once."""
+    return project_keys.delete_admin(session, principal, key_id)

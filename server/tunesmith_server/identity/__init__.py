@@ -1,0 +1,1 @@
+"""Projects, users, members, API keys, and the policy of all routes."""

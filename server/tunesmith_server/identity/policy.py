@@ -1,0 +1,119 @@
+"""The policy: which verb each route needs. A route without a rule is refused.
+
+Roles and keys have verbs (core/principal.py). The rows that a caller sees are a second matter: a
+session shows only rows of the request's project (models/scope.py), so another project's things
+answer 404 whatever the verb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tunesmith_schema import ErrorCode, Verb
+from tunesmith_server.core.errors import Forbidden, NotFound
+from tunesmith_server.core.principal import Principal
+
+_JOB = "/fine_tuning/jobs/{job_id}"
+_PERMISSIONS = "/fine_tuning/checkpoints/{model}/permissions"
+_PROJECTS = "/organization/projects"
+_PROJECT = f"{_PROJECTS}/{{project_id}}"
+
+RULES: dict[str, Verb] = {
+    "GET /me": "read",
+    "GET /files": "read",
+    "POST /files": "write",
+    "GET /files/{file_id}": "read",
+    "DELETE /files/{file_id}": "write",
+    "GET /files/{file_id}/content": "read",
+    "POST /uploads": "write",
+    "GET /uploads/{upload_id}": "read",
+    "POST /uploads/{upload_id}/parts": "write",
+    "POST /uploads/{upload_id}/complete": "write",
+    "POST /uploads/{upload_id}/cancel": "write",
+    "GET /fine_tuning/jobs": "read",
+    "POST /fine_tuning/jobs": "write",
+    f"GET {_JOB}": "read",
+    f"DELETE {_JOB}": "write",
+    **{
+        f"GET {_JOB}/{part}": "read"
+        for part in ("report", "evaluation", "events", "metrics", "checkpoints", "samples")
+    },
+    **{
+        f"POST {_JOB}/{verb}": "write"
+        for verb in ("cancel", "pause", "resume", "stop", "fork", "retry")
+    },
+    f"GET {_PERMISSIONS}": "manage",
+    f"POST {_PERMISSIONS}": "manage",
+    f"DELETE {_PERMISSIONS}/{{permission_id}}": "manage",
+    "GET /models": "read",
+    "GET /models/{model:path}": "read",
+    "DELETE /models/{model:path}": "write",
+    "GET /adapters/{adapter_id}": "read",
+    "GET /adapters/{adapter_id}/content": "read",
+    "GET /adapters/{adapter_id}/content/{name}": "read",
+    "POST /chat/completions": "chat",
+    "POST /completions": "chat",
+    f"GET {_PROJECTS}": "manage",
+    f"POST {_PROJECTS}": "administer",
+    f"GET {_PROJECT}": "manage",
+    f"POST {_PROJECT}": "administer",
+    f"POST {_PROJECT}/archive": "administer",
+    f"GET {_PROJECT}/users": "manage",
+    f"POST {_PROJECT}/users": "manage",
+    f"GET {_PROJECT}/users/{{user_id}}": "manage",
+    f"POST {_PROJECT}/users/{{user_id}}": "manage",
+    f"DELETE {_PROJECT}/users/{{user_id}}": "manage",
+    f"GET {_PROJECT}/api_keys": "manage",
+    f"POST {_PROJECT}/api_keys": "manage",
+    f"GET {_PROJECT}/api_keys/{{key_id}}": "manage",
+    f"DELETE {_PROJECT}/api_keys/{{key_id}}": "manage",
+    "GET /organization/users": "administer",
+    "POST /organization/users": "administer",
+    "GET /organization/users/{user_id}": "administer",
+    "POST /organization/users/{user_id}": "administer",
+    "DELETE /organization/users/{user_id}": "administer",
+    "GET /organization/admin_api_keys": "administer",
+    "POST /organization/admin_api_keys": "administer",
+    "GET /organization/admin_api_keys/{key_id}": "administer",
+    "DELETE /organization/admin_api_keys/{key_id}": "administer",
+}
+"""Verb of each route; the paths are below /v1."""
+
+
+def require(principal: Principal, verb: Verb, resource: str) -> None:
+    """Raise Forbidden if the caller's key does not have `verb`. `resource` is the route, for the
+    message."""
+    if verb in principal.verbs:
+        return
+    raise Forbidden(
+        ErrorCode.PERMISSION_DENIED,
+        f"{resource} needs the verb {verb!r}; this key has the role {principal.role!r} with "
+        f"{', '.join(sorted(principal.verbs)) or 'no verb'}",
+        hint="ask a lead of the project for a key with this verb; GET /v1/me shows your rights",
+    )
+
+
+def check(principal: Principal, method: str, path: str, values: Mapping[str, str]) -> None:
+    """Check the rule of a route, given its path's template and the values of its parameters.
+
+    A project in the path must be the request's own, except for admins. Raises Forbidden, or
+    NotFound for another project.
+    """
+    route = f"{method} {path.removeprefix('/v1')}"
+    verb = RULES.get(route)
+    if verb is None:
+        raise Forbidden(
+            ErrorCode.PERMISSION_DENIED, f"{route} has no rule", hint="report this to the operator"
+        )
+    require(principal, verb, route)
+    project_id = values.get("project_id")
+    if project_id not in (None, principal.project_id) and not principal.is_admin:
+        raise no_project(project_id or "")
+
+
+def no_project(project_id: str) -> NotFound:
+    return NotFound(
+        ErrorCode.NOT_FOUND,
+        f"no project {project_id!r}",
+        hint="GET /v1/me lists the projects that your key opens",
+    )

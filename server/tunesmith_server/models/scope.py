@@ -1,0 +1,82 @@
+"""Scope of a session: a session of a user's request sees and writes only rows of one project.
+
+The scope is part of the session, not of each query, so a query cannot forget it: SQLAlchemy adds
+the condition to every SELECT, UPDATE and DELETE, in subqueries too. A query that needs rows of all
+projects, for example a position in the queue, is marked with `all_projects`. Sessions without a
+scope belong to workers, the janitor and the command line.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Executable, event, or_, select
+from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
+
+from .adapter import AdapterRow
+from .owned import Owned
+from .project import ModelPermissionRow
+
+_PROJECT = "project_id"
+"""Key in `session.info`."""
+_ALL = "all_projects"
+"""Execution option of a statement that reads rows of all projects."""
+
+S = TypeVar("S", bound=Executable)
+
+
+def limit(session: Session, project_id: str) -> Session:
+    """Limit a new session to one project and return it."""
+    session.info[_PROJECT] = project_id
+    return session
+
+
+def project_of(session: Session) -> str | None:
+    """Return the project that the session is limited to; None for a session of the service."""
+    project_id: str | None = session.info.get(_PROJECT)
+    return project_id
+
+
+def all_projects(statement: S) -> S:
+    """Mark a statement that needs rows of all projects; its result must not show these rows."""
+    return statement.execution_options(**{_ALL: True})
+
+
+@lru_cache(maxsize=1024)
+def _conditions(project_id: str, is_select: bool) -> tuple[Any, ...]:  # Any: loader options
+    """Return one loader option for each table of owned rows."""
+    return tuple(
+        with_loader_criteria(
+            entity, _condition(entity, project_id, is_select), include_aliases=True
+        )
+        for entity in Owned.__subclasses__()
+    )
+
+
+def _condition(entity: Any, project_id: str, is_select: bool) -> ColumnElement[bool]:
+    own: ColumnElement[bool] = entity.project_id == project_id
+    if entity is not AdapterRow or not is_select:
+        return own
+    shared = select(ModelPermissionRow.model).where(ModelPermissionRow.project_id == project_id)
+    return or_(own, AdapterRow.model.in_(shared))
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _limit_statement(state: ORMExecuteState) -> None:
+    project_id = project_of(state.session)
+    if project_id is None or state.is_insert or state.execution_options.get(_ALL):
+        return
+    state.statement = state.statement.options(*_conditions(project_id, state.is_select))
+
+
+@event.listens_for(Session, "before_flush")
+def _own_new_rows(session: Session, context: UOWTransaction, objects: object) -> None:
+    """Give new rows the session's project. A row without a project is an error of the caller."""
+    project_id = project_of(session)
+    for row in session.new:
+        if not isinstance(row, Owned):
+            continue
+        row.project_id = row.project_id or project_id  # type: ignore[assignment]  # checked below
+        if row.project_id is None or project_id not in (None, row.project_id):
+            raise RuntimeError(f"{type(row).__name__} of project {row.project_id} in {project_id}")
