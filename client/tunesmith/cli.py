@@ -14,8 +14,11 @@ from ._cli import (
     evaluations,
     files,
     jobs,
+    projects,
     samples,
     server_and_worker,
+    sharing,
+    users,
 )
 from ._cli.session import Connection
 
@@ -45,8 +48,12 @@ def _connection(
             help="API key (default: TUNESMITH_API_KEY, else the content of ./.tunesmith/api-key).",
         ),
     ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(help="Project in which an admin key acts (default: the default project)."),
+    ] = None,
 ) -> None:
-    ctx.obj = Connection(base_url=base_url, api_key=api_key)
+    ctx.obj = Connection(base_url=base_url, api_key=api_key, project=project)
 
 
 control.add_to(jobs.app)
@@ -55,7 +62,11 @@ samples.add_to(jobs.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(files.app, name="files")
 app.add_typer(adapters.adapters, name="adapters")
+sharing.add_to(adapters.models)
 app.add_typer(adapters.models, name="models")
+app.add_typer(projects.app, name="projects")
+app.add_typer(users.app, name="users")
+users.add_to(app)
 chat.add_to(app)
 evaluations.add_to(app)
 server_and_worker.add_to(app)

@@ -24,8 +24,10 @@ from tunesmith_schema.model_dirs import missing_folders
 from tunesmith_schema.unsafe import first_error
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import ServiceError
+from tunesmith_server.core.principal import VERBS
 from tunesmith_server.core.settings import Settings, variable_warnings
 from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import DEFAULT_PROJECT, ProjectRow
 from tunesmith_server.services import keys
 
 from . import garbage, installation, migrate
@@ -90,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument(
         "name", nargs="?", default="unnamed", help="name of the key, for example its owner"
     )
+    create.add_argument(
+        "--role", choices=list(VERBS), default="member",
+        help="rights of the key (default: member); admin may do everything in all projects",
+    )  # fmt: skip
+    create.add_argument("--project", default=DEFAULT_PROJECT, help="id of the key's project")
+    create.add_argument("--days", type=float, help="days until the key expires")
     create.set_defaults(run=_create_key)
     listing = key_verbs.add_parser("list", help="list all keys, without their secrets")
     listing.set_defaults(run=_list_keys)
@@ -205,11 +213,22 @@ def _database(settings: Settings) -> Database:
 
 
 def _create_key(settings: Settings, arguments: argparse.Namespace) -> None:
+    days = arguments.days
     with _database(settings).write.begin() as session:
-        row, key = keys.create(session, arguments.name)
-        shown = {"id": row.id, "name": row.name, "key": key}
+        if session.get(ProjectRow, arguments.project) is None:
+            raise ValueError(f"no project {arguments.project!r}: see `tunesmith projects list`")
+        row, key = keys.create(
+            session,
+            arguments.name,
+            role=arguments.role,
+            project_id=arguments.project,
+            expires_at=None if days is None else time.time() + days * 86_400,
+        )
+        shown = {"id": row.id, "name": row.name, "role": row.role, "key": key}
     _print(
-        arguments, shown, f"{key}\n  {row.id}, {row.name}; store the key now, it is not shown again"
+        arguments,
+        shown,
+        f"{key}\n  {row.id}, {row.name} ({row.role}); store the key now, it is not shown again",
     )
 
 
@@ -220,6 +239,8 @@ def _list_keys(settings: Settings, arguments: argparse.Namespace) -> None:
                 "id": row.id,
                 "name": row.name,
                 "prefix": row.prefix,
+                "role": row.role,
+                "project_id": row.project_id,
                 "created_at": int(row.created_at),
                 "revoked_at": int(row.revoked_at) if row.revoked_at else None,
             }
@@ -228,7 +249,7 @@ def _list_keys(settings: Settings, arguments: argparse.Namespace) -> None:
     lines = [
         f"{row['id']}  {row['prefix']}...  "
         f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(row['created_at']))}  "  # type: ignore[arg-type]  # an int in a mixed dict
-        f"{'revoked' if row['revoked_at'] else 'valid  '}  {row['name']}"
+        f"{'revoked' if row['revoked_at'] else 'valid  '}  {row['role']:6}  {row['name']}"
         for row in rows
     ]
     _print(arguments, rows, "\n".join(lines) or "no keys yet")

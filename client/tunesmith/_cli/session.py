@@ -25,6 +25,7 @@ class Connection:
 
     base_url: str | None
     api_key: str | None
+    project: str | None = None
 
 
 @contextmanager
@@ -36,7 +37,9 @@ def connected(ctx: typer.Context) -> Iterator[Client]:
         typer.echo(f"warning: {warning}", err=True)
     key = options.api_key or ClientSettings.from_environment().api_key.get_secret_value()
     try:
-        with Client(base_url=options.base_url, api_key=key or _key_from_file()) as client:
+        with Client(
+            base_url=options.base_url, api_key=key or _key_from_file(), project=options.project
+        ) as client:
             yield client
     except InvalidArgumentError as error:
         fail(error.message, hint=error.hint, status=2)

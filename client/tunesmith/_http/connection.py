@@ -43,6 +43,7 @@ class Http:
         timeout: float,
         max_retries: int,
         transport: httpx.BaseTransport | None,
+        project: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,6 +56,7 @@ class Http:
             headers={
                 "Authorization": f"Bearer {api_key}",
                 "User-Agent": f"tunesmith-python/{__version__}",
+                **({"OpenAI-Project": project} if project else {}),
             },
             transport=transport,
         )

@@ -10,6 +10,7 @@ import httpx
 from tunesmith._http.connection import Http
 from tunesmith._http.errors import InvalidArgumentError
 from tunesmith._http.settings import DEFAULT_BASE_URL, ClientSettings
+from tunesmith_schema import Me
 
 from .adapters import Adapters
 from .chat import Chat, Completions
@@ -17,6 +18,8 @@ from .evaluations import Evaluations
 from .files import Files
 from .jobs import FineTuning, Jobs
 from .models import Models
+from .organization import Admin
+from .permissions import Checkpoints
 from .uploads import Uploads
 
 
@@ -25,7 +28,8 @@ class Client:
 
     `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout` is the
     longest time without a byte from the server, in seconds. `max_retries` is the number of tries
-    after the first.
+    after the first. `project` is the id of the project in which an admin key acts; other keys open
+    one project only.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Client:
         base_url: str | None = None,
         api_key: str | None = None,
         *,
+        project: str | None = None,
         timeout: float = 60.0,
         max_retries: int = 2,
         transport: httpx.BaseTransport | None = None,
@@ -44,16 +49,22 @@ class Client:
             api_key=self.api_key,
             timeout=timeout,
             max_retries=max_retries,
+            project=project,
             transport=transport,
         )
         self.uploads = Uploads(self._http)
         self.files = Files(self._http, self.uploads)
-        self.fine_tuning = FineTuning(Jobs(self._http, self.files))
+        self.fine_tuning = FineTuning(Jobs(self._http, self.files), Checkpoints(self._http))
         self.evaluations = Evaluations(self._http, self.files)
         self.chat = Chat(self._http)
         self.completions = Completions(self._http)
         self.models = Models(self._http)
         self.adapters = Adapters(self._http)
+        self.admin = Admin(self._http)
+
+    def me(self) -> Me:
+        """Return the owner of the key, the project and the rights in it."""
+        return self._http.get(Me, "me")
 
     @property
     def base_url(self) -> str:

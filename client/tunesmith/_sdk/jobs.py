@@ -18,6 +18,7 @@ from .follow import follow
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
 from .job_output import JobOutput
+from .permissions import Checkpoints
 from .status_poll import StatusPoll
 
 if TYPE_CHECKING:
@@ -262,5 +263,6 @@ class Jobs(JobOutput):
 class FineTuning:
     """`client.fine_tuning`."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, checkpoints: Checkpoints) -> None:
         self.jobs = jobs
+        self.checkpoints = checkpoints

@@ -19,7 +19,17 @@ from tunesmith_server.services.paging import Order
 
 from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, State, StateDep, bulk, send_page
+from .deps import (
+    CallerDep,
+    KeyRoute,
+    PrincipalDep,
+    ReaderDep,
+    SessionDep,
+    State,
+    StateDep,
+    bulk,
+    send_page,
+)
 
 router = APIRouter(prefix="/files", tags=["files"], route_class=KeyRoute)
 
@@ -35,7 +45,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.IGNORECASE)
 @router.post("")
 @bulk
 def create(
-    caller: CallerDep,
+    principal: PrincipalDep,
     state: StateDep,
     session: SessionDep,
     response: Response,
@@ -68,7 +78,8 @@ def create(
         sha256=sha256,
         size=size,
         expires_in=expires_in,
-        request_key=idempotency_key and key_hash(f"{caller}\n{idempotency_key}"),
+        request_key=idempotency_key
+        and key_hash(f"{principal.key_id}\n{principal.project_id}\n{idempotency_key}"),
     )
     if replayed:
         response.headers["idempotent-replayed"] = "true"

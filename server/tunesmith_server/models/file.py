@@ -37,4 +37,4 @@ class FileRow(Owned, Base):
     reading_until: Mapped[float | None] = mapped_column(Double)
     """End of the reading's lease, by the database clock; null if nobody reads the file."""
     request_key: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
-    """SHA-256 of the uploader and of the request's Idempotency-Key; null without a key."""
+    """SHA-256 of the API key, the project and the request's Idempotency-Key; null without one."""

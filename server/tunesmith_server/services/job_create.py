@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -18,6 +19,7 @@ from tunesmith_server.core.errors import BadRequest, Conflict, Unavailable
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
+from tunesmith_server.models.scope import all_projects, project_of
 
 from . import base_models, events, files, jobs, waiting
 
@@ -136,13 +138,17 @@ def _effective_method(body: JobCreate) -> dict[str, Any] | None:  # Any: JSON
 def find_earlier(session: Session, requester: Requester, digest: str) -> JobRow | None:
     """Return the job that a request with the same Idempotency-Key has already created."""
     key = requester.idempotency_key
-    row = session.get(IdempotencyRow, (requester.owner, key)) if key else None
+    own = (IdempotencyRow.owner == requester.owner, IdempotencyRow.key == key)
+    # An admin key may have used the same Idempotency-Key in another project.
+    row = session.scalar(all_projects(select(IdempotencyRow).where(*own))) if key else None
     if row is None:
         return None
-    if row.body_sha256 != digest:
+    elsewhere = project_of(session) not in (None, row.project_id)
+    if elsewhere or row.body_sha256 != digest:
+        where = "in another project" if elsewhere else f"(job {row.job_id})"
         raise Conflict(
             ErrorCode.IDEMPOTENCY_CONFLICT,
-            f"Idempotency-Key {key!r} was used for a different request (job {row.job_id})",
+            f"Idempotency-Key {key!r} was used for a different request {where}",
             hint="use a new key for a new job",
         )
     return session.get(JobRow, row.job_id)
