@@ -9,12 +9,15 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0014"
-down_revision = "0012"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 
 DEFAULT_PROJECT = "proj-default"
-OWNED = ("files", "uploads", "jobs", "adapters", "checkpoints", "idempotency_keys", "job_events")
+OWNED = (
+    *("files", "uploads", "jobs", "adapters", "checkpoints", "idempotency_keys", "job_events"),
+    "evaluations",
+)
 """An added column with a constant default changes no row, so large tables cost nothing."""
 JOB_LIST = ("created_at", "id", "state", "method_name", "model", "suffix", "fine_tuned_model")
 KEY_COLUMNS = (

@@ -35,6 +35,7 @@ class Team:
     model: str
     adapter_id: str
     checkpoint_id: str
+    evaluation_id: str
     permission_id: str
     key_id: str
     user_id: str
@@ -74,6 +75,9 @@ def team(server: Server, admin: Caller, project_id: str, share_with: str) -> Tea
     path = f"/v1/fine_tuning/checkpoints/{job['fine_tuned_model']}/permissions"
     shared = admin.post(path, json={"project_ids": [share_with]}, headers=headers)
     assert shared.status_code == 200, shared.text
+    request = {"model": job["fine_tuned_model"], "file": job["training_file"]}
+    evaluation = user.post("/v1/evaluations", json=request)
+    assert evaluation.status_code == 200, evaluation.text
     organization = "/v1/organization"
     email = f"{project_id}@example.org"
     person = admin.post(f"{organization}/users", json={"email": email, "name": "P"}).json()["id"]
@@ -90,6 +94,7 @@ def team(server: Server, admin: Caller, project_id: str, share_with: str) -> Tea
         model=job["fine_tuned_model"],
         adapter_id=job["adapter_id"],
         checkpoint_id=saved["id"],
+        evaluation_id=evaluation.json()["id"],
         permission_id=shared.json()["data"][0]["id"],
         key_id=key["id"],
         user_id=person,

@@ -9,8 +9,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
+from .owned import Owned
 
-class EvaluationRow(Base):
+
+class EvaluationRow(Owned, Base):
     __tablename__ = "evaluations"
     __table_args__ = (Index("ix_evaluations_queue", "status", "created_at"),)
 

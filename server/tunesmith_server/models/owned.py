@@ -11,7 +11,7 @@ DEFAULT_PROJECT = "proj-default"
 
 class Owned:
     """Mixin of tables whose rows belong to a project. A session of a user's request sees only rows
-    of its project; see identity/scope.py."""
+    of its project; see models/scope.py."""
 
     project_id: Mapped[str] = mapped_column(String(40), server_default=DEFAULT_PROJECT)
     """Projects are archived, never deleted, so the column needs no foreign key; SQLite could add
