@@ -43,4 +43,4 @@ class Sample(Response):
     """Number of tokens of the completion, including its end token."""
     finish_reason: Literal["stop", "length"] | str
     """`stop`: the completion ended by itself; `length`: it reached
-    `recipe.grpo.max_completion_length`."""
+    `recipe.grpo.max_completion_length`; `unreadable`: the stored sample is lost or damaged."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import update
+
+from tunesmith_server.models import ReportRow
 
 from .actors import Server
 from .test_run_reports import refusal, run_report
@@ -73,6 +76,16 @@ def test_a_later_report_without_an_evaluation_keeps_the_verdict(
     server.worker.report(claim, run_report=run_report(9, evaluation=EVALUATION))
     server.worker.report(claim, run_report=run_report(9))
     assert server.job(claim["job_id"])["evaluation"] == SUMMARY
+
+
+@pytest.mark.parametrize("content", [[], 7, {"evaluation": [1]}, {"evaluation": {"rows": "x"}}])
+def test_an_evaluation_in_a_damaged_report_is_refused_by_name(
+    server: Server, claim: dict[str, Any], content: Any
+) -> None:
+    server.worker.report(claim, run_report=run_report(9, evaluation=EVALUATION))
+    with server.database.write.begin() as session:
+        session.execute(update(ReportRow).values(content=content))
+    assert refusal(server, f"{url(claim)}/evaluation") == (404, "unreadable")
 
 
 def test_an_evaluation_that_cannot_be_read_hides_neither_job_nor_list(

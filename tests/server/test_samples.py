@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tunesmith_server.services import samples as sample_files
+
 from .actors import Server
 from .callers import event, metrics
 from .test_lists import pages
@@ -196,3 +198,43 @@ def test_who_may_not_see_the_job_sees_no_samples(server: Server, path: str) -> N
     assert server.anonymous.get(path).status_code == 401
     unknown = "/v1/fine_tuning/jobs/ftjob-000000000000000000000000/samples"
     assert server.user.get(unknown).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("damage", "shown"),
+    [
+        ("no gzip", [False] * 4),
+        ("cut", [False] * 4),
+        ("lost", [False] * 4),
+        ("a line is no JSON", [True, False, True, True]),
+        ("a line is too long", [True, False, False, False]),
+        ("lines are missing", [True, True, False, False]),
+    ],
+)
+def test_samples_that_cannot_be_read_are_shown_as_such(
+    server: Server,
+    claim: dict[str, Any],
+    path: str,
+    damage: str,
+    shown: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sample_files, "MAX_LINE", 2000)
+    lines = [json.dumps(sample(1, place)).encode() + b"\n" for place in range(4)]
+    if damage == "a line is no JSON":
+        lines[1] = b"{]\n"
+    if damage == "a line is too long":
+        lines[1] = json.dumps(sample(1, 1, completion="x" * 5000)).encode() + b"\n"
+    content = gzip.compress(b"".join(lines[:2] if damage == "lines are missing" else lines))
+    content = {"no gzip": b"no gzip", "cut": content[:20]}.get(damage, content)
+    data = {"step": 1, "count": 4}
+    files = server.worker.store(claim, {"x.jsonl.gz": content})
+    server.worker.report(claim, events=[event(1, kind="samples", data=data, files=files)])
+    if damage == "lost":
+        server.storage.delete([files[0]["sha256"]])
+    for order in ("asc", "desc"):
+        found = server.user.json(path, params={"order": order})["data"]
+        expected = shown if order == "asc" else shown[::-1]
+        assert [one["finish_reason"] != "unreadable" for one in found] == expected
+        assert [bool(one["completion"]) for one in found] == expected
+        assert len({one["id"] for one in found}) == 4

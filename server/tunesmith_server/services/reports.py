@@ -64,15 +64,13 @@ def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
     )
     reason = None
     for row in rows:
-        evaluation = row.content.get("evaluation")
-        reason = reason or row.content.get("no_evaluation")
-        if not evaluation:
-            continue
         try:
-            return JobEvaluation.model_validate(
-                {**evaluation, "job_id": job.id, "attempt": row.attempt}
-            )
-        except (ValueError, TypeError) as error:
+            reason = reason or row.content.get("no_evaluation")
+            if evaluation := row.content.get("evaluation"):
+                return JobEvaluation.model_validate(
+                    {**evaluation, "job_id": job.id, "attempt": row.attempt}
+                )
+        except (ValueError, TypeError, AttributeError) as error:
             raise _unreadable(f"evaluation of attempt {row.attempt}", error) from error
     raise NotFound(
         ErrorCode.NO_EVALUATION,

@@ -4,8 +4,13 @@ from storage."""
 from __future__ import annotations
 
 import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
+from gzip import BadGzipFile
+from io import BufferedReader, RawIOBase
+from typing import Any
 
 from pydantic_core import from_json
 from sqlalchemy import delete, select
@@ -17,6 +22,9 @@ from tunesmith_server.models import JobRow, SamplesRow
 
 from .pages import PageBuilder, json_of
 from .paging import Order, fetch_page, number_in, unknown_cursor
+
+MAX_LINE = 16 * 1024 * 1024
+"""Maximum bytes of one sample; a longer one and those after it are unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,8 @@ def _prefix(job_id: str) -> str:
 
 def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
     """Return the indices of a step's samples after the cursor."""
+    if not isinstance(row.count, int):  # a damaged row
+        return range(0)
     last = cursor[1] if cursor is not None and cursor[0] == row.step else None
     if order == "asc":
         return range(0 if last is None else last + 1, row.count)
@@ -116,20 +126,58 @@ def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> r
 
 
 def _read(storage: Storage, job_id: str, part: Slice) -> list[Sample]:
-    row, indices = part.row, part.indices
-    content = b"".join(storage.stream(row.sha256, 0, row.bytes))
-    samples: dict[int, Sample] = {}
-    with gzip.open(BytesIO(content)) as lines:
-        for index, line in enumerate(lines):
-            if index in indices:
-                samples[index] = Sample.model_validate(
-                    {
-                        **from_json(line),
-                        "id": f"{_prefix(job_id)}-{row.step}-{index}",
-                        "created_at": int(row.created_at),
-                        "step": row.step,
-                    }
-                )
-            if len(samples) == len(indices):
-                break
-    return [samples[index] for index in indices]
+    """Return the samples of a slice; those that cannot be read are shown as such."""
+    lines = _lines(storage, part)
+    return [_sample(job_id, part.row, index, lines.get(index)) for index in part.indices]
+
+
+def _lines(storage: Storage, part: Slice) -> dict[int, bytes]:
+    """Return the lines of a step's file by index, until one cannot be read."""
+    lines: dict[int, bytes] = {}
+    last = max(part.indices[0], part.indices[-1])
+    # A worker wrote the file: it may be damaged, lost, or a decompression bomb.
+    with suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError):
+        pieces = BufferedReader(_Pieces(storage.stream(part.row.sha256, 0, part.row.bytes)))
+        with gzip.open(pieces) as file:
+            for index in range(last + 1):
+                line = file.readline(MAX_LINE)
+                if not line.endswith(b"\n"):
+                    break
+                if index in part.indices:
+                    lines[index] = line
+    return lines
+
+
+class _Pieces(RawIOBase):
+    """Pieces of a stored file as a file object."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces, self._rest = pieces, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a writable buffer
+        self._rest = self._rest or next(self._pieces, b"")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _sample(job_id: str, row: SamplesRow, index: int, line: bytes | None) -> Sample:
+    head = {
+        "id": f"{_prefix(job_id)}-{row.step}-{index}",
+        "created_at": int(row.created_at) if isinstance(row.created_at, float) else 0,
+        "step": row.step,
+    }
+    if line is not None:
+        with suppress(ValueError, TypeError):
+            return Sample.model_validate({**from_json(line), **head})
+    return Sample.model_validate({**_UNREADABLE, **head})
+
+
+_UNREADABLE = {
+    "group": 0, "row": 0, "prompt": "", "completion": "", "prompt_tokens": 0,
+    "completion_tokens": 0, "finish_reason": "unreadable",
+}  # fmt: skip
