@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import Text, cast, literal, text, update
 
 from tunesmith_schema import JobState
 from tunesmith_server.models import AdapterRow, CheckpointRow, EventRow, FileRow, ReportRow
@@ -244,6 +244,18 @@ def test_a_state_of_a_newer_release_is_shown(server: Server) -> None:
     job = server.user.json(PATH)["data"][0]
     assert (job["id"], job["status"], job["error"]["code"]) == (job_id, "failed", "unreadable")
     assert "dreaming" in job["error"]["message"]
+    reply = server.user.post(f"{PATH}/{job_id}/cancel")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unreadable")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # PostgreSQL checks types
+@pytest.mark.parametrize("column", ["started_at", "document_version"])
+def test_text_for_a_number_is_shown_among_good_rows(server: Server, column: str) -> None:
+    file_id = server.good_file()
+    good, bad = server.create_job(file_id), server.create_job(file_id)
+    server.change_job(bad, **{column: cast(literal("x"), Text)})
+    assert {job["id"] for job in server.user.json(PATH)["data"]} == {good, bad}
+    assert server.job(bad)["id"] == bad
 
 
 def test_commands_on_a_bad_row_answer(server: Server) -> None:

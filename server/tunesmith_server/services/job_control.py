@@ -16,7 +16,7 @@ from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import JobRow, ResumePointRow
 
-from . import events, jobs
+from . import events, jobs, stored_job
 from .jobs import HELD
 
 _RETRY = "POST /v1/fine_tuning/jobs/{id}/retry retries it"
@@ -160,8 +160,14 @@ def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
 
 
 def _move(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
+    """Move the job, whose row is locked and whose state the caller has checked."""
     moved = jobs.move(session, job.id, to, message)
-    assert moved is not None, "the row is locked, and the caller checked its state"
+    if moved is None:
+        raise BadRequest(
+            ErrorCode.UNREADABLE,
+            f"job {job.id!r} has the state {job.state!r}, which this release does not know",
+            hint=stored_job.HINT,
+        )
     return moved
 
 

@@ -149,7 +149,7 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
         "owner": _owner_name(row),
-        "started_at": int(row.started_at) if row.started_at else None,
+        "started_at": _read(lambda: int(row.started_at) if row.started_at else None),
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
         "result_files": result_files.ids_of(row.id, row.state, bool(row.last_metrics)),
