@@ -288,4 +288,17 @@ def test_other_lists_show_their_bad_rows(server: Server) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
     reply = server.user.get(f"/v1/adapters/{checkpoints[0]['adapter_id']}")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
+    for part in ("content", "content/a.txt"):
+        reply = server.user.get(f"/v1/adapters/{checkpoints[0]['adapter_id']}/{part}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
+    body = {"model": checkpoints[0]["fine_tuned_model_checkpoint"], "prompt": "a"}
+    reply = server.user.post("/v1/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unreadable")
     assert len(server.user.json("/v1/models?checkpoints=true")["data"]) == 2
+
+
+def test_content_that_the_store_has_lost_is_named(server: Server) -> None:
+    file_id = server.upload()
+    server.storage.delete([server.user.json(f"/v1/files/{file_id}")["sha256"]])
+    reply = server.user.get(f"/v1/files/{file_id}/content")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "content_missing")

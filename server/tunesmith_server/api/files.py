@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
-from tunesmith_server.core.errors import BadRequest, RangeNotSatisfiable
+from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiable
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
 from tunesmith_server.services import files, result_files
@@ -149,7 +149,14 @@ def send_or_redirect(
     seconds = state.settings.presigned_seconds
     link = state.storage.link(sha256, seconds) if seconds else None
     if link is None:
-        return send_blob(state.storage, sha256, size, filename, range_header)
+        try:
+            return send_blob(state.storage, sha256, size, filename, range_header)
+        except FileNotFoundError:
+            raise NotFound(
+                ErrorCode.CONTENT_MISSING,
+                f"the server's storage has lost the content of {filename!r}",
+                hint="restore the storage from a backup, or upload or train it again",
+            ) from None
     return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
 
 

@@ -73,11 +73,28 @@ def retrieve(session: Session, adapter_id: str) -> AdapterRow:
     return row
 
 
+def files_of(row: AdapterRow) -> list[StoredFile]:
+    """Return the files of an adapter. Raises NotFound if the row cannot be read."""
+    try:
+        return [StoredFile.model_validate(file) for file in row.files]
+    except (ValueError, TypeError) as error:
+        raise _unreadable(row, error) from error
+
+
+def _unreadable(row: AdapterRow, error: Exception) -> NotFound:
+    return NotFound(
+        ErrorCode.UNREADABLE,
+        f"this release cannot read the row of adapter {row.id!r}: {error}"[:2000],
+        hint="another release wrote it: install that release",
+    )
+
+
 def find_file(row: AdapterRow, name: str) -> StoredFile:
-    for file in row.files:
-        if file["name"] == name:
-            return StoredFile.model_validate(file)
-    names = ", ".join(file["name"] for file in row.files)
+    files = files_of(row)
+    for file in files:
+        if file.name == name:
+            return file
+    names = ", ".join(file.name for file in files)
     raise NotFound(
         ErrorCode.NOT_FOUND, f"adapter {row.id!r} has no file {name!r}", hint=f"its files: {names}"
     )
@@ -136,15 +153,11 @@ def to_wire(row: AdapterRow) -> Adapter:
     try:
         return _to_wire(row)
     except (ValueError, TypeError) as error:
-        raise NotFound(
-            ErrorCode.UNREADABLE,
-            f"this release cannot read the row of adapter {row.id!r}: {error}"[:2000],
-            hint="another release wrote it: install that release",
-        ) from error
+        raise _unreadable(row, error) from error
 
 
 def _to_wire(row: AdapterRow) -> Adapter:
-    files = [StoredFile.model_validate(file) for file in row.files]
+    files = files_of(row)
     verification = next((file for file in files if file.name == VERIFICATION_FILE), None)
     return Adapter(
         id=row.id,
@@ -164,16 +177,16 @@ def _to_wire(row: AdapterRow) -> Adapter:
 
 def tar_bytes(row: AdapterRow) -> int:
     """Return the size of the archive from `tar_stream`, in bytes."""
-    blocks: int = sum(1 + -(-file["bytes"] // _BLOCK) for file in row.files)
+    blocks: int = sum(1 + -(-file.bytes // _BLOCK) for file in files_of(row))
     return (blocks + 2) * _BLOCK
 
 
 def tar_stream(row: AdapterRow, storage: Storage) -> Iterator[bytes]:
     """Yield an uncompressed tar of all files; every call yields the same bytes."""
-    for file in row.files:
-        info = tarfile.TarInfo(file["name"])
-        info.size, info.mtime, info.mode = file["bytes"], int(row.created_at), 0o644
+    for file in files_of(row):
+        info = tarfile.TarInfo(file.name)
+        info.size, info.mtime, info.mode = file.bytes, int(row.created_at), 0o644
         yield info.tobuf(tarfile.GNU_FORMAT)
-        yield from storage.stream(file["sha256"], 0, file["bytes"])
-        yield b"\0" * (-file["bytes"] % _BLOCK)
+        yield from storage.stream(file.sha256, 0, file.bytes)
+        yield b"\0" * (-file.bytes % _BLOCK)
     yield b"\0" * (2 * _BLOCK)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, ModelTokenizer, StoredFile
+from tunesmith_schema import ErrorCode, ModelTokenizer
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.inference.protocol import LIST_MODELS, ServedModel
 from tunesmith_server.models import AdapterRow
 
-from . import base_models
+from . import adapters, base_models
 
 _MOST_BASES = 8
 """Longest chain of full weights that were trained from full weights."""
@@ -48,7 +48,7 @@ def _resolve(session: Session, settings: Settings, name: str, depth: int) -> Ser
             kind="full" if row.kind == "full" else "adapter",
             base=_resolve(session, settings, row.base_model, depth - 1)
             or ServedModel(id=row.base_model, kind="base"),
-            files=tuple(StoredFile.model_validate(file) for file in row.files),
+            files=tuple(adapters.files_of(row)),
         )
     used = session.scalar(select(exists().where(AdapterRow.base_model == name)))
     is_base = not name.startswith("ft:") and (used or name in base_models.names(session, settings))
