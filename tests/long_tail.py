@@ -249,6 +249,18 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_grader_that_is_not_deterministic_gives_a_warning": (),
         "test_a_run_is_the_same_to_the_bit_without_it": (),
     },
+    "worker/trainer/selfcheck/shadow/test_resumed_step.py": {
+        "test_a_fault_of_the_second_attempt_is_named": ("normaliser",),
+        "test_a_resumed_run_proves_its_first_step": ("rest of an epoch",),
+        "test_a_fork_proves_its_first_step_at_its_own_rate": (),
+        "test_a_resumed_reinforcement_run_proves_its_first_step": (),
+        "test_a_step_on_completions_of_an_earlier_attempt_says_what_was_not_compared": (),
+    },
+    "worker/trainer/selfcheck/shadow/test_samples.py": {
+        "test_a_step_beyond_the_time_is_compared_in_part": ("one micro-batch",),
+        "test_a_sample_shows_a_fault": (),
+        "test_a_reinforcement_step_beyond_the_memory_says_so": (),
+    },
     "worker/trainer/selfcheck/shadow/test_later_steps.py": {
         "test_a_planted_fault_is_named": ("same_rows-*", "smaller_rate*"),
         "test_a_planted_fault_of_a_reinforcement_run_is_named": ("policy_as_reference-*",),
@@ -330,6 +342,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "test_a_fault_of_saving_is_refused_before_success": ("module missing", "head untied"),
         "test_an_honest_run_is_verified_far_below_the_tolerance": ("new-tokens", "full-bf16"),
+        "test_an_error_of_patching_again_does_not_hide_a_mismatch": (),
     },
     "worker/trainer/test_real_data.py": {ALL: ()},
     "worker/trainer/data/test_token_memory.py": {ALL: ()},

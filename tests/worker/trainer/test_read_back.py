@@ -295,7 +295,7 @@ def test_an_error_of_patching_again_does_not_hide_a_mismatch(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a warning of the evaluation, and only if the result is the trained model."""
-    ended = []
+    ended: list[int] = []
 
     def train(trainer: Any, **arguments: Any) -> Any:
         result = right(trainer, **arguments)

@@ -53,7 +53,7 @@ class TimeLimit:
 
 def share_of_step(context: SupervisedContext | ReinforcementContext) -> float:
     """Return the share of a step that may be compared in SHARE of the run's remaining time."""
-    steps = context.train_plan.total_steps - context.trainer.state.global_step
+    steps: int = context.train_plan.total_steps - context.trainer.state.global_step
     return SHARE * steps / COST
 
 

@@ -117,7 +117,7 @@ class SupervisedStep:
         rest."""
         trainer, per_step = self._context.trainer, self._context.train_plan.rows_per_step
         examples = len(trainer.train_dataset)
-        place = trainer.state.global_step % -(-examples // per_step)
+        place: int = trainer.state.global_step % -(-examples // per_step)
         return min(per_step, examples - place * per_step)
 
     def _why_not(self, rows: Sequence[FedRow]) -> str:
