@@ -44,7 +44,8 @@ class TimeLimit:
     def sample(self, tokens: int) -> int:
         """Return how many tokens may be compared, at least LEAST_TOKENS. `tokens`: number of tokens
         of the step."""
-        return max(LEAST_TOKENS, int(tokens * self.allowed / max(COST * self.spent, 1e-9)))
+        share = min(1.0, self.allowed / max(COST * self.spent, 1e-9))
+        return max(LEAST_TOKENS, int(tokens * share))
 
     @property
     def text(self) -> str:
