@@ -105,7 +105,12 @@ def test_a_failed_evaluation_raises_with_its_reason_and_a_slow_one_too() -> None
 def test_arguments_are_checked_before_anything_is_sent() -> None:
     script = Script()
     with client_of(script) as client:
-        for arguments in ({}, {"file": "file-1", "against": TUNED}, {"file": "no such file"}):
+        wrong: list[dict[str, Any]] = [
+            {},
+            {"file": "file-1", "against": TUNED},
+            {"file": "no such file"},
+        ]
+        for arguments in wrong:
             with pytest.raises(InvalidArgumentError):
                 client.evaluations.create(model=TUNED, **arguments)
     assert script.requests == []

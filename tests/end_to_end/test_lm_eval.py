@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed"),
 ]
 
-DOCUMENTS = [
+DOCUMENTS: list[dict[str, Any]] = [
     {"question": f"The capital of country {n} is", "choices": ["Paris", "seven"], "answer": n % 2}
     for n in range(12)
 ]

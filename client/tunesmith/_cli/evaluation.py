@@ -17,8 +17,10 @@ def show_evaluation(evaluation: Evaluation, names: Mapping[str, str] | None = No
     Console(markup=False, highlight=False).print(render(evaluation, names=names))
 
 
-def render(evaluation: Evaluation, *, names: Mapping[str, str] | None = None) -> RenderableType:
-    """Return the verdict, the scores of each model, the comparisons and the answers."""
+def render(
+    evaluation: Evaluation, *, names: Mapping[str, str] | None = None, answers: bool = True
+) -> RenderableType:
+    """Return the verdict, the scores of each model, the comparisons and, if wanted, the answers."""
     parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), ""]
     for short, name in (names or {}).items():
         parts.append(f"{short}: {name}")
@@ -29,7 +31,7 @@ def render(evaluation: Evaluation, *, names: Mapping[str, str] | None = None) ->
         )
     if evaluation.left_out:
         parts.append(f"left out: {'; '.join(evaluation.left_out)}")
-    for answer in evaluation.answers:
+    for answer in evaluation.answers if answers else ():
         parts += ["", _answer(answer)]
     return Group(*parts)
 

@@ -61,7 +61,7 @@ def evaluate(
     """
     with connected(ctx) as client:
         if tasks is None:
-            only_tasks = {
+            only_tasks: dict[str, object] = {
                 "--include-path": include_path,
                 "--limit": limit,
             }

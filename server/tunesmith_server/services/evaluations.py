@@ -72,7 +72,7 @@ def create(
         file = usable_file(session, body)
         row.file, row.filename = file.id, file.filename
         row.against = _against(session, settings, body)
-        row.grader = body.grader and body.grader.model_dump(mode="json")
+        row.grader = None if body.grader is None else body.grader.model_dump(mode="json")
         wake_ups.send_after_commit(session, TRAIN_TASK, row.id)
     session.add(row)
     try:
