@@ -171,3 +171,14 @@ def test_evaluations_are_listed_with_their_verdicts(
     assert done.exit_code == 0, done.output
     assert "eval-1" in done.stdout
     assert "t acc 0.5" in " ".join(done.stdout.split())
+
+
+def test_without_lm_eval_the_command_names_the_extra(
+    tunesmith: Tunesmith, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunesmith._sdk.harness.find_spec", lambda name: None)
+    server.answers["GET /v1/models/tiny"] = {"id": "tiny", "created": 1, "owned_by": "base"}
+    done = tunesmith("eval", "tiny", "--tasks", "arc_easy")
+    assert done.exit_code == 2
+    assert "lm_eval" in done.stderr
+    assert "pip install 'tunesmith[eval]'" in done.stderr

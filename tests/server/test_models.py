@@ -214,3 +214,27 @@ def test_an_unknown_model_is_told_where_it_was_looked_for(
     error = server.create_reply(server.good_file(), model="tiny").json()["error"]
     assert said.format(tmp=tmp_path) in error["hint"]
     assert "set TUNESMITH" not in error["hint"]
+
+
+def test_a_model_s_tokenizer_is_its_own_or_its_base_model_s(
+    server: Server, settings: Settings
+) -> None:
+    folder = Path(settings.model_dirs) / "tiny-llama"
+    missing = server.user.get("/v1/models/tiny-llama/tokenizer")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "model")
+    (folder / "tokenizer.json").write_text('{"of": "base"}')
+    (folder / "model.safetensors").write_text("weights")
+    name = tuned(server)
+    for model in ("tiny-llama", name):
+        found = server.user.json(f"/v1/models/{model}/tokenizer")
+        assert found["model"] == model
+        assert found["files"] == {"tokenizer.json": '{"of": "base"}', "config.json": "{}"}
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    files = server.worker.store(claim, {"tokenizer.json": b'{"of": "adapter"}', "a.bin": b"x"})
+    outcome = {"state": "succeeded", "kind": "lora", "step": 1, "trained_tokens": 1, "files": files}
+    server.worker.report(claim, outcome=outcome)
+    added = server.job(job_id)["fine_tuned_model"]
+    found = server.user.json(f"/v1/models/{added}/tokenizer")
+    assert found["files"] == {"tokenizer.json": '{"of": "adapter"}'}
+    assert server.user.get("/v1/models/nobody/tokenizer").status_code == 404

@@ -12,6 +12,12 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
     ("GET /v1/files/ID", "client.files.retrieve('ID')", "tunesmith files show ID"),
     ("GET /v1/files", "client.files.list()", "tunesmith files list"),
     ("POST /v1/files", "client.files.create(file=...)", "tunesmith files upload FILE"),
+    (
+        "POST /v1/evaluations/ID/cancel",
+        "client.evaluations.cancel('ID')",
+        "tunesmith evaluations cancel ID",
+    ),
+    ("GET /v1/evaluations", "client.evaluations.list()", "tunesmith evaluations list"),
     ("GET /v1/uploads/ID", "client.uploads.retrieve('ID')", ""),
     ("POST /v1/uploads", "client.uploads.create(...)", ""),
     (f"GET {_JOB}/checkpoints", f"{_JOBS}.checkpoints.list('ID')", ""),
