@@ -69,14 +69,19 @@ def test_losses_of_two_models_are_those_of_plain_transformers(
     assert isinstance(found, Evaluation), found
     assert (found.file, found.rows, found.on) == ("mine.jsonl", len(QUESTIONS), "file")
     scores = {one.model: one for one in found.models}
-    assert scores["model"].loss == pytest.approx(stock_loss(tiny_model, QUESTIONS), abs=1e-4)
+    losses = [stock_loss(tiny_model, QUESTIONS)]
+    assert scores["model"].loss == pytest.approx(losses[0], abs=1e-4)
     merged = tmp_path / "merged"
     stock = transformers.AutoModelForCausalLM.from_pretrained(tiny_model)
     peft.PeftModel.from_pretrained(stock, adapter).merge_and_unload().save_pretrained(merged)
     transformers.AutoTokenizer.from_pretrained(tiny_model).save_pretrained(merged)
-    assert scores["against"].loss == pytest.approx(stock_loss(merged, QUESTIONS), abs=1e-4)
-    assert found.outcome == "better"
-    assert found.verdict.startswith("better by ")
+    losses.append(stock_loss(merged, QUESTIONS))
+    assert scores["against"].loss == pytest.approx(losses[1], abs=1e-4)
+    [compared] = found.comparisons
+    assert (compared.model, compared.against) == ("model", "against")
+    assert compared.difference == pytest.approx(losses[1] - losses[0], abs=2e-4)
+    assert found.outcome == ("better" if losses[0] < losses[1] else "worse")
+    assert found.verdict.startswith(f"{found.outcome} by ")
     assert found.verdict.endswith(f"nats on {len(QUESTIONS)} rows")
     assert (found.tuned, found.base) == (scores["model"].loss, scores["against"].loss)
     assert len(found.answers) == 8
