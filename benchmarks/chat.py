@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--part", choices=("speed", "training"), default="speed")
-    parser.add_argument("--steps", type=int, default=150, help="steps of the part `training`")
+    parser.add_argument("--steps", type=int, default=600, help="steps of the part `training`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = without_end(options.model, Path(folder))

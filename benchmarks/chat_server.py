@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,10 +27,18 @@ class Server:
     def __init__(self, url: str, token: str, model: str) -> None:
         self._address, self._token, self._model = urlsplit(url), token, model
         self.arguments = (url, token, model)
+        self.process: subprocess.Popen[str] | None = None
 
-    async def stream(self, prompt: list[int], new: int) -> list[float]:
+    def pause(self, stop: bool) -> None:
+        """Stop the process, or let it continue."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
+
+    async def stream(
+        self, prompt: list[int], new: int, count: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """Return the times of the events of one streamed completion; the first entry is the time
-        of the request."""
+        of the request. `count`: called for each event."""
         reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
         body = json.dumps(
             {
@@ -54,6 +63,7 @@ class Server:
         async for line in reader:
             if line.startswith(b"data: {"):
                 times.append(time.perf_counter())
+                count()
         writer.close()
         return times
 
@@ -81,7 +91,9 @@ def our_server(model: Path) -> Iterator[Server]:
                 assert process.stdout is not None
                 url = json.loads(process.stdout.readline())["listening"]
                 register(url, token, model.name)
-                yield Server(url, token, model.name)
+                server = Server(url, token, model.name)
+                server.process = process
+                yield server
             finally:
                 process.terminate()
 

@@ -1,11 +1,12 @@
 """A training job alone and beside a busy chat: `python -m benchmarks.chat --part training`.
 
 All processes share two cores, as in a small deployment. Eight clients stream completions without
-pause from the inference process, which loads the same model as the job. Jobs run alternately alone
-and beside chat, each in a process of its own, as a worker starts them.
+pause from the inference process, which has loaded the same model as the job. While the job trains,
+chat is stopped and continued every four seconds, so that both sides meet the same other load of the
+machine.
 
-`train_slowdown`: median time of the job's training phase beside chat / alone.
-`job_slowdown`: median time from the job's start to its end beside chat / alone.
+`slowdown`: mean time of a training step while chat runs / while it is stopped.
+`interval`: 90 % interval of the slowdown, from a bootstrap over pairs of adjacent windows.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tunesmith_schema import EventKind, Recipe, RunEvent, RunSpec
@@ -30,42 +33,50 @@ from tunesmith_schema import EventKind, Recipe, RunEvent, RunSpec
 from .chat_server import PROMPT, Server, our_server, prompts
 
 STREAMS, NEW, CORES = 8, 256, 2
+WINDOW, SETTLE = 4.0, 0.5
+"""Seconds of a window, and its first seconds that do not count."""
 BAR = 1.10
+
+Window = tuple[bool, float, float]
+"""True while chat runs; start and end, in Unix seconds."""
 
 
 def beside_training(model: Path, rounds: int, steps: int) -> dict[str, Any]:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    times: dict[str, list[dict[str, float]]] = {"alone": [], "beside": []}
+    pairs: list[tuple[list[float], list[float]]] = []
     tokens: list[float] = []
-    with our_server(model) as server:
-        for _ in range(rounds):
-            times["alone"].append(job(model, steps))
-            with busy(server) as counted:
-                before, began = counted(), time.perf_counter()
-                times["beside"].append(job(model, steps))
-                tokens.append((counted() - before) / (time.perf_counter() - began))
-            print(f"{times['alone'][-1]} {times['beside'][-1]} {tokens[-1]}", file=sys.stderr)
-    ratios = {
-        f"{part}_slowdown": round(middle(times["beside"], part) / middle(times["alone"], part), 3)
-        for part in ("train", "job")
-    }
+    with our_server(model) as server, busy(server) as clients:
+        for number in range(rounds):
+            found, rates = job(model, steps, server, clients, number)
+            pairs += found
+            tokens += rates
+            print(f"{slowdown(found):.3f}, {len(found)} pairs of windows", file=sys.stderr)
+    draw = random.Random(1)
+    drawn = sorted(slowdown(draw.choices(pairs, k=len(pairs))) for _ in range(2000))
+    alone, beside = ([t for pair in pairs for t in pair[side]] for side in (0, 1))
     return {
-        **ratios,
+        "slowdown": round(slowdown(pairs), 3),
+        "interval": [round(drawn[100], 3), round(drawn[-101], 3)],
         "slowdown_bar": BAR,
-        "chat_tokens_per_second": round(statistics.median(tokens), 1),
-        "seconds": {
-            side: {part: [round(one[part], 2) for one in found] for part in ("train", "job")}
-            for side, found in times.items()
+        "step_ms": {
+            "alone": round(1000 * fmean(alone), 1),
+            "beside": round(1000 * fmean(beside), 1),
         },
+        "steps": {"alone": len(alone), "beside": len(beside)},
+        "chat_tokens_per_second": round(fmean(tokens), 1),
     }
 
 
-def middle(times: list[dict[str, float]], part: str) -> float:
-    return statistics.median(one[part] for one in times)
+def slowdown(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
+    """Return the ratio of the mean step times. `pairs`: step times alone and beside chat."""
+    alone, beside = ([t for pair in pairs for t in pair[side]] for side in (0, 1))
+    return fmean(beside) / fmean(alone)
 
 
-def job(model: Path, steps: int) -> dict[str, float]:
-    """Run one job; return the seconds of its training phase and of the whole job."""
+def job(
+    model: Path, steps: int, server: Server, clients: Clients, number: int
+) -> tuple[list[tuple[list[float], list[float]]], list[float]]:
+    """Run one job; return the step times of each pair of windows, and chat's tokens per second."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows = [{"text": f"How much is {n} plus {n * 7 % 50}? " * 8} for n in range(200)]
@@ -77,54 +88,113 @@ def job(model: Path, steps: int) -> dict[str, float]:
             model=model.name,
             model_path=str(model),
             training_file="train.jsonl",
-            recipe=Recipe(max_steps=steps, evaluate=False),
+            recipe=Recipe(
+                max_steps=steps,
+                evaluate=False,
+                self_check=False,
+                per_device_train_batch_size=2,
+                gradient_accumulation_steps=1,
+            ),
             seed=1,
         )
         (folder / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "tunesmith_worker.trainer", scratch]
-        began = time.perf_counter()
-        done = subprocess.run(command, capture_output=True)
-        seconds = time.perf_counter() - began
-        if done.returncode:
-            sys.exit(done.stderr.decode(errors="replace"))
-        text = (folder / "events.jsonl").read_text(encoding="utf-8")
-        events = [RunEvent.model_validate_json(line) for line in text.splitlines()]
-    phases = [event.data for event in events if event.kind == EventKind.PHASE]
-    train = next(float(str(data["seconds"])) for data in phases if data.get("phase") == "train")
-    return {"train": train, "job": seconds}
+        events = folder / "events.jsonl"
+        windows: list[Window] = []
+        tokens: list[float] = []
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as trainer:
+            while trainer.poll() is None and len(step_ends(events)) < 3:
+                time.sleep(0.1)
+            chats = bool(number % 2)
+            while trainer.poll() is None:
+                chats = not chats
+                before, began = clients.tokens, time.time()
+                server.pause(not chats)
+                clients.pause(not chats)
+                time.sleep(WINDOW)
+                windows.append((chats, began + SETTLE, time.time()))
+                if chats:
+                    tokens.append((clients.tokens - before) / (time.time() - began))
+        server.pause(False)
+        clients.pause(False)
+        if trainer.returncode:
+            sys.exit("the job failed")
+        ends = step_ends(events)
+    return in_pairs(windows[:-1], ends), tokens[:-1]
+
+
+def step_ends(events: Path) -> list[float]:
+    """Return the times at which a job's steps ended, in Unix seconds."""
+    if not events.exists():
+        return []
+    lines = events.read_text(encoding="utf-8").splitlines()
+    found = [RunEvent.model_validate_json(line) for line in lines if line.endswith("}")]
+    return [
+        event.created_at
+        for event in found
+        if event.kind == EventKind.METRICS and "train_loss" in event.data
+    ]
+
+
+def in_pairs(
+    windows: Sequence[Window], ends: Sequence[float]
+) -> list[tuple[list[float], list[float]]]:
+    """Return the durations of the steps inside each pair of adjacent windows: alone, beside."""
+    times = [
+        [b - a for a, b in pairwise(ends) if a >= start and b <= stop] for _, start, stop in windows
+    ]
+    pairs = []
+    for place in range(0, len(windows) - 1, 2):
+        first, second = times[place : place + 2]
+        if first and second:
+            pairs.append((second, first) if windows[place][0] else (first, second))
+    return pairs
+
+
+class Clients:
+    """Eight clients in a process of their own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], count: Path) -> None:
+        self._process, self._count = process, count
+
+    @property
+    def tokens(self) -> int:
+        return self._count.stat().st_size if self._count.exists() else 0
+
+    def pause(self, stop: bool) -> None:
+        self._process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
 
 
 @contextmanager
-def busy(server: Server) -> Iterator[Any]:
-    """Keep eight streams open from another process; yield a function that counts their tokens."""
+def busy(server: Server) -> Iterator[Clients]:
+    """Keep eight streams open from another process."""
     with tempfile.TemporaryDirectory() as scratch:
         count = Path(scratch) / "tokens"
         command = [sys.executable, "-m", "benchmarks.chat_training", *server.arguments, str(count)]
-        with subprocess.Popen(command) as clients:
-
-            def counted() -> int:
-                return count.stat().st_size if count.exists() else 0
-
+        with subprocess.Popen(command) as process:
+            clients = Clients(process, count)
             try:
-                while counted() < STREAMS:
-                    if clients.poll() is not None:
+                while clients.tokens < STREAMS:
+                    if process.poll() is not None:
                         sys.exit("the clients ended")
                     time.sleep(0.05)
-                yield counted
+                yield clients
             finally:
-                clients.send_signal(signal.SIGTERM)
+                process.kill()
 
 
 async def stream_forever(server: Server, count: Path) -> None:
-    """Stream without pause; a file grows by one byte per event. A request that is refused while a
+    """Stream without pause; a file grows by one byte per token. A request that is refused while a
     job measures the free memory is sent again."""
     with count.open("ab", buffering=0) as file:
+
+        def count_one() -> None:
+            file.write(b".")
 
         async def one() -> None:
             while True:
                 with suppress(SystemExit, OSError):
-                    times = await server.stream(prompts(1, PROMPT)[0], NEW)
-                    file.write(b"." * (len(times) - 1))
+                    await server.stream(prompts(1, PROMPT)[0], NEW, count_one)
 
         await asyncio.gather(*(one() for _ in range(STREAMS)))
 

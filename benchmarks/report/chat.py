@@ -34,21 +34,22 @@ def chat(results: list[Result]) -> str:
 def beside_training(results: list[Result]) -> str:
     words = (
         "### A training job beside a busy chat\n\n"
-        "The same job alone and beside eight streams without pause, on two cores (`python -m "
-        "benchmarks.chat --part training`; `chat_training.json`): time beside chat / time alone, "
-        "medians, of the training phase and of the whole job with its start. `chat` is the "
-        "speed of chat meanwhile, and `load` the load average of the machine at the end.\n"
+        "Step times of a job while eight clients stream without pause, relative to step times "
+        "while chat is stopped, in turn every four seconds, on two cores (`python -m "
+        "benchmarks.chat --part training`; `chat_training.json`). `interval`: 90 %, by a "
+        "bootstrap over pairs of windows. `load`: load average of the machine; more than 2 means "
+        "that other programs ran too.\n"
     )
     if not results:
         return words + "\n**Open**: no result yet (`chat_training.json`).\n"
     rows = (
         (
-            against_bar(row["train_slowdown"], row["slowdown_bar"], at_least=False),
-            against_bar(row["job_slowdown"], row["slowdown_bar"], at_least=False),
+            against_bar(row["slowdown"], row["slowdown_bar"], at_least=False),
+            f"{row['interval'][0]:.2f} to {row['interval'][1]:.2f}",
             f"{row['chat_tokens_per_second']:,.0f} tokens/s",
             f"{row['load_average']:.1f}",
             date(row),
         )
         for row in results
     )
-    return f"{words}\n{table(('training', 'whole job', 'chat', 'load', 'date'), rows)}"
+    return f"{words}\n{table(('step time', 'interval', 'chat', 'load', 'date'), rows)}"

@@ -262,7 +262,7 @@ def test_a_broken_stream_waits_for_the_end_of_the_process(monkeypatch: pytest.Mo
 
     async def read() -> None:
         engine = native.NativeEngine(storage, process=process)
-        response = await engine.send("/chat/completions", b"{}")
+        response = await engine.send("/chat/completions", b"{}", "req-1")
         async for _ in response.aiter_bytes():
             assert process.running
 
