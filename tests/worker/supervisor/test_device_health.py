@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.service import alive, until
+from tunesmith_worker.rundir.device_use import Announcement, DeviceUse, gpu_name
 from tunesmith_worker.supervisor import cleanup, device_health
-from tunesmith_worker.supervisor.device_health import DeviceHealth, free_gpu_memory
+from tunesmith_worker.supervisor.device_health import DeviceHealth, free_gpu_memory, worker_gpu
 from tunesmith_worker.supervisor.launcher import Launcher
 from tunesmith_worker.supervisor.supervise import supervise
 
@@ -106,6 +107,19 @@ def test_a_directory_that_cannot_be_written_is_a_reason(
     assert "Read-only file system" in (health.reason or "")
 
 
+def test_memory_of_chat_that_yields_to_trainers_is_not_missing(
+    tmp_path: Path, card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNESMITH_DEVICE_USE", str(tmp_path / "uses"))
+    health = DeviceHealth(tmp_path, card, gpu="g1")
+    health.job_claimed()
+    card.free = 60 * GB
+    with Announcement(DeviceUse(kind="chat", gpu="g2", bytes=20 * GB)):
+        assert not health.is_ready(patience=0.0), "chat is on another GPU"
+    with Announcement(DeviceUse(kind="chat", gpu="g1", bytes=20 * GB)):
+        assert health.is_ready(patience=0.0)
+
+
 def test_a_process_that_a_run_has_left_is_ended_before_the_next(
     health: DeviceHealth, tmp_path: Path
 ) -> None:
@@ -162,6 +176,17 @@ def test_the_figure_is_the_drivers(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     assert free_gpu_memory() == bytes_
+
+
+def test_a_worker_knows_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$1 $2" = "--id=3 --query-gpu=uuid" ] && echo GPU-0AB1\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    assert worker_gpu() == gpu_name("0ab1") == "0ab1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert worker_gpu() is None
 
 
 def test_a_trainers_temporary_files_go_with_it(tmp_path: Path) -> None:
