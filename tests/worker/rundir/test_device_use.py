@@ -70,6 +70,9 @@ def test_nobody_waits_without_chat_on_this_device(
 
 
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
     with Announcement(DeviceUse(kind="worker", gpu="g"), tmp_path):
-        assert read_uses(tmp_path) == {}
+        assert len(read_uses(tmp_path)) == 1
+        tmp_path.chmod(0o777)
+        assert read_uses(tmp_path) == {}, "anybody may have written it"
+    with Announcement(DeviceUse(kind="worker", gpu="g"), tmp_path):
+        assert list(tmp_path.iterdir()) == []

@@ -166,7 +166,8 @@ def read_uses(folder: Path) -> dict[str, DeviceUse]:
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
+        files = folder.iterdir() if _is_private(folder) else ()
+        return sorted(path for path in files if path.suffix == ".json")
     except OSError:
         return []
 

@@ -16,9 +16,11 @@ from tunesmith_schema import Evaluation
 from tunesmith_schema.evaluation import ModelName
 from tunesmith_worker.engine.evaluation.answers import Answer
 from tunesmith_worker.engine.evaluation.scores import RowScores, ScoredRow
+from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.evaluation import supervised
 from tunesmith_worker.trainer.evaluation.budget import Budget
 from tunesmith_worker.trainer.evaluation.models import EvaluatedModel
+from tunesmith_worker.trainer.evaluation.reinforcement import Answered, ReinforcementEvaluation
 from tunesmith_worker.trainer.evaluation.supervised import EvaluationRows, SupervisedEvaluation
 
 JOB_SECONDS = 1000.0
@@ -99,3 +101,37 @@ def test_equally_fast_models_have_all_rows(monkeypatch: pytest.MonkeyPatch) -> N
     evaluation, _ = run(monkeypatch, {"tuned": 0.01, "base": 0.012, "best": 0.01})
     assert evaluation.rows == ROWS
     assert evaluation.left_out == []
+
+
+def test_a_slow_second_model_shortens_a_comparison_of_rewards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    time, speeds = Time(), {"tuned": 0.05, "base": 1.0}
+
+    class Engine:
+        def __init__(self, model: str) -> None:
+            self._model = model
+
+        def generate(self, requests: Sequence[Any]) -> list[str]:
+            time.now += len(requests) * speeds[self._model]
+            return ["a"] * len(requests)
+
+    def grade(self: Any, grading: Any, prompts: Sequence[Any], made: Sequence[str]) -> Answered:
+        assert len(prompts) == len(made)
+        return Answered(texts=[*made], rewards=[1.0] * len(made), scores={})
+
+    monkeypatch.setattr(ReinforcementEvaluation, "_grade", grade)
+    prompts = [PromptRow(number=n, prompt_ids=(1,), item={}, text="a") for n in range(200)]
+    evaluation = ReinforcementEvaluation(
+        prompts, None, Engine, nullcontext, on="validation_file", file="v.jsonl", seed=0,
+        max_tokens=1, stop_tokens=frozenset(),
+    )  # type: ignore[arg-type]  # fakes  # fmt: skip
+    models = [
+        EvaluatedModel(name=name, step=1, use=lambda name=name: nullcontext(name))  # type: ignore[misc]  # a default binds the name
+        for name in ("tuned", "base")
+    ]
+    budget = Budget(JOB_SECONDS, now=lambda: time.now)
+    evaluated = evaluation.evaluate(models, budget)  # type: ignore[arg-type]  # plain texts as names
+    assert time.now < 0.1 * JOB_SECONDS
+    assert 8 <= evaluated.rows < 200
+    assert len(evaluated.comparisons) == 1
