@@ -19,6 +19,9 @@ ALL = ""
 """Every test of the file or folder."""
 
 ROWS: dict[str, dict[str, tuple[str, ...]]] = {
+    "server/test_route_matrix.py": {
+        "test_each_route_answers_by_role_and_project": ("*member", "*admin"),
+    },
     # Whole services, images and kills. `make test` kills each process once.
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},

@@ -4,6 +4,7 @@ API key a role. Existing rows belong to the default project."""
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,7 +21,7 @@ OWNED = (
 )
 """An added column with a constant default changes no row, so large tables cost nothing."""
 JOB_LIST = ("created_at", "id", "state", "method_name", "model", "suffix", "fine_tuned_model")
-KEY_COLUMNS = (
+KEY_COLUMNS: tuple[tuple[str, Any, str | None], ...] = (  # Any: SQLAlchemy's types
     ("project_id", sa.String(40), DEFAULT_PROJECT),
     ("role", sa.String(16), "lead"),
     ("user_id", sa.String(40), None),

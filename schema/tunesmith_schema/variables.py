@@ -16,6 +16,7 @@ TESTS = "TUNESMITH_TEST_"
 
 _NAMES = (
     "API_KEY",
+    "BASE_MODELS",
     "BASE_URL",
     "BROKER_URL",
     "CA_FILE",
@@ -41,6 +42,7 @@ _NAMES = (
     "PRESIGNED_SECONDS",
     "PROJECT",
     "RELEASE_SECONDS",
+    "REQUESTS_PER_MINUTE",
     "RESUME_POINT_DAYS",
     "RETRY_SECONDS",
     "SERVER_URL",

@@ -30,6 +30,7 @@ from tunesmith_server.api import (
 )
 from tunesmith_server.api.deps import State
 from tunesmith_server.api.file_checks import FileChecks
+from tunesmith_server.api.rate_limits import RateLimits
 from tunesmith_server.api.single_flight import SingleFlight
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.core.database import Database
@@ -87,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         inference=inference,
         completions=SingleFlight(),
         file_checks=FileChecks(storage),
+        rate_limits=RateLimits(settings.requests_per_minute),
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)

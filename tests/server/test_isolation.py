@@ -10,7 +10,6 @@ from typing import Any
 from httpx2 import Response
 
 from .actors import ROWS, Server
-from .callers import Caller
 from .teams import Team, caller, two_teams
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -155,11 +154,20 @@ def _inventory(team: Team) -> list[Any]:
 
 def test_lists_show_own_things_only(server: Server) -> None:
     _, own, other = two_teams(server)
+    assert own.model.split(":")[2] == "default"
+    assert other.model.split(":")[2] == "team-two"
     for mine, theirs in ((own, other), (other, own)):
         listed = str(_inventory(mine))
         for name in ("file_id", "job_id", "model", "adapter_id", "upload_id"):
             assert mine.value(name) in listed or name == "upload_id"
             assert theirs.value(name) not in listed, name
+
+
+def test_a_caller_without_rights_learns_nothing(server: Server) -> None:
+    viewer, known = caller(server, "viewer"), server.upload()
+    refused = [viewer.delete(f"/v1/files/{file_id}") for file_id in (known, "file-0")]
+    assert [reply.status_code for reply in refused] == [403, 403]
+    assert len({reply.json()["error"]["message"] for reply in refused}) == 1
 
 
 def test_filters_are_no_oracle(server: Server) -> None:
@@ -222,19 +230,3 @@ def test_a_shared_model_can_be_used_until_the_permission_is_withdrawn(server: Se
     assert admin.delete(f"{path}/{permission['id']}", headers=theirs).status_code == 200
     assert user.get(f"/v1/models/{other.model}").status_code == 404
     assert user.get(f"/v1/adapters/{other.adapter_id}").status_code == 404
-
-
-def test_names_of_tuned_models_carry_the_project(server: Server) -> None:
-    _, own, other = two_teams(server)
-    assert own.model.split(":")[2] == "default"
-    assert other.model.split(":")[2] == "team-two"
-
-
-def test_a_caller_without_rights_learns_nothing(server: Server) -> None:
-    _, own, _ = two_teams(server)
-    viewer = caller(server, "viewer")
-    known, nobody = (
-        Caller.delete(viewer, f"/v1/files/{file_id}") for file_id in (own.file_id, "file-0")
-    )
-    assert (known.status_code, nobody.status_code) == (403, 403)
-    assert known.json()["error"]["message"] == nobody.json()["error"]["message"]

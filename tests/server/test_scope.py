@@ -14,10 +14,13 @@ from sqlalchemy.orm import Session, aliased
 
 import tunesmith_server.api
 from tunesmith_server.core.database import Base, Database
+from tunesmith_server.core.principal import ProjectLimits
 from tunesmith_server.models import FileRow, JobRow, Owned, ResumePointRow, scope
 
 from .actors import Server
 from .teams import caller, two_teams
+
+ONE = ProjectLimits(project_id="proj-1")
 
 NOT_OWNED = {
     "api_keys": "only the organization's routes show keys, by the project in the path",
@@ -74,7 +77,7 @@ def limited_statements(url: str, action: Any) -> bool:  # Any: a function of a s
     sqlalchemy.event.listen(
         database.engine, "before_cursor_execute", lambda *given: seen.append(str(given[2]))
     )
-    with scope.limit(database.write(), "proj-1") as session, session.begin():
+    with scope.limit(database.write(), ONE) as session, session.begin():
         action(session)
     database.dispose()
     statements = [text for text in seen if re.search(r"\b(jobs|files)\b", text)]
@@ -85,7 +88,7 @@ def test_a_new_row_gets_the_project_of_its_session(server: Server) -> None:
     row = FileRow(
         id="file-1", created_at=1.0, filename="f", purpose="p", bytes=1, sha256="0", status="s"
     )
-    with scope.limit(server.database.write(), "proj-1") as session, session.begin():
+    with scope.limit(server.database.write(), ONE) as session, session.begin():
         session.add(row)
     assert row.project_id == "proj-1"
 
@@ -96,7 +99,7 @@ def test_a_row_without_a_project_or_of_another_project_is_refused(server: Server
         session.add(FileRow(id="file-1", status="s", **row))
         with pytest.raises(RuntimeError, match="FileRow"):
             session.flush()
-    with scope.limit(server.database.write(), "proj-1") as session:
+    with scope.limit(server.database.write(), ONE) as session:
         session.add(FileRow(id="file-2", status="s", project_id="proj-2", **row))
         with pytest.raises(RuntimeError, match="proj-2"):
             session.flush()

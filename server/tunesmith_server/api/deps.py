@@ -34,6 +34,7 @@ from tunesmith_server.services.worker_access import Worker
 from . import large_bodies
 from .bounds import AfterQuery, BoundedRequest
 from .file_checks import FileChecks
+from .rate_limits import RateLimits
 from .single_flight import SingleFlight
 from .stream import EventHub
 
@@ -50,6 +51,7 @@ class State:
     inference: Inference
     completions: SingleFlight[Upload]
     file_checks: FileChecks
+    rate_limits: RateLimits
 
 
 def state_of(request: Request) -> State:
@@ -78,17 +80,17 @@ async def get_reader(state: StateDep, request: Request) -> Session:
 def _limited(session: Session, request: Request) -> Session:
     """Limit a session to the project of a user's request; workers have no project."""
     principal: Principal | None = getattr(request.state, "principal", None)
-    return scope.limit(session, principal.project_id) if principal else session
+    return scope.limit(session, principal.project) if principal else session
 
 
 def project_reader(state: State, principal: Principal) -> Session:
     """Return a read-only session of the caller's project, for a route with its own transactions."""
-    return scope.limit(state.database.read(), principal.project_id)
+    return scope.limit(state.database.read(), principal.project)
 
 
 def project_writer(state: State, principal: Principal) -> Session:
     """Return a session of the caller's project, for a route with its own transactions."""
-    return scope.limit(state.database.write(), principal.project_id)
+    return scope.limit(state.database.write(), principal.project)
 
 
 SessionDep = Annotated[Session, Depends(get_session)]
@@ -209,6 +211,7 @@ def _guarded_by(
             async def check_first(request: Request) -> Response:
                 await check(request)
                 if principal := getattr(request.state, "principal", None):
+                    state_of(request).rate_limits.check(principal)
                     policy.check(principal, request.method, self.path, request.path_params)
                 bounded = BoundedRequest(request.scope, request.receive)
                 if its_plane is Plane.WORKERS:

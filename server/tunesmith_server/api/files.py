@@ -14,7 +14,7 @@ from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Pa
 from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiable
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import files, result_files
+from tunesmith_server.services import files, quotas, result_files
 from tunesmith_server.services.paging import Order
 
 from .blobs import store
@@ -28,6 +28,7 @@ from .deps import (
     State,
     StateDep,
     bulk,
+    project_reader,
     send_page,
 )
 
@@ -69,6 +70,9 @@ def create(
     filename = file.filename or "file"
     sha256, size = hash_of(file.file)
     files.check_size(filename, size)
+    if principal.project.max_bytes is not None:  # before the bytes are stored
+        with project_reader(state, principal) as reader:
+            quotas.check(reader, size)
     store(state, file.file, sha256, size)
     created, replayed = files.create(
         session,

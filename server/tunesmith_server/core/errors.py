@@ -66,6 +66,13 @@ class Forbidden(ServiceError):
     type = "permission_error"
 
 
+class QuotaExceeded(ServiceError):
+    """Project without room for more bytes."""
+
+    status = 403
+    type = "insufficient_quota"
+
+
 class NotFound(ServiceError):
     """Unknown route or object."""
 

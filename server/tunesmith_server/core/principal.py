@@ -20,13 +20,24 @@ _RANKS = {role: rank for rank, role in enumerate(VERBS)}
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProjectLimits:
+    """Project of a request, and what it may use."""
+
+    project_id: str
+    max_bytes: int | None = None
+    """Quota of stored bytes; None means no quota."""
+    base_models: frozenset[str] | None = None
+    """Base models that the project may use; None means all."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Principal:
     """Caller of a request, from its API key."""
 
     key_id: str
     role: Role
     """Role in the project of this request."""
-    project_id: str
+    project: ProjectLimits
     """Project of this request."""
     verbs: frozenset[Verb]
     """What the key allows in this project."""
@@ -34,6 +45,10 @@ class Principal:
     """Owner of the key; None for the key of a service."""
     requests_per_minute: int | None = None
     """Rate limit of the key; None means the server's default."""
+
+    @property
+    def project_id(self) -> str:
+        return self.project.project_id
 
     @property
     def is_admin(self) -> bool:

@@ -82,9 +82,15 @@ class Settings(BaseSettings):
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
-    """Second part of a tuned model's name."""
+    """Second part of the names of tuned models of the default project."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
+    base_models: str = ""
+    """Comma-separated catalogue of the base models that projects may use: folders' names and
+    Hugging Face ids. Empty: all."""
+    requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
+    """Rate limit of each API key, unless the key has its own; 0 means no limit. Each API process
+    counts for itself."""
     max_connections_per_address: int = Field(default=1000, ge=10)
     """Connections that one client address may have at a time, event streams included. Trusted
     proxies have no limit."""
@@ -158,6 +164,11 @@ class Settings(BaseSettings):
 
     def base_model_folders(self) -> list[Path]:
         return named_folders(self.model_dirs)
+
+    def catalogue(self) -> frozenset[str] | None:
+        """Return the base models that projects may use; None means all."""
+        names = frozenset(name.strip() for name in self.base_models.split(",") if name.strip())
+        return names or None
 
     @property
     def url(self) -> str:

@@ -18,7 +18,7 @@ Item = TypeVar("Item", bound=BaseModel)
 
 def page_of(
     session: Session,
-    query: Select[tuple[Row]],
+    query: Select[Row],
     keys: tuple[ColumnElement[float], ColumnElement[str]],
     to_wire: Callable[[Row], Item],
     *,
@@ -38,7 +38,7 @@ def page_of(
     rows, more = fetch_page(
         session, query, keys, after=cursor and tuple(cursor), limit=limit, order=order
     )
-    items = [to_wire(row) for row in rows]  # type: ignore[arg-type]  # scalars of `query`
+    items = [to_wire(row) for row in rows]
     ids = [str(getattr(item, "id", "")) for item in items]
     return Page(
         data=items,

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Executable, event, or_, select
 from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction, with_loader_criteria
 
+from tunesmith_server.core.principal import ProjectLimits
+
 from .adapter import AdapterRow
 from .owned import Owned
 from .project import ModelPermissionRow
 
-_PROJECT = "project_id"
+_LIMITS = "project_limits"
 """Key in `session.info`."""
 _ALL = "all_projects"
 """Execution option of a statement that reads rows of all projects."""
@@ -26,16 +28,23 @@ _ALL = "all_projects"
 S = TypeVar("S", bound=Executable)
 
 
-def limit(session: Session, project_id: str) -> Session:
+def limit(session: Session, project: ProjectLimits) -> Session:
     """Limit a new session to one project and return it."""
-    session.info[_PROJECT] = project_id
+    session.info[_LIMITS] = project
     return session
+
+
+def limits_of(session: Session) -> ProjectLimits | None:
+    """Return the project that the session is limited to, and what the project may use; None for a
+    session of the service."""
+    limits: ProjectLimits | None = session.info.get(_LIMITS)
+    return limits
 
 
 def project_of(session: Session) -> str | None:
     """Return the project that the session is limited to; None for a session of the service."""
-    project_id: str | None = session.info.get(_PROJECT)
-    return project_id
+    limits = limits_of(session)
+    return None if limits is None else limits.project_id
 
 
 def all_projects(statement: S) -> S:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import AdapterRow, WorkerRow
+from tunesmith_server.models.scope import limits_of
 
 from .pages import PageBuilder, json_of, read_page
 from .paging import unknown_cursor
@@ -61,8 +62,21 @@ def local_folders(settings: Settings) -> dict[str, Path]:
 
 
 def names(session: Session, settings: Settings) -> list[str]:
-    """Return the names of base models on this host and on workers."""
-    return sorted({*local_folders(settings), *on_workers(session)})
+    """Return the names of base models on this host and on workers that the session's project may
+    use."""
+    return _allowed(session, settings, on_workers(session))
+
+
+def _allowed(session: Session, settings: Settings, loadable: Iterable[str]) -> list[str]:
+    known = {*local_folders(settings), *loadable}
+    return sorted(name for name in known if is_allowed(session, settings, name))
+
+
+def is_allowed(session: Session, settings: Settings, name: str) -> bool:
+    """Return True if the catalogue and the session's project allow this base model."""
+    limits = limits_of(session)
+    lists = (settings.catalogue(), limits.base_models if limits else None)
+    return all(allowed is None or name in allowed for allowed in lists)
 
 
 def on_workers(session: Session) -> dict[str, list[str]]:
@@ -79,10 +93,12 @@ def choose(session: Session, settings: Settings, name: str) -> BaseChoice:
     if name.startswith("ft:"):
         return _tuned(session, name)
     loadable = on_workers(session)
-    known = sorted({*local_folders(settings), *loadable})
+    known = _allowed(session, settings, loadable)
     if name.startswith(("/", "./", "../", "~")) and name not in known:
         name = _folder_below_allowed(settings, name)
     elif name not in known and not _HUB_ID.fullmatch(name):
+        raise _unknown(name, known, settings.base_model_folders())
+    if not is_allowed(session, settings, name):
         raise _unknown(name, known, settings.base_model_folders())
     return BaseChoice(name=name, missing_on_workers="/" not in name and name not in loadable)
 
@@ -91,7 +107,9 @@ def _unknown(name: str, known: list[str], searched: list[Path]) -> BadRequest:
     near = difflib.get_close_matches(name, known, n=1)
     return BadRequest(
         ErrorCode.MODEL_NOT_FOUND,
-        f"no model {name!r} on this server; {name!r} is not a Hugging Face id",
+        f"no model {name!r} on this server that the project may use"
+        if _HUB_ID.fullmatch(name)
+        else f"no model {name!r} on this server; {name!r} is not a Hugging Face id",
         param="model",
         hint=f"did you mean {near[0]!r}?"
         if near

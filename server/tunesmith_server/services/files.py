@@ -25,7 +25,7 @@ from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavail
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
-from . import blobs
+from . import blobs, quotas
 from .pages import PageBuilder, json_of, read_page
 from .paging import Order, unknown_cursor
 
@@ -96,8 +96,12 @@ def record(
     sha256: str,
     size: int,
     expires_in: int | None,
+    counted: bool = False,
 ) -> FileRow:
-    """Insert the row for content that is already stored; see `create`."""
+    """Insert the row for content that is already stored; see `create`. `counted` means that an
+    upload has counted the bytes for the quota."""
+    if not counted:
+        quotas.check(session, size)
     blobs.use(session, {sha256: size})
     now = time.time()
     row = FileRow(

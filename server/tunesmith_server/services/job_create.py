@@ -21,7 +21,7 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
 from tunesmith_server.models.scope import all_projects, project_of
 
-from . import base_models, events, files, jobs, waiting
+from . import base_models, events, files, jobs, quotas, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ def insert(
 ) -> JobRow:
     """Check and insert a job, and queue the job if its files are validated. `digest` is the
     request's sha256."""
+    quotas.check(session, 0)
     base = base_models.choose(session, settings, body.model)
     method: MethodName = body.method.type if body.method else "supervised"
     file_rows = [_usable_file(session, body.training_file, "training_file", method)]

@@ -43,7 +43,7 @@ def delete_job(session: Session, job_id: str) -> list[str]:
         )
     # A new job locks the weights that it starts from.
     weights = select(AdapterRow.id, AdapterRow.model).where(AdapterRow.job_id == job_id)
-    models = dict(session.execute(weights.with_for_update()).tuples().all())
+    models = {row.id: row.model for row in session.execute(weights.with_for_update())}
     users = select(JobRow.id, JobRow.state, JobRow.project_id).where(
         or_(JobRow.base_adapter_id.in_(models), JobRow.forked_from == job_id),
         JobRow.state.not_in(TERMINAL),

@@ -6,13 +6,13 @@ import threading
 import time
 from typing import Any
 
-from sqlalchemy import Select, and_, bindparam, or_, select, update
+from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, Role, Verb
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import NotFound, Unauthorized
-from tunesmith_server.core.principal import Principal, allowed_verbs, weaker
+from tunesmith_server.core.principal import Principal, ProjectLimits, allowed_verbs, weaker
 from tunesmith_server.core.security import SHOWN_LETTERS, key_hash, new_key
 from tunesmith_server.models import (
     DEFAULT_PROJECT,
@@ -27,6 +27,7 @@ _WITH_RIGHTS = (
         *(ApiKeyRow.id, ApiKeyRow.role, ApiKeyRow.verbs, ApiKeyRow.project_id, ApiKeyRow.user_id),
         *(ApiKeyRow.revoked_at, ApiKeyRow.expires_at, ApiKeyRow.requests_per_minute),
         *(ApiKeyRow.last_used_at, ProjectRow.archived_at),
+        *(ProjectRow.max_bytes, ProjectRow.base_models),
         UserRow.role.label("user_role"),
         ProjectMemberRow.role.label("member_role"),
     )
@@ -40,7 +41,7 @@ _WITH_RIGHTS = (
         ),
     )
 )
-_BY_HASH: Select[Any] = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
+_BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
 """Every request runs this query, so it is built once and reads only columns."""
 _USED_SECONDS = 60.0
 """Time between two writes of a key's last use."""
@@ -151,7 +152,7 @@ def authenticate(
     return Principal(
         key_id=row.id,
         role=role,
-        project_id=_opened(session, row.project_id, role, project),
+        project=_opened(session, row, role, project),
         verbs=allowed_verbs(role, row.verbs),
         user_id=row.user_id,
         requests_per_minute=row.requests_per_minute,
@@ -179,18 +180,33 @@ def _role(row: Any) -> Role:  # Any: a row of `_WITH_RIGHTS`
     return weaker(role, "admin" if row.user_role == "admin" else row.member_role)
 
 
-def _opened(session: Session, own: str, role: Role, asked: str | None) -> str:
-    if not asked or asked == own:
-        return own
+def _opened(
+    session: Session,
+    row: Any,  # Any: a row of `_WITH_RIGHTS`
+    role: Role,
+    asked: str | None,
+) -> ProjectLimits:
+    """Return the project of a request, which an admin key may choose."""
+    if not asked or asked == row.project_id:
+        return _limits(row.project_id, row)
     if role == "admin":
         project = session.get(ProjectRow, asked)
         if project is not None and project.archived_at is None:
-            return asked
+            return _limits(asked, project)
     raise NotFound(
         ErrorCode.NOT_FOUND,
         f"this key opens no project {asked!r}",
         param="OpenAI-Project",
         hint="leave the header out, or use a key of that project",
+    )
+
+
+def _limits(project_id: str, row: Any) -> ProjectLimits:  # Any: a row with a project's columns
+    models = row.base_models
+    return ProjectLimits(
+        project_id=project_id,
+        max_bytes=row.max_bytes,
+        base_models=None if models is None else frozenset(models),
     )
 
 

@@ -51,7 +51,10 @@ def _resolve(session: Session, settings: Settings, name: str, depth: int) -> Ser
             files=tuple(adapters.files_of(row)),
         )
     used = session.scalar(select(exists().where(AdapterRow.base_model == name)))
-    is_base = not name.startswith("ft:") and (used or name in base_models.names(session, settings))
+    is_base = not name.startswith("ft:") and (
+        (used and base_models.is_allowed(session, settings, name))
+        or name in base_models.names(session, settings)
+    )
     return ServedModel(id=name, kind="base") if is_base else None
 
 

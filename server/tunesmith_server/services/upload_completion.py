@@ -128,6 +128,7 @@ def finish(
         sha256=content.sha256,
         size=content.bytes,
         expires_in=row.file_seconds,
+        counted=True,
     )
     row.status, row.part_ids, row.file_id = UploadStatus.COMPLETED, body.part_ids, file.id
     return uploads.to_wire(session, row)

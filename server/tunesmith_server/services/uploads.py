@@ -27,10 +27,11 @@ from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import FileRow, UploadPartRow, UploadRow
 
-from . import blobs, files
+from . import blobs, files, quotas
 
 
 def create(session: Session, body: UploadCreate) -> Upload:
+    quotas.check(session, body.bytes)
     now = time.time()
     row = UploadRow(
         id=new_id("upload"),

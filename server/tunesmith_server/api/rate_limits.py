@@ -1,0 +1,66 @@
+"""Rate limits of API keys: one token bucket per key, in the memory of each API process.
+
+The buckets are not shared by several API processes: a shared bucket would cost a write per request,
+and on SQLite a wait for its only writer. With N processes behind a proxy, a key may send up to N
+times its limit. Limits that must hold exactly, such as quotas, are in the database.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tunesmith_schema import ErrorCode
+from tunesmith_server.core.errors import TooManyRequests
+from tunesmith_server.core.principal import Principal
+
+_MAX_BUCKETS = 10_000
+"""Number of buckets after which full ones are dropped; a full bucket has no information."""
+
+
+@dataclass
+class _Bucket:
+    left: float
+    """Number of requests that the key may send now."""
+    at: float
+    """Time of the last request, in seconds."""
+
+
+class RateLimits:
+    """Buckets of all keys. Only the event loop's thread uses them."""
+
+    def __init__(self, default: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._default = default
+        """Requests per minute of a key without its own limit; 0 means no limit."""
+        self._now = now
+        self._buckets: dict[str, _Bucket] = {}
+
+    def check(self, principal: Principal) -> None:
+        """Count one request. Raises TooManyRequests, with the time to wait, beyond the limit."""
+        per_minute = principal.requests_per_minute or self._default
+        if not per_minute:
+            return
+        now = self._now()
+        bucket = self._buckets.get(principal.key_id)
+        if bucket is None:
+            self._drop_full(now)
+            bucket = self._buckets[principal.key_id] = _Bucket(left=per_minute, at=now)
+        bucket.left = min(per_minute, bucket.left + (now - bucket.at) * per_minute / 60)
+        bucket.at = now
+        if bucket.left < 1:
+            seconds = max(1, math.ceil((1 - bucket.left) * 60 / per_minute))
+            raise TooManyRequests(
+                ErrorCode.RATE_LIMIT_EXCEEDED,
+                f"this key may send {per_minute} requests per minute",
+                hint=f"repeat the request after {seconds} s",
+                headers={"retry-after": str(seconds)},
+            )
+        bucket.left -= 1
+
+    def _drop_full(self, now: float) -> None:
+        """Drop the buckets of keys that were silent for a minute, which are full by now."""
+        if len(self._buckets) >= _MAX_BUCKETS:
+            recent = {key: item for key, item in self._buckets.items() if now - item.at < 60}
+            self._buckets = recent
