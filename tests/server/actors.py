@@ -11,15 +11,17 @@ from typing import Any
 from fastapi import FastAPI
 from httpx2 import Response
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from tunesmith_server.app import create_app
 from tunesmith_server.core.database import Database
+from tunesmith_server.core.principal import ProjectLimits
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.janitor import Janitor
-from tunesmith_server.models import JobRow, ResumePointRow
+from tunesmith_server.models import DEFAULT_PROJECT, JobRow, ResumePointRow, scope
 from tunesmith_server.services import keys, leases
 
 from .callers import Caller, TrainWorker
@@ -55,6 +57,11 @@ class Server:
     user: Caller
     worker: TrainWorker
     anonymous: Caller
+
+    def user_session(self) -> Session:
+        """Return a session of the default project, as a user's request has one."""
+        limits = ProjectLimits(project_id=DEFAULT_PROJECT)
+        return scope.limit(self.database.write(), limits)
 
     def new_user(self, name: str) -> Caller:
         return Caller(self.client, new_key(self.database, name))

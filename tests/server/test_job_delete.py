@@ -95,7 +95,7 @@ def test_a_job_is_not_deleted_under_a_fork_that_is_being_made(
     parent = job_in(JobState.CANCELLED)
     server.add_resume_points(parent, 10)
     with ThreadPoolExecutor(1) as pool:
-        with server.database.write.begin() as session:
+        with server.user_session() as session, session.begin():
             by = job_create.Requester(owner="key-1")
             job_fork.fork(session, server.settings, server.wake_ups, parent, JobFork(), by)
             deleting = pool.submit(server.user.delete, f"{PATH}/{parent}")

@@ -24,7 +24,7 @@ def while_a_job_is_made(server: Server, file_id: str, act: Callable[[], T]) -> t
     """Run `act` while a transaction that has inserted a job is about to commit."""
     body = JobCreate(model="tiny-llama", training_file=file_id)
     with ThreadPoolExecutor(1) as pool:
-        with server.database.write.begin() as session:
+        with server.user_session() as session, session.begin():
             by = job_create.Requester(owner="key-1")
             job, _ = job_create.create(session, server.settings, server.wake_ups, body, by)
             acting = pool.submit(act)
@@ -120,7 +120,7 @@ def test_a_resume_point_that_a_new_fork_starts_from_is_not_pruned(
     server.add_resume_points(parent, 10)
     server.change_job(parent, finished_at=1.0)
     with ThreadPoolExecutor(1) as pool:
-        with server.database.write.begin() as session:
+        with server.user_session() as session, session.begin():
             by = job_create.Requester(owner="key-1")
             job_fork.fork(session, server.settings, server.wake_ups, parent, JobFork(), by)
             pruning = pool.submit(server.janitor().round)
@@ -152,7 +152,7 @@ def test_weights_that_a_new_job_starts_from_are_not_deleted(server: Server) -> N
     name = server.job(claim["job_id"])["fine_tuned_model"]
     body = JobCreate(model=name, training_file=server.good_file())
     with ThreadPoolExecutor(1) as pool:
-        with server.database.write.begin() as session:
+        with server.user_session() as session, session.begin():
             by = job_create.Requester(owner="key-1")
             job_create.create(session, server.settings, server.wake_ups, body, by)
             deleting = pool.submit(server.user.delete, f"/v1/models/{name}")
