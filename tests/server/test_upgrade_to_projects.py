@@ -1,4 +1,4 @@
-"""A database of the release before projects, with jobs in every state, goes on after the upgrade."""
+"""A database of the release before projects goes on after the upgrade, with jobs in every state."""
 
 from __future__ import annotations
 
