@@ -1,4 +1,4 @@
-"""Command line of the server: `python -m tunesmith_server serve|api|migrate|gc|keys`."""
+"""Command line of the server: `python -m tunesmith_server serve|api|migrate|gc|keys|audit`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from tunesmith_server.core.principal import VERBS
 from tunesmith_server.core.settings import Settings, variable_warnings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import DEFAULT_PROJECT, ProjectRow
-from tunesmith_server.services import keys
+from tunesmith_server.services import audit, keys
+from tunesmith_server.services.audit import Entry
 
-from . import garbage, installation, migrate
+from . import audit_commands, garbage, installation, migrate
 from .embedded import (
     INTERRUPTED,
     StartError,
@@ -116,7 +117,11 @@ def _parser() -> argparse.ArgumentParser:
         help="declare that the store belongs to this database; deletes nothing",
     )
     collection.set_defaults(run=_gc)
-    for verb in (everything, alone, schema, create, listing, revoke, collection):
+    audit_verbs = audit_commands.add_to(verbs, _database)
+    for verb in audit_verbs:
+        _data_dir(verb)
+    usual = (everything, alone, schema, create, listing, revoke, collection, *audit_verbs)
+    for verb in usual:
         verb.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -225,6 +230,7 @@ def _create_key(settings: Settings, arguments: argparse.Namespace) -> None:
             expires_at=None if days is None else time.time() + days * 86_400,
         )
         shown = {"id": row.id, "name": row.name, "role": row.role, "key": key}
+        audit.append(session, Entry(action="keys create", target={"key_id": row.id}))
     _print(
         arguments,
         shown,
@@ -259,6 +265,7 @@ def _revoke_key(settings: Settings, arguments: argparse.Namespace) -> None:
     with _database(settings).write.begin() as session:
         row = keys.revoke(session, arguments.id)
         shown = {"id": row.id, "name": row.name, "revoked": True}
+        audit.append(session, Entry(action="keys revoke", target={"key_id": row.id}))
     _print(arguments, shown, f"revoked {shown['id']} ({shown['name']})")
 
 

@@ -20,7 +20,7 @@ _BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _COMMAND = re.compile(r"(?:^|\$\(|&& |/bin/|exec \w+ )tunesmith ([a-z]+(?: [a-z]+)?)", re.MULTILINE)
-GROUPS = {"jobs", "files", "adapters", "models", "keys", "projects", "users"}
+GROUPS = {"jobs", "files", "adapters", "models", "keys", "projects", "users", "audit"}
 """Commands of `tunesmith` that have subcommands."""
 
 

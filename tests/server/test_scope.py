@@ -24,6 +24,7 @@ ONE = ProjectLimits(project_id="proj-1")
 
 NOT_OWNED = {
     "api_keys": "only the organization's routes show keys, by the project in the path",
+    "audit_log": "only a command on the server's host shows it",
     "blobs": "content, which rows of several projects may share",
     "installation": "one row",
     "job_metrics": "read by the job's id, after the job was found in the project",

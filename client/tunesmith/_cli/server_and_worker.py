@@ -48,6 +48,7 @@ COMMANDS = {
     "migrate": _server("migrate", "Create or upgrade the database."),
     "gc": _server("gc", "Delete stored content that nothing refers to."),
     "keys": _server("keys", "Create, list and revoke API keys."),
+    "audit": _server("audit", "Show and verify the audit log."),
     "worker": _worker("Start a worker, which trains jobs.", "tunesmith_worker", "worker"),
     "demo": _worker("Train a small model from start to end.", "tunesmith_worker", "demo"),
     "run": _worker("Train one run directory, without a service.", "tunesmith_worker.trainer"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,13 +24,14 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.identity import policy
 from tunesmith_server.inference.service import Inference
-from tunesmith_server.models import scope
-from tunesmith_server.services import keys, worker_access
+from tunesmith_server.models import changes, scope
+from tunesmith_server.services import audit, keys, worker_access
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
 from tunesmith_server.services.worker_access import Worker
 
 from . import large_bodies
+from .audited import entry_of
 from .bounds import AfterQuery, BoundedRequest
 from .file_checks import FileChecks
 from .rate_limits import RateLimits
@@ -80,7 +80,10 @@ async def get_reader(state: StateDep, request: Request) -> Session:
 def _limited(session: Session, request: Request) -> Session:
     """Limit a session to the project of a user's request; workers have no project."""
     principal: Principal | None = getattr(request.state, "principal", None)
-    return scope.limit(session, principal.project) if principal else session
+    if principal is None:
+        return session
+    session.info[_ENTRY] = getattr(request.state, "audit_entry", None)
+    return scope.limit(session, principal.project)
 
 
 def project_reader(state: State, principal: Principal) -> Session:
@@ -98,6 +101,8 @@ ReaderDep = Annotated[Session, Depends(get_reader)]
 
 Endpoint = Callable[..., Any]  # Any: routes return different types
 _ENDS_TRANSACTION = "_ends_transaction"
+_ENTRY = "audit_entry"
+"""Key in `session.info`: the request's entry in the audit log."""
 _IS_BULK = "_is_bulk"
 
 
@@ -120,8 +125,12 @@ def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
         if not sessions:
             return _serialized(endpoint(**arguments), arguments)
         (session,) = sessions
-        with session, nullcontext() if session.info.get(READ_ONLY) else session.begin():
-            result = endpoint(**arguments)
+        if session.info.get(READ_ONLY):
+            with session:
+                result = endpoint(**arguments)
+        else:
+            with session, session.begin():
+                result = _audited(session, endpoint, arguments)
         return _serialized(result, arguments)
 
     @functools.wraps(endpoint)
@@ -130,6 +139,17 @@ def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
 
     setattr(run_in_plane, _ENDS_TRANSACTION, True)
     return run_in_plane
+
+
+def _audited(session: Session, endpoint: Endpoint, arguments: dict[str, Any]) -> Any:
+    """Run `endpoint`, and append the request to the audit log in the same transaction."""
+    entry: audit.Entry | None = session.info.get(_ENTRY)
+    if entry is None:
+        return endpoint(**arguments)
+    watched = changes.watch(session)
+    result = endpoint(**arguments)
+    audit.append(session, entry, watched)
+    return result
 
 
 def _serialized(result: Any, arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
@@ -194,6 +214,20 @@ async def _check_worker_token(request: Request) -> None:
         )
 
 
+async def _append_outside(request: Request, plane: Plane) -> None:
+    """Append a request whose route has no transaction for writing, such as a read of weights, to
+    the audit log, before the response is sent."""
+    entry: audit.Entry | None = request.state.audit_entry
+    if entry is None or entry.recorded:
+        return
+
+    def append() -> None:
+        with state_of(request).database.write.begin() as session:
+            audit.append(session, entry)
+
+    await run_in(plane, append)
+
+
 def _guarded_by(
     check: Callable[[Request], Coroutine[Any, Any, None]], its_plane: Plane
 ) -> type[TransactionRoute]:
@@ -213,11 +247,14 @@ def _guarded_by(
                 if principal := getattr(request.state, "principal", None):
                     state_of(request).rate_limits.check(principal)
                     policy.check(principal, request.method, self.path, request.path_params)
+                    request.state.audit_entry = entry_of(request, principal, self.path)
                 bounded = BoundedRequest(request.scope, request.receive)
                 if its_plane is Plane.WORKERS:
                     return await handle(bounded)
                 async with large_bodies.admitted(bounded, is_form=is_form):
-                    return await handle(bounded)
+                    response = await handle(bounded)
+                await _append_outside(request, its_plane)
+                return response
 
             return check_first
 

@@ -2,6 +2,7 @@
 
 from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow
+from .audit import AuditRow
 from .blob import BlobRow, InstallationRow
 from .evaluation import EvaluationRow
 from .event import EventRow, MetricRow
@@ -22,6 +23,7 @@ __all__ = [
     "DEFAULT_PROJECT",
     "AdapterRow",
     "ApiKeyRow",
+    "AuditRow",
     "BlobRow",
     "CheckpointRow",
     "EvaluationRow",

@@ -1,0 +1,38 @@
+"""Which requests of users are in the audit log, and the entry of a request."""
+
+from __future__ import annotations
+
+from fastapi import Request
+
+from tunesmith_server.core.principal import Principal
+from tunesmith_server.services.audit import Entry
+
+READS = frozenset(
+    {
+        "GET /files/{file_id}/content",
+        "GET /adapters/{adapter_id}/content",
+        "GET /adapters/{adapter_id}/content/{name}",
+        "GET /organization/projects/{project_id}/api_keys",
+        "GET /organization/projects/{project_id}/api_keys/{key_id}",
+        "GET /organization/admin_api_keys",
+        "GET /organization/admin_api_keys/{key_id}",
+    }
+)
+"""Reads of data, weights and keys; all other reads are not in the log."""
+_NOT_AUDITED = frozenset({"POST /chat/completions", "POST /completions"})
+
+
+def entry_of(request: Request, principal: Principal, path: str) -> Entry | None:
+    """Return the entry of a request; None for a request that is not in the log."""
+    action = f"{request.method} {path.removeprefix('/v1')}"
+    if action in _NOT_AUDITED or (request.method == "GET" and action not in READS):
+        return None
+    return Entry(
+        action=action,
+        key_id=principal.key_id,
+        user_id=principal.user_id,
+        project_id=principal.project_id,
+        target={name: str(value)[:512] for name, value in request.path_params.items()},
+        address=request.client.host[:64] if request.client else None,
+        request_id=getattr(request.state, "request_id", None),
+    )
