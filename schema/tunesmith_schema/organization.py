@@ -39,9 +39,12 @@ class Project(Response):
     id: str
     object: Literal["organization.project"] = "organization.project"
     name: str
+    """Name of the project."""
     created_at: int
     archived_at: int | None = None
+    """Time since when no key opens the project."""
     status: Literal["active", "archived"]
+    """`active` or `archived`."""
     slug: str
     """Second part of the names of the project's tuned models."""
     max_bytes: int | None = None
@@ -78,9 +81,13 @@ class OrganizationUser(Response):
     id: str
     object: Literal["organization.user"] = "organization.user"
     name: str
+    """Name of the person."""
     email: str
+    """E-mail address."""
     role: UserRole
+    """Role in the organization."""
     added_at: int
+    """Time when the user was added."""
 
 
 class UserCreate(Request):
@@ -110,9 +117,13 @@ class ProjectUser(Response):
     """Id of the user."""
     object: Literal["organization.project.user"] = "organization.project.user"
     name: str
+    """Name of the person."""
     email: str
+    """E-mail address."""
     role: ProjectRole
+    """Role in the project."""
     added_at: int
+    """Time when the user was added to the project."""
 
 
 class ProjectUserCreate(Request):
@@ -138,8 +149,11 @@ class KeyUser(Response):
 
     id: str
     name: str
+    """Name of the person."""
     email: str
+    """E-mail address."""
     role: str
+    """Role of the key."""
     created_at: int
 
 
@@ -148,7 +162,9 @@ class KeyService(Response):
 
     id: str
     name: str
+    """Name of the key."""
     role: str
+    """Role of the key."""
     created_at: int
 
 
@@ -156,8 +172,11 @@ class KeyOwner(Response):
     """Owner of a key, in OpenAI's format."""
 
     type: Literal["user", "service_account"]
+    """`user`, or `service_account` for the key of a service."""
     user: KeyUser | None = None
+    """User who owns the key."""
     service_account: KeyService | None = None
+    """Service that uses the key."""
 
 
 class ProjectApiKey(Response):
@@ -166,15 +185,20 @@ class ProjectApiKey(Response):
     id: str
     object: Literal["organization.project.api_key"] = "organization.project.api_key"
     name: str
+    """Name of the key."""
     redacted_value: str
     """First characters of the key."""
     created_at: int
     last_used_at: int | None = None
     """Time of the last request, at most a minute late."""
     expires_at: int | None = None
+    """Time when the key stops working; None means never."""
     owner: KeyOwner
+    """Owner of the key."""
     owner_project_access: Literal["active", "inactive"] = "active"
+    """OpenAI's field; a key without access is not listed."""
     role: Role
+    """Role of the key."""
     verbs: list[Verb] | None = None
     """Verbs that the key is limited to; None means all verbs of its role."""
     requests_per_minute: int | None = None
@@ -211,8 +235,11 @@ class AdminKeyOwner(Response):
     id: str
     object: str = "organization.user"
     type: str = "user"
+    """OpenAI's field."""
     name: str
+    """Name of the key."""
     role: str = "owner"
+    """OpenAI's word for an admin."""
     created_at: int
 
 
@@ -222,11 +249,16 @@ class AdminApiKey(Response):
     id: str
     object: Literal["organization.admin_api_key"] = "organization.admin_api_key"
     name: str
+    """Name of the key."""
     redacted_value: str
+    """First characters of the key."""
     created_at: int
     expires_at: int | None = None
+    """Time when the key stops working; None means never."""
     last_used_at: int | None = None
+    """Time of the last request, at most a minute late."""
     owner: AdminKeyOwner
+    """Owner of the key."""
 
 
 class AdminApiKeyCreated(AdminApiKey):
@@ -251,6 +283,7 @@ class Deleted(Response):
     id: str
     object: str
     deleted: bool = True
+    """Always true."""
 
 
 class MyProject(Response):
@@ -258,6 +291,7 @@ class MyProject(Response):
 
     id: str
     name: str
+    """Name of the project."""
     role: Role
     """The caller's role in the project."""
 
@@ -269,13 +303,17 @@ class Me(Response):
     id: str
     """Id of the user, or of the key if the key belongs to no user."""
     name: str
+    """Name of the user, or of the key."""
     email: str | None = None
+    """The user's e-mail address."""
     key_id: str
+    """Id of the API key."""
     role: Role
     """Role in `project`."""
     verbs: list[Verb]
     """What the key allows in `project`."""
     expires_at: int | None = None
+    """Time when the key stops working; None means never."""
     project: MyProject
     """Project of this request."""
     projects: list[MyProject]
@@ -289,6 +327,7 @@ class CheckpointPermission(Response):
     object: Literal["checkpoint.permission"] = "checkpoint.permission"
     created_at: int
     project_id: str
+    """Project that may use the model."""
 
 
 class CheckpointPermissionCreate(Request):

@@ -1,4 +1,4 @@
-"""Which requests of users are in the audit log, and the entry of a request."""
+"""Requests of users that are in the audit log, and their entries."""
 
 from __future__ import annotations
 
