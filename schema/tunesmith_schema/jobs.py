@@ -17,6 +17,7 @@ from .health import JobHealth
 from .job_fit import check_job_fit, check_reinforcement
 from .methods import Hyperparameters, Method, ReinforcementHyperparameters
 from .recipe import Auto, Recipe
+from .scheduling import EstimatedStart, Scheduling, WaitingBecause
 
 
 class JobState(StrEnum):
@@ -102,6 +103,8 @@ class JobCreate(Request):
     """Kind of training and its hyperparameters, in OpenAI's current format."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
     """Training settings, named as in PEFT and TRL; every field has a default."""
+    scheduling: Scheduling | None = None
+    """Priority, lane, and requirements on the worker."""
 
     @model_validator(mode="after")
     def _no_integrations(self) -> Self:
@@ -180,15 +183,6 @@ class JobError(Response):
     """Part of the system that must change to fix the error."""
     hint: str | None = None
     """Next thing to try."""
-
-
-class JobWaiting(Response):
-    """Reason why a job is not running yet."""
-
-    position: int | None = None
-    """Position in the queue: 1 is the next job; null unless the job is queued."""
-    reason: str
-    """What the job waits for."""
 
 
 class JobDeleted(Response):
@@ -278,8 +272,14 @@ class Job(Response):
     evaluation: EvaluationSummary | None = None
     """Verdict of the evaluation at the end of the job; null before, and without an evaluation. See
     `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
-    waiting: JobWaiting | None = None
-    """What a queued job waits for; null in a list."""
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    """Priority, lane, and requirements on the worker."""
+    queue_position: int | None = None
+    """Position in the queue: 1 is the next job; null unless the job is queued, and in a list."""
+    waiting_because: WaitingBecause | None = None
+    """Why the job does not run yet; null if it runs or has ended, and in a list."""
+    estimated_start: EstimatedStart | None = None
+    """When a queued job is expected to start; null if nothing can be said, and in a list."""
     omitted: list[str] = Field(default_factory=list)
     """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
     Retrieve the job for their values."""

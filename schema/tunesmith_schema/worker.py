@@ -17,6 +17,7 @@ from .models import StoredFile
 from .recipe import Recipe
 from .report import RunReport
 from .run import JobFailure, RunEvent
+from .scheduling import WorkerLabels
 
 MAX_EVENTS_PER_REPORT = 500
 
@@ -50,6 +51,10 @@ class WorkerHello(Request):
     not_ready: Text | None = Field(default=None, max_length=500)
     """Reason why the worker takes no jobs, for display: it is shutting down, or its device is
     unusable."""
+    labels: WorkerLabels = Field(default_factory=dict)
+    """Labels that jobs may ask for, for example `gpu: h100`."""
+    device_bytes: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    """Memory of the device in bytes; null if unknown."""
 
 
 class WorkerWelcome(Response):

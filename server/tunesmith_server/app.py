@@ -40,6 +40,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.inference.service import Inference
+from tunesmith_server.scheduling.view import QueueView
 from tunesmith_server.services import served_models
 
 from . import installation
@@ -89,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
         completions=SingleFlight(),
         file_checks=FileChecks(storage),
         rate_limits=RateLimits(settings.requests_per_minute),
+        queue_view=QueueView(database),
     )
     install_error_handlers(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)

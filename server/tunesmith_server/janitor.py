@@ -22,6 +22,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
+from tunesmith_server.scheduling.eligibility import may_start
 from tunesmith_server.services import (
     evaluation_leases,
     file_readings,
@@ -29,10 +30,10 @@ from tunesmith_server.services import (
     job_health,
     keys,
     leases,
+    making_room,
     resume_points,
     upload_completion,
     waiting,
-    workers,
 )
 
 from . import garbage
@@ -95,6 +96,7 @@ class Janitor(threading.Thread):
                     session, wake_ups
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
+                "make room": making_room.make_room,
             } | steps
         if self._has_old_jobs:
             steps["derive the health of older jobs"] = self._derive_health
@@ -158,7 +160,7 @@ class Janitor(threading.Thread):
         # and idle workers poll. More messages would pile up while all workers are busy. If
         # `woken_at` is in the future, the clock was set back.
         overdue = (
-            workers.may_start(),
+            may_start(),
             or_(JobRow.woken_at < before, JobRow.woken_at > ahead),
         )
         job_id = session.scalar(select(JobRow.id).where(*overdue).order_by(JobRow.created_at))

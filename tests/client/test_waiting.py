@@ -154,8 +154,9 @@ def test_the_view_shows_phase_queue_warnings_and_a_lost_connection() -> None:
     view = ProgressView(Console(file=out, width=80))
     started = {"started_at": int(time.time()) - 62}
     with view:
-        waiting_for = {"position": 3, "reason": "2 jobs are ahead"}
-        view.show_job(WireJob.model_validate(job("queued", waiting=waiting_for)))
+        because = {"code": "behind", "message": "2 jobs are ahead"}
+        waiting = {"queue_position": 3, "waiting_because": because}
+        view.show_job(WireJob.model_validate(job("queued", **waiting)))
         view.show_job(WireJob.model_validate(job("running", phase="self_check", **started)))
         view.show(event_of(1, message="reward spread is low", level="warn"))
         view.show_connection(APIConnectionError("refused"))

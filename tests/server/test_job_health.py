@@ -13,7 +13,7 @@ from tunesmith_server import janitor
 from tunesmith_server.services import job_health
 
 from .actors import Server
-from .callers import event, metrics
+from .callers import metrics
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -104,30 +104,6 @@ def test_a_health_that_cannot_be_read_breaks_nothing(server: Server) -> None:
     claim = server.worker.claim()
     report_losses(server, claim, [2.0])
     assert server.job(job_id)["last_metrics"] == {"train_loss": 2.0}
-
-
-def test_a_job_says_what_it_waits_for(server: Server) -> None:
-    file_id = server.good_file()
-    first, second = server.create_job(file_id), server.create_job(file_id)
-    assert server.job(first)["waiting"] == {
-        "position": 1, "reason": "a free train worker will claim it",
-    }  # fmt: skip
-    assert server.job(second)["waiting"] == {"position": 2, "reason": "1 job is ahead"}
-    claim = server.worker.claim()
-    assert server.job(first)["waiting"] is None
-    assert server.job(second)["waiting"]["reason"] == (
-        "all train workers are busy (1 jobs are running)"
-    )
-    assert server.ask(second, "pause")["state"] == "paused"
-    assert server.job(second)["waiting"] == {
-        "position": None, "reason": "it is paused until it is resumed",
-    }  # fmt: skip
-    failure = {"category": "infrastructure", "code": "trainer_crashed", "message": "m"}
-    server.worker.report(claim, outcome={"state": "failed", "error": failure})
-    assert "the next attempt starts in" in server.job(first)["waiting"]["reason"]
-    server.worker.report_reply(claim, events=[event(1)])
-    unread = server.create_job(server.upload())
-    assert server.job(unread)["waiting"]["reason"] == "no light worker validates files"
 
 
 def test_jobs_of_an_earlier_release_get_their_health_in_some_rounds(

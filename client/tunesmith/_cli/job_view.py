@@ -12,9 +12,9 @@ from rich.text import Text
 
 from tunesmith._http.hints import in_commands, in_python
 from tunesmith._sdk.job import Job
-from tunesmith_schema import TERMINAL, HealthState, JobReport, JobState
+from tunesmith_schema import TERMINAL, EstimatedStart, HealthState, JobReport, JobState
 
-from .output import age, duration, health_word, moment, show_fields
+from .output import age, duration, health_word, moment, show_fields, size
 from .recipe_diff import automatic_values, changed_settings, setting_text
 
 COLOURS = {
@@ -36,8 +36,10 @@ def show_job(job: Job, report: JobReport | None = None) -> None:
             ("name", job.suffix),
             ("state", state_text(job)),
             ("requested", _requested(job)),
-            ("waits for", job.waiting and job.waiting.reason),
-            ("queue position", job.waiting and job.waiting.position),
+            ("waits because", job.waiting_because and job.waiting_because.message),
+            ("queue position", job.queue_position),
+            ("expected start", start_text(job.estimated_start)),
+            ("scheduling", _scheduling(job)),
             ("health", health_text(job)),
             ("evaluation", evaluation_text(job)),
             ("model", job.model),
@@ -165,6 +167,26 @@ def metrics_text(job: Job) -> str:
 
 def method_of(job: Job) -> str:
     return str((job.method or {}).get("type", "supervised"))
+
+
+def start_text(start: EstimatedStart | None) -> str | None:
+    """Return when a waiting job is expected to start, with the range."""
+    if start is None:
+        return None
+    seconds = [max(0, at - int(time.time())) for at in (start.at, start.earliest, start.latest)]
+    at, earliest, latest = (duration(one) for one in seconds)
+    return f"in {at} ({earliest} to {latest})"
+
+
+def _scheduling(job: Job) -> str:
+    asked = job.scheduling
+    parts = [
+        f"priority {asked.priority}" if asked.priority else "",
+        "interactive" if asked.interactive else "",
+        *(f"{name}={value}" for name, value in asked.worker_labels.items()),
+        f"{size(asked.device_bytes)} of device memory" if asked.device_bytes else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _recipe(job: Job) -> str:

@@ -48,10 +48,12 @@ class Jobs(JobOutput):
         method: Method | Mapping[str, Any] | None = None,
         grader: Grader | Mapping[str, Any] | None = None,
         recipe: wire.Recipe | Mapping[str, Any] | None = None,
+        scheduling: wire.Scheduling | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
         """Start a job. After all arguments have been checked, local paths are uploaded with
         `client.files.create`. `grader` replaces `method` and selects reinforcement.
+        `scheduling` has the priority, the lane, and requirements on the worker.
 
         A second call with the same `idempotency_key` returns the job of the first call. With a key,
         pass file ids instead of paths: a path may get a new file id in the second call.
@@ -66,6 +68,7 @@ class Jobs(JobOutput):
             "hyperparameters": hyperparameters,
             "method": method,
             "recipe": recipe,
+            "scheduling": scheduling,
         }
         arguments = with_grader(arguments, grader)
         try:

@@ -102,9 +102,9 @@ class ProgressView:
                 return
             self._state = str(job.state)
             self._phase = job.phase or ""
-            waiting = job.waiting
-            position = f"number {waiting.position}, " if waiting and waiting.position else ""
-            self._reason = f"{position}{waiting.reason}" if waiting else ""
+            waiting, number = job.waiting_because, job.queue_position
+            position = f"number {number}, " if number else ""
+            self._reason = f"{position}{waiting.message}" if waiting else ""
             self._is_stopping = job.stop_requested or job.cancel_requested
             self._since = job.started_at or job.created_at
             self._draw()

@@ -25,6 +25,7 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.identity import policy
 from tunesmith_server.inference.service import Inference
 from tunesmith_server.models import changes, scope
+from tunesmith_server.scheduling.view import QueueView
 from tunesmith_server.services import audit, keys, worker_access
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
@@ -52,6 +53,7 @@ class State:
     completions: SingleFlight[Upload]
     file_checks: FileChecks
     rate_limits: RateLimits
+    queue_view: QueueView
 
 
 def state_of(request: Request) -> State:

@@ -124,9 +124,12 @@ def list_jobs(
 
 
 @router.get("/{job_id}")
-def retrieve(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Job:
+def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, job_id: IdPath) -> Job:
     row = jobs.retrieve(session, job_id)
-    return jobs.to_wire(row).model_copy(update={"waiting": waiting.describe(session, row)})
+    job = jobs.to_wire(row)
+    if row.finished_at is not None or row.state in jobs.HELD:
+        return job
+    return job.model_copy(update=waiting.describe(session, state.queue_view.get(), row))
 
 
 @router.delete("/{job_id}")

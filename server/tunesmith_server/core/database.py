@@ -8,6 +8,7 @@ one process wait for a Python lock, because SQLite would poll with pauses of up 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import sqlite3
 import threading
@@ -152,6 +153,7 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
     def _on_connect(connection: _SQLiteConnection, record: object) -> None:
         connection.writer_lock = writer_lock
         connection.isolation_level = None  # _on_begin executes BEGIN
+        connection.create_function("ln", 1, math.log, deterministic=True)  # not in every build
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",

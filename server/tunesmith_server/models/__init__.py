@@ -12,9 +12,11 @@ from .job import JobRow
 from .owned import DEFAULT_PROJECT, Owned
 from .project import ModelPermissionRow, ProjectMemberRow, ProjectRow
 from .report import ReportRow
+from .reservation import ReservationRow
 from .resume_point import ResumePointRow
 from .sample import SamplesRow
 from .upload import UploadPartRow, UploadRow
+from .usage import IdleRow, UsageRow
 from .user import UserRow
 from .worker import WorkerRow
 from .worker_credential import WorkerCredentialRow
@@ -30,6 +32,7 @@ __all__ = [
     "EventRow",
     "FileRow",
     "IdempotencyRow",
+    "IdleRow",
     "InstallationRow",
     "JobRow",
     "MetricRow",
@@ -38,10 +41,12 @@ __all__ = [
     "ProjectMemberRow",
     "ProjectRow",
     "ReportRow",
+    "ReservationRow",
     "ResumePointRow",
     "SamplesRow",
     "UploadPartRow",
     "UploadRow",
+    "UsageRow",
     "UserRow",
     "WorkerCredentialRow",
     "WorkerRow",

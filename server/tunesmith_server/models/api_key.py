@@ -34,3 +34,7 @@ class ApiKeyRow(Base):
     """Time of the last request, at most a minute late."""
     requests_per_minute: Mapped[int | None] = mapped_column(Integer)
     """Rate limit of the key; null means TUNESMITH_REQUESTS_PER_MINUTE."""
+    max_running_jobs: Mapped[int | None] = mapped_column(Integer)
+    max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
+    max_device_hours: Mapped[float | None] = mapped_column(Double)
+    """Limits of the key's own jobs, as for projects."""

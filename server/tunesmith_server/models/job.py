@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String
+from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_schema.documents import DOCUMENT_VERSION
@@ -17,6 +17,14 @@ class JobRow(Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_queue", "state", "queued_at"),
+        # The order in which the jobs of a project are claimed (scheduling/order.py).
+        Index(
+            "ix_jobs_claim",
+            *("project_id", "state", text("interactive DESC"), text("priority DESC")),
+            *("created_at", "id"),
+        ),
+        # Running and waiting jobs of a key, for its limits.
+        Index("ix_jobs_owner", "owner", "state"),
         # The order of lists, and the columns that lists are filtered by.
         Index(
             "ix_jobs_list",
@@ -95,3 +103,24 @@ class JobRow(Owned, Base):
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40), index=True)
     """Failed or cancelled job that this job retries; a job has at most one retry."""
+
+    priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """Higher is claimed earlier, among the jobs of a project."""
+    interactive: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    """True if the job is in the lane of short jobs, which are claimed first."""
+    worker_labels: Mapped[str | None] = mapped_column(String(2000))
+    """Labels that a worker must have, packed by `scheduling.eligibility.packed`."""
+    needs_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Device memory that the job asks for, or the predicted peak of an earlier attempt."""
+    claimed_at: Mapped[float | None] = mapped_column(Double)
+    """Time of the newest claim, by the database clock."""
+    claimed_step: Mapped[int | None] = mapped_column(Integer)
+    """Value of `step` at the newest claim."""
+    charged_until: Mapped[float | None] = mapped_column(Double)
+    """Time up to which the project is charged for the current attempt; null without a lease."""
+    device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
+    """Device-time of the ended attempts, lost work included."""
+    yield_reason: Mapped[str | None] = mapped_column(String(300))
+    """Why the worker must save a resume point and free its device; null if it need not."""
+    preempted_at: Mapped[float | None] = mapped_column(Double)
+    """Time of the last pre-emption, by the database clock."""

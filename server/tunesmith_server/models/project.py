@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
@@ -22,6 +22,18 @@ class ProjectRow(Base):
     """Quota of stored bytes; null means no quota."""
     base_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Base models that the project may use; null means all."""
+
+    weight: Mapped[float] = mapped_column(Double, server_default="1")
+    """Share of the devices, relative to the weights of other projects with waiting jobs."""
+    guaranteed_devices: Mapped[int] = mapped_column(Integer, server_default="0")
+    """Devices that the project gets before other projects get more than their guarantee."""
+    max_running_jobs: Mapped[int | None] = mapped_column(Integer)
+    max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
+    max_device_hours: Mapped[float | None] = mapped_column(Double)
+    """Device-hours in 30 days; null means no limit, like the other two limits."""
+    usage_log: Mapped[float | None] = mapped_column(Double)
+    """Decayed device-time, as a logarithm that needs no update (scheduling/usage.py); null before
+    the first job."""
 
 
 class ProjectMemberRow(Base):

@@ -3,7 +3,7 @@ state."""
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Double, String
+from sqlalchemy import JSON, BigInteger, Double, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
@@ -23,3 +23,9 @@ class WorkerRow(Base):
     """Reason why the worker accepts no job; null if it accepts jobs."""
     last_seen: Mapped[float] = mapped_column(Double)
     """Time of the worker's last report, by the database clock."""
+    first_seen: Mapped[float | None] = mapped_column(Double)
+    """Time of the worker's first report."""
+    labels: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """Labels that jobs may ask for, for example `gpu: h100`."""
+    device_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Memory of the worker's device; null if unknown."""

@@ -58,6 +58,7 @@ def fail_attempt(
     may_retry = _may_retry(failure, failures)
     end = job_control.requested_end(session, job) if may_retry or job.cancel_requested else None
     columns |= {"phase": None, "lease_until": None}
+    is_lost = failure.category is ErrorCategory.INFRASTRUCTURE
     if end is not None:
         state, outcome = end
         return jobs.move(
@@ -68,10 +69,13 @@ def fail_attempt(
             fence=job.fence,
             level="info" if state == JobState.CANCELLED else "warn",
             values=columns,
+            work_is_lost=is_lost,
         )
     if not may_retry or job.losses + 1 >= settings.max_losses:
         last = failure.model_copy(update={"message": _with_history(failure, failures)})
-        return jobs.fail(session, job.id, last, fence=job.fence, values=columns)
+        return jobs.fail(
+            session, job.id, last, fence=job.fence, values=columns, work_is_lost=is_lost
+        )
     wait = back_off(settings, job.losses + 1)
     data: dict[str, JsonValue] = {
         "attempt": job.attempt,
@@ -94,6 +98,7 @@ def fail_attempt(
             "woken_at": 0.0,  # the janitor wakes a worker after the wait
             "not_before": epoch_now() + wait,
         },
+        work_is_lost=is_lost,
     )
 
 

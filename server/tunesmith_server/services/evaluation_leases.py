@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from sqlalchemy import exists, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -38,6 +38,8 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.inference.protocol import ServedModel
 from tunesmith_server.models import AdapterRow, EvaluationRow, FileRow, JobRow, WorkerRow
+from tunesmith_server.scheduling import order
+from tunesmith_server.scheduling.eligibility import abilities
 
 from . import evaluations, files, served_models, workers
 
@@ -79,12 +81,13 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 
 def _older_job_waits(session: Session, worker_id: str, row: EvaluationRow) -> bool:
-    older = exists().where(
-        workers.may_start(),
-        workers.can_serve(session, worker_id),
-        JobRow.created_at < row.created_at,
-    )
-    return bool(session.scalar(select(older)))
+    """Return True if the worker would get a job that was created before the evaluation."""
+    worker = session.get(WorkerRow, worker_id)
+    next_job = session.execute(order.next_job(abilities(worker))).first()
+    if next_job is None:
+        return False
+    created_at = select(JobRow.created_at).where(JobRow.id == next_job.id)
+    return session.scalars(created_at).one() < row.created_at
 
 
 def _claim_of(session: Session, settings: Settings, row: EvaluationRow) -> EvaluationClaim:

@@ -103,7 +103,25 @@ def command_for(job: JobRow) -> Control:
         return Control.CANCEL
     if job.state == JobState.PAUSING:
         return Control.PAUSE
-    return Control.STOP if job.stop_requested else Control.CONTINUE
+    if job.stop_requested:
+        return Control.STOP
+    return Control.PAUSE if job.yield_reason else Control.CONTINUE
+
+
+def ask_to_yield(
+    session: Session, job_id: str, reason: str, *, preempted_at: float | None = None
+) -> bool:
+    """Ask a running job's worker to save a resume point and free its device; the job is then queued
+    again. Returns False if the job is ending or no longer running."""
+    job = jobs.lock(session, job_id)
+    is_ending = job.cancel_requested or job.stop_requested or job.yield_reason
+    if job.state != JobState.RUNNING or is_ending:
+        return False
+    job.yield_reason = reason[:300]
+    if preempted_at is not None:
+        job.preempted_at = preempted_at
+    events.add(session, job, f"{reason}: the job saves a resume point and frees its device")
+    return True
 
 
 def release(
@@ -121,12 +139,15 @@ def release(
     if end is None:
         return jobs.enqueue(
             session, wake_ups, job.id, f"{reason}: queued again", fence=job.fence, level=level,
-            values=values,
+            values=values, work_is_lost=True,
         )  # fmt: skip
     state, outcome = end
     message = outcome if job.cancel_requested else f"{reason}: {outcome}"
     columns = {"phase": None, "lease_until": None, **(values or {})}
-    return jobs.move(session, job.id, state, message, fence=job.fence, level=level, values=columns)
+    return jobs.move(
+        session, job.id, state, message, fence=job.fence, level=level, values=columns,
+        work_is_lost=True,
+    )  # fmt: skip
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:

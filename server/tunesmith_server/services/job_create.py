@@ -12,14 +12,17 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, Job, JobCreate, MethodName
+from tunesmith_schema import ErrorCode, Job, JobCreate, MethodName, Scheduling
 from tunesmith_schema.documents import DOCUMENT_VERSION
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, Unavailable
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, IdempotencyRow, JobRow
+from tunesmith_server.models.owned import DEFAULT_PROJECT
 from tunesmith_server.models.scope import all_projects, project_of
+from tunesmith_server.scheduling import limits
+from tunesmith_server.scheduling.eligibility import packed
 
 from . import base_models, events, files, jobs, quotas, waiting
 
@@ -76,6 +79,8 @@ def insert(
     file_rows = [_usable_file(session, body.training_file, "training_file", method)]
     if body.validation_file:
         file_rows.append(_usable_file(session, body.validation_file, "validation_file", method))
+    asked, project_id = body.scheduling or Scheduling(), project_of(session)
+    limits.check_create(session, project_id or DEFAULT_PROJECT, requester.owner)
     now = time.time()
     job = JobRow(
         id=new_id("ftjob"),
@@ -93,6 +98,10 @@ def insert(
         hyperparameters=body.chosen_hyperparameters().model_dump(mode="json"),
         method=_effective_method(body),
         method_name=method,
+        priority=asked.priority,
+        interactive=asked.interactive,
+        worker_labels=packed(asked.worker_labels),
+        needs_bytes=asked.device_bytes,
         attempt=0,
         last_seq=0,
         forked_from=origin and origin.job_id,

@@ -204,6 +204,7 @@ def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
         "hyperparameters": None if _reinforcement(job) else job.hyperparameters,
         "method": job.method,
         "recipe": _recipe_of(job).model_dump(mode="json"),
+        "scheduling": stored_job.scheduling(job).model_dump(mode="json"),
     }
 
 

@@ -39,7 +39,7 @@ _COLUMNS = (
     *("validation_file", "trained_tokens", "seed", "suffix", "phase", "adapter_id", "attempt"),
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
     *("retry_of", "error", "evaluation", "document_version", "started_at", "health"),
-    "last_metrics",
+    *("last_metrics", "priority", "interactive", "worker_labels", "needs_bytes"),
 )
 _DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
 _MAY_BE_LARGE = ("recipe", "method")
@@ -126,7 +126,10 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
         "evaluation": stored_job.evaluation(row.evaluation),
-        "waiting": None,
+        "scheduling": stored_job.scheduling(row).model_dump(mode="json"),
+        "queue_position": None,
+        "waiting_because": None,
+        "estimated_start": None,
         "omitted": omitted,
     }
     documents = settings + b',"metadata":' + _labels(row.labels_text) + b',"recipe":' + recipe

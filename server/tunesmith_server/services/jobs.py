@@ -26,14 +26,14 @@ from tunesmith_schema.queue import TRAIN_TASK
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EventRow, FileRow, JobRow
+from tunesmith_server.scheduling import limits, usage
 
 from . import events, files, job_health, job_summaries, stored_job
 from .job_filters import JobFilters
 from .pages import PageBuilder, read_page
 from .paging import Order, unknown_cursor
 
-HELD = (JobState.RUNNING, JobState.PAUSING)
-"""States in which a worker holds the lease."""
+HELD = limits.HELD
 
 to_wire = stored_job.to_wire
 
@@ -49,10 +49,12 @@ def move(
     level: str = "info",
     data: dict[str, JsonValue] | None = None,
     values: dict[str, Any] | None = None,
+    work_is_lost: bool = False,
 ) -> JobRow | None:
     """Change a job's state if the transition is legal. Returns None if nothing was changed.
 
-    `fence` makes the change conditional on the fencing token; `values` sets other columns.
+    `fence` makes the change conditional on the fencing token; `values` sets other columns. With
+    `work_is_lost`, the project is not charged for the time after the newest resume point.
     """
     sources = [old for old, new in TRANSITIONS.items() if to in new]
     if only_from is not None:
@@ -61,6 +63,8 @@ def move(
     if fence is not None:
         statement = statement.where(JobRow.fence == fence)
     columns: dict[str, Any] = {"state": to, **(values or {})}
+    if to not in HELD:
+        columns["yield_reason"] = None
     if to in TERMINAL:
         columns |= {"finished_at": time.time(), "phase": None, "lease_until": None}
     session.flush()
@@ -69,6 +73,8 @@ def move(
         execution_options={"populate_existing": True, "synchronize_session": False},
     )
     if job is not None:
+        if to not in HELD:
+            usage.settle(session, job, work_is_lost=work_is_lost)
         events.add(
             session,
             job,
@@ -89,6 +95,7 @@ def fail(
     *,
     fence: int | None = None,
     values: dict[str, Any] | None = None,
+    work_is_lost: bool = False,
 ) -> JobRow | None:
     return move(
         session,
@@ -99,6 +106,7 @@ def fail(
         level="error",
         data={"code": failure.code, "category": failure.category, "hint": failure.hint},
         values={"error": failure.model_dump(mode="json"), **(values or {})},
+        work_is_lost=work_is_lost,
     )
 
 
@@ -166,6 +174,7 @@ def enqueue(
     fence: int | None = None,
     level: str = "info",
     values: dict[str, Any] | None = None,
+    work_is_lost: bool = False,
 ) -> JobRow | None:
     """Move a job to `queued` and wake a worker after the commit. If a worker holds the job, call
     `job_control.release` instead."""
@@ -174,7 +183,7 @@ def enqueue(
     columns |= {"not_before": None}
     job = move(
         session, job_id, JobState.QUEUED, message, fence=fence, level=level,
-        values=columns | (values or {}),
+        values=columns | (values or {}), work_is_lost=work_is_lost,
     )  # fmt: skip
     if job is not None:
         wake_ups.send_after_commit(session, TRAIN_TASK, job.id)

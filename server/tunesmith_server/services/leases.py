@@ -33,7 +33,9 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import AdapterRow, FileRow, JobRow, ProjectRow
+from tunesmith_server.models import AdapterRow, FileRow, JobRow, ProjectRow, WorkerRow
+from tunesmith_server.scheduling import lanes, limits, order, reservations, usage
+from tunesmith_server.scheduling.eligibility import abilities
 
 from . import (
     adapters,
@@ -51,7 +53,6 @@ from . import (
     samples,
     stored_job,
     waiting,
-    workers,
 )
 from .faults import is_outage
 from .jobs import HELD
@@ -64,28 +65,34 @@ MAX_CANDIDATES = 50
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the oldest queued job that the worker can serve; return None if there is none. A job
+    """Lease the first job of the queue that the worker can run; return None if there is none. A job
     whose row cannot be read fails, and the next one is tried."""
+    worker = session.get(WorkerRow, worker_id)
+    only = reservations.of_worker(session, worker_id, worker.host if worker else None)
+    projects = {reservation.project_id for reservation in only}
+    if None in projects or len(projects) > 1:
+        return None
+    offer, project_id = abilities(worker), next(iter(projects), None)
     tried: list[str] = []
-    oldest = (
-        select(JobRow.id)
-        .where(workers.may_start(), workers.can_serve(session, worker_id))
-        .order_by(JobRow.created_at, JobRow.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    while len(tried) < MAX_CANDIDATES:
-        job_id = session.scalar(oldest.where(JobRow.id.not_in(tried)))
-        if job_id is None:
+    for _ in range(MAX_CANDIDATES):
+        found = session.execute(order.next_job(offer, project_id, tried)).one_or_none()
+        if found is None:
             break
-        lease = partial(_lease, session, settings, worker_id, job_id)
+        job_id, of_project, owner = found
+        project = usage.lock_project(session, of_project)
+        if not limits.may_run(session, project, owner):
+            continue  # another claim used up the limit; the next query knows it
+        lease = partial(_lease, session, settings, worker_id, job_id, project)
         if claimed := quarantine.guarded(session, job_id, "claimed", lease):
             return claimed
-        tried.append(job_id)
+        tried.append(job_id)  # unreadable, or another worker has just claimed it
     return None
 
 
-def _lease(session: Session, settings: Settings, worker_id: str, job_id: str) -> Claim | None:
+def _lease(
+    session: Session, settings: Settings, worker_id: str, job_id: str, project: ProjectRow
+) -> Claim | None:
+    now = usage.database_now(session)
     job = jobs.move(
         session,
         job_id,
@@ -95,7 +102,10 @@ def _lease(session: Session, settings: Settings, worker_id: str, job_id: str) ->
         data={"worker_id": worker_id},
         values={
             "lease_owner": worker_id,
-            "lease_until": epoch_now() + settings.lease_seconds,
+            "lease_until": now + settings.lease_seconds,
+            "claimed_at": now,
+            "claimed_step": JobRow.step,
+            "charged_until": now + usage.CHARGE_AHEAD_SECONDS,
             "fence": JobRow.fence + 1,
             "attempt": JobRow.attempt + 1,
             "source_seq": 0,
@@ -105,6 +115,7 @@ def _lease(session: Session, settings: Settings, worker_id: str, job_id: str) ->
     )
     if job is None:
         return None
+    usage.begin(project, now)
     waiting.withdraw_at_claim(session, job)
     ignored: list[str] = []
     method = stored_job.method(job, ignored)
@@ -219,6 +230,10 @@ def report(
         return _reply(settings, job)
     blobs.use_files(session, _listed_files(report))
     store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
+    now = (job.lease_until or 0.0) - settings.lease_seconds
+    usage.continue_charging(session, job, now)
+    if lanes.leave_if_too_long(job, now):
+        events.add(session, job, lanes.LEFT)
     if any(isinstance(e, RunEvent) and e.kind is EventKind.METRICS for e in report.events):
         job_health.update(session, job)
     _store_run_report(session, job, report.run_report)
@@ -301,7 +316,8 @@ def _finish(
 ) -> None:
     fence = job.fence
     if outcome.state == "released":
-        job_control.release(session, wake_ups, job, "released by its worker")
+        reason = job.yield_reason or "released by its worker"
+        job_control.release(session, wake_ups, job, reason)
     elif outcome.state == "cancelled":
         jobs.move(session, job.id, JobState.CANCELLED, "cancelled while training", fence=fence)
     elif outcome.state == "failed":

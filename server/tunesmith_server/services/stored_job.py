@@ -23,10 +23,12 @@ from tunesmith_schema import (
     MethodName,
     Recipe,
     ReinforcementHyperparameters,
+    Scheduling,
     wire_status,
 )
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
+from tunesmith_server.scheduling.eligibility import unpacked
 
 from . import job_health, keys, result_files
 
@@ -129,6 +131,16 @@ def evaluation(stored: Any) -> EvaluationSummary | None:  # Any: JSON
     return _read(lambda: EvaluationSummary.model_validate(stored) if stored else None)
 
 
+def scheduling(row: JobRow) -> Scheduling:
+    """Return what the job asks of the queue and of its worker."""
+    return Scheduling(
+        priority=row.priority or 0,
+        interactive=bool(row.interactive),
+        worker_labels=unpacked(row.worker_labels),
+        device_bytes=row.needs_bytes,
+    )
+
+
 def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
     return {
         "model": row.model,
@@ -148,6 +160,7 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "forked_from": row.forked_from,
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
+        "scheduling": scheduling(row),
         "owner": _owner_name(row),
         "started_at": _read(lambda: int(row.started_at) if row.started_at else None),
         "health": job_health.stored(row.health),

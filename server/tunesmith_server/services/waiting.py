@@ -12,14 +12,15 @@ import time
 from functools import partial
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, exists, func, select, tuple_
+from sqlalchemy import ColumnElement, exists, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobState, JobWaiting
-from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_QUEUE
-from tunesmith_server.core.database import epoch_now, readable_object
+from tunesmith_schema import JobState, WaitingBecause, WaitingCode
+from tunesmith_schema.queue import LIGHT_QUEUE
+from tunesmith_server.core.database import readable_object
 from tunesmith_server.models import EventRow, JobRow
-from tunesmith_server.models.scope import all_projects
+from tunesmith_server.scheduling.eligibility import may_start
+from tunesmith_server.scheduling.view import View
 
 from . import base_models, events, quarantine, workers
 
@@ -80,7 +81,7 @@ def _in_force() -> tuple[ColumnElement[bool], ...]:
 
 
 def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
-    query = select(JobRow).where(workers.may_start(), *conditions)
+    query = select(JobRow).where(may_start(), *conditions)
     return list(session.scalars(query.with_for_update(skip_locked=True)))
 
 
@@ -91,52 +92,22 @@ def _withdraw(session: Session, job: JobRow, event: EventRow) -> None:
         event.data = {**event.data, "withdraws": events.event_id(job.id, warning.seq)}
 
 
-MAX_POSITION = 1000
-"""Positions in the queue are counted up to this number."""
-
-
-def describe(session: Session, job: JobRow) -> JobWaiting | None:
-    """Return what a job waits for; None for a job that runs or has ended."""
+def describe(session: Session, view: View, job: JobRow) -> dict[str, object]:
+    """Return the fields of a job that say why and until when it waits; none for a job that runs or
+    has ended."""
     if job.state == JobState.VALIDATING_FILES:
         light = workers.ready(session).get(LIGHT_QUEUE)
-        reason = "its files are being validated" if light else "no light worker validates files"
-        return JobWaiting(reason=reason)
+        message = "its files are being validated" if light else "no light worker validates files"
+        because = WaitingBecause(code=WaitingCode.VALIDATING_FILES, message=message)
+        return {"waiting_because": because}
     if job.state == JobState.PAUSED:
-        return JobWaiting(reason="it is paused until it is resumed")
-    if job.state != JobState.QUEUED:
-        return None
-    delay = session.scalar(select(JobRow.not_before - epoch_now()).where(JobRow.id == job.id))
-    if delay and delay > 0:
-        return JobWaiting(reason=f"the next attempt starts in {delay:.0f} s at the earliest")
-    position = _position(session, job)
-    return JobWaiting(position=position, reason=_reason(session, job, position))
-
-
-def _position(session: Session, job: JobRow) -> int:
-    earlier = (
-        select(JobRow.id)
-        .where(workers.may_start())
-        .where(tuple_(JobRow.created_at, JobRow.id) < (job.created_at, job.id))
-        .limit(MAX_POSITION)
-    )
-    ahead = all_projects(select(func.count()).select_from(earlier.subquery()))
-    return 1 + (session.scalar(ahead) or 0)
-
-
-def _reason(session: Session, job: JobRow, position: int) -> str:
-    ready = workers.ready(session).get(TRAIN_QUEUE, 0)
-    if not ready:
-        unfit = workers.not_ready(session)
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(unfit.items()))
-        return reasons[:1000] or "no train worker is running"
-    is_local = job.base_adapter_id is None and "/" not in job.model
-    if is_local and job.model not in base_models.on_workers(session):
-        return f"no train worker has the base model {job.model!r}"
-    if position > 1:
-        return "1 job is ahead" if position == 2 else f"{position - 1} jobs are ahead"
-    held = JobRow.state.in_((JobState.RUNNING, JobState.PAUSING))
-    all_held = all_projects(select(func.count()).select_from(JobRow).where(held))
-    running = session.scalar(all_held) or 0
-    if running >= ready:
-        return f"all train workers are busy ({running} jobs are running)"
-    return "a free train worker will claim it"
+        message = "it is paused until it is resumed"
+        return {"waiting_because": WaitingBecause(code=WaitingCode.PAUSED, message=message)}
+    queued = view.job(job.id) if job.state == JobState.QUEUED else None
+    if queued is None:
+        return {}
+    return {
+        "queue_position": view.position(queued),
+        "waiting_because": view.because(queued),
+        "estimated_start": view.estimated_start(queued),
+    }

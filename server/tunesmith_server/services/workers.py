@@ -1,14 +1,16 @@
-"""Live workers, and the jobs that they can serve."""
+"""Live workers, and the work that waits for them."""
 
 from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import EvaluationStatus, JobState, WorkerHello, WorkerWelcome
+from tunesmith_schema import EvaluationStatus, WorkerHello, WorkerWelcome
 from tunesmith_schema.queue import LIGHT_QUEUE
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow, WorkerRow
+from tunesmith_server.scheduling import limits, order, usage
+from tunesmith_server.scheduling.eligibility import abilities
 
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
@@ -18,13 +20,29 @@ MAX_FILES_WAITING = 8
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
     now = session.execute(select(epoch_now())).scalar_one()
-    session.merge(WorkerRow(**body.model_dump(), last_seen=now))
+    known = session.get(WorkerRow, body.worker_id)
+    first_seen = known.first_seen if known else now
+    idle_since = _idle_since(session, known, now)
+    row = session.merge(WorkerRow(**body.model_dump(), last_seen=now, first_seen=first_seen))
     session.flush()
     if body.queue == LIGHT_QUEUE:
         return WorkerWelcome(jobs_waiting=False, files_waiting=_files_waiting(session))
-    job = exists().where(may_start(), can_serve(session, body.worker_id))
-    evaluation = exists().where(evaluation_waits())
-    return WorkerWelcome(jobs_waiting=bool(session.scalar(select(or_(job, evaluation)))))
+    if idle_since is not None:
+        usage.add_idle(session, body.host, idle_since, now)
+    waiting = session.execute(order.next_job(abilities(row))).first() is not None or bool(
+        session.scalar(select(exists().where(evaluation_waits())))
+    )
+    return WorkerWelcome(jobs_waiting=waiting)
+
+
+def _idle_since(session: Session, worker: WorkerRow | None, now: float) -> float | None:
+    """Return the last report of a worker that has been ready since then and has no job."""
+    if worker is None or worker.not_ready or now - worker.last_seen > READY_SECONDS:
+        return None
+    holds = select(JobRow.id).where(
+        JobRow.lease_owner == worker.worker_id, JobRow.state.in_(limits.HELD)
+    )
+    return worker.last_seen if session.scalar(holds.limit(1)) is None else None
 
 
 def _files_waiting(session: Session) -> list[str]:
@@ -43,24 +61,6 @@ def evaluation_waits() -> ColumnElement[bool]:
     return and_(
         EvaluationRow.status == EvaluationStatus.QUEUED,
         or_(EvaluationRow.file.is_(None), EvaluationRow.file.not_in(unread)),
-    )
-
-
-def may_start() -> ColumnElement[bool]:
-    """Return an SQL condition: the job is queued and its retry delay is over."""
-    in_time = or_(JobRow.not_before.is_(None), JobRow.not_before <= epoch_now())
-    return and_(JobRow.state == JobState.QUEUED, in_time)
-
-
-def can_serve(session: Session, worker_id: str) -> ColumnElement[bool]:
-    """Return an SQL condition: the worker can load the job's base model. The model is a folder on
-    the worker's host, or any worker can fetch it (a Hugging Face id, or weights that Tunesmith
-    trained)."""
-    worker = session.get(WorkerRow, worker_id)
-    return or_(
-        JobRow.base_adapter_id.is_not(None),
-        JobRow.model.contains("/"),
-        JobRow.model.in_(worker.models if worker else []),
     )
 
 

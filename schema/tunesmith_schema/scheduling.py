@@ -1,0 +1,280 @@
+"""Scheduling of jobs: what a job asks for, and why and how long it waits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from .base import Request, Response, Text
+from .bounds import MAX_COUNT, MAX_SECONDS, MAX_STEP, ObjectId
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+WorkerLabels = Annotated[dict[Label, Label], Field(max_length=16)]
+"""At most 16 labels; names and values have letters, digits, dots, hyphens and underscores."""
+
+
+class Scheduling(Request):
+    """What a job asks of the queue and of its worker."""
+
+    priority: int = Field(default=0, ge=-100, le=100)
+    """Jobs with a higher priority are claimed earlier, among the jobs of the project. They may
+    pre-empt jobs with a lower priority."""
+    interactive: bool = False
+    """Use the lane for short jobs: the job is claimed first, and other jobs make room for it. A key
+    runs one interactive job at a time. After 10 minutes on a device, the job counts as any other.
+    """
+    worker_labels: WorkerLabels = Field(default_factory=dict)
+    """Labels that the worker must have, for example `{"gpu": "h100"}`."""
+    device_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    """Smallest memory of the device, in bytes. By default, the predicted peak of an earlier
+    attempt, once there is one."""
+
+
+class WaitingCode(StrEnum):
+    """Stable codes of the reasons for which jobs wait."""
+
+    VALIDATING_FILES = "validating_files"
+    PAUSED = "paused"
+    BACKING_OFF = "backing_off"
+    """The delay before the next attempt is not over."""
+    NO_WORKER = "no_worker"
+    """No live worker accepts jobs."""
+    NO_MODEL = "no_model"
+    """No live worker has the base model."""
+    NO_LABELS = "no_labels"
+    """No live worker has the labels that the job asks for."""
+    NO_MEMORY = "no_memory"
+    """The job needs more memory than the largest device has."""
+    RESERVED = "reserved"
+    """All workers that fit are drained or reserved for other projects."""
+    PROJECT_LIMIT = "project_limit"
+    KEY_LIMIT = "key_limit"
+    LANE_BUSY = "lane_busy"
+    """Another interactive job of the key is running."""
+    BEHIND = "behind"
+    """Other jobs come first."""
+    DEVICES_BUSY = "devices_busy"
+    """All devices that fit are busy, and this job is the next."""
+    STARTING = "starting"
+    """A free worker will claim the job."""
+
+
+class WaitingBecause(Response):
+    """Reason for which a job waits."""
+
+    code: WaitingCode
+    """Stable code for programs."""
+    message: str
+    """The reason in a sentence."""
+
+
+class EstimatedStart(Response):
+    """When a waiting job is expected to start, in Unix seconds."""
+
+    at: int
+    earliest: int
+    """If the jobs ahead end as early as similar jobs have."""
+    latest: int
+    """If the jobs ahead take as long as similar jobs have."""
+
+
+class QueuedJob(Response):
+    """A running or waiting job in the queue."""
+
+    id: str | None = None
+    """Id of the job; null for a job of another project."""
+    project: str
+    """Name of the job's project."""
+    model: str | None = None
+    """Base model; null for a job of another project."""
+    priority: int
+    interactive: bool
+    worker: str | None = None
+    """Id of the worker that runs the job; null for a waiting job."""
+    started_at: int | None = None
+    """Start of the current attempt, Unix seconds; null for a waiting job."""
+    estimated_end: int | None = None
+    """Expected end, Unix seconds; null for a waiting job."""
+    queue_position: int | None = None
+    """Position in the queue; null for a running job."""
+    waiting_because: WaitingBecause | None = None
+    """Reason for which the job waits; null for a running job."""
+    estimated_start: EstimatedStart | None = None
+    """Expected start; null for a running job, and if nothing can be said."""
+
+
+class Queue(Response):
+    """The queue at this moment."""
+
+    object: Literal["queue"] = "queue"
+    running: list[QueuedJob]
+    """Running jobs, the oldest attempt first."""
+    waiting: list[QueuedJob]
+    """Waiting jobs in the order of their expected start, at most `limit` of them."""
+    num_waiting: int
+    """Number of all waiting jobs."""
+    devices: int
+    """Number of live train workers."""
+    free_devices: int
+    """Number of train workers that are ready and have no job."""
+
+
+class ProjectShare(Response):
+    """Share of a project in the devices."""
+
+    id: str
+    object: Literal["queue.project"] = "queue.project"
+    name: str
+    weight: float
+    """Share of the devices, relative to the weights of other projects with waiting jobs."""
+    guaranteed_devices: int
+    """Devices that the project gets before others get more than their guarantee."""
+    max_running_jobs: int | None = None
+    max_queued_jobs: int | None = None
+    max_device_hours: float | None = None
+    """Device-hours in 30 days; null means no limit, like the other two limits."""
+    running_jobs: int
+    queued_jobs: int
+    decayed_device_seconds: float
+    """Used device-time, halved each day. It orders the queue, divided by the weight."""
+
+
+class Limits(Request):
+    """Changed limits of a key; fields that are left out stay, null removes a limit."""
+
+    max_running_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
+    max_queued_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
+    max_device_hours: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
+    """Device-hours in 30 days."""
+
+
+class ShareChange(Limits):
+    """Changed share and limits of a project; fields that are left out stay."""
+
+    weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
+    guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
+
+
+class KeyLimits(Response):
+    """Limits of the jobs of one key."""
+
+    id: str
+    object: Literal["queue.key"] = "queue.key"
+    name: str
+    max_running_jobs: int | None = None
+    max_queued_jobs: int | None = None
+    max_device_hours: float | None = None
+
+
+class WorkerState(StrEnum):
+    """What a train worker does."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    NOT_READY = "not_ready"
+    DRAINED = "drained"
+    GONE = "gone"
+    """The worker has not reported for 35 s."""
+
+
+class WorkerStatus(Response):
+    """A train worker, which is one device."""
+
+    id: str
+    object: Literal["worker"] = "worker"
+    host: str
+    device: str
+    """`cpu`, or the GPU's name."""
+    device_bytes: int | None = None
+    """Memory of the device; null if unknown."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    state: WorkerState
+    job_id: str | None = None
+    """Job that the worker runs; null for a job of another project."""
+    project: str | None = None
+    """Name of the running job's project."""
+    since: int | None = None
+    """Start of the running attempt, or else of the worker, Unix seconds."""
+    last_hello: int
+    """Time of the worker's last report."""
+    models: list[str]
+    """Base models on the worker's host."""
+    reason: str | None = None
+    """Why the worker takes no job, or the reservation that limits it."""
+    version: str
+
+
+class DrainRequest(Request):
+    """Body of `POST /v1/workers/{name}/drain`."""
+
+    reason: Text = Field(default="", max_length=200)
+    """Shown to users whose jobs wait."""
+
+
+class ReservationCreate(Request):
+    """Body of `POST /v1/reservations`."""
+
+    worker: Text = Field(min_length=1, max_length=255)
+    """Id of a worker, or name of a host."""
+    project_id: ObjectId | None = None
+    """Project whose jobs run meanwhile; null for maintenance, without jobs."""
+    starts_at: int = Field(ge=0, le=MAX_SECONDS)
+    """Start, Unix seconds. Other jobs then save a resume point and leave."""
+    ends_at: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
+    """End, Unix seconds; null: until it is deleted."""
+    reason: Text = Field(default="", max_length=200)
+
+
+class Reservation(Response):
+    """Time in which a worker or host takes no jobs, or jobs of one project."""
+
+    id: str
+    object: Literal["reservation"] = "reservation"
+    worker: str
+    """Id of a worker, or name of a host."""
+    project_id: str | None = None
+    """Project whose jobs run meanwhile; null for a drain."""
+    starts_at: int
+    ends_at: int | None = None
+    reason: str
+
+
+class ReservationDeleted(Response):
+    """Confirmation that a reservation was deleted."""
+
+    id: str
+    object: Literal["reservation"] = "reservation"
+    deleted: bool = True
+
+
+class DeviceUsageItem(Response):
+    """Device-time of one group."""
+
+    project: str | None = None
+    """Name of the project; null unless grouped by it, like the next three."""
+    user: str | None = None
+    """Name of the user, or of the key of a service."""
+    model: str | None = None
+    """Base model."""
+    day: str | None = None
+    """Day in UTC, `2026-01-31`."""
+    device_seconds: float
+    """Time in which jobs had a device, lost work included."""
+    lost_seconds: float
+    """Time whose work was lost with a worker; projects are not charged for it."""
+
+
+class DeviceUsage(Response):
+    """Device-time of the last days."""
+
+    object: Literal["usage"] = "usage"
+    days: int
+    """Number of days, today included."""
+    device_seconds: float
+    lost_seconds: float
+    idle_seconds: float
+    """Time in which ready workers had no job, over all projects."""
+    data: list[DeviceUsageItem]
+    """One item per group, the largest first."""

@@ -1,0 +1,34 @@
+"""Tables of used and of idle device-time, by day."""
+
+from __future__ import annotations
+
+from sqlalchemy import Double, Integer, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tunesmith_server.core.database import Base
+
+
+class UsageRow(Base):
+    """Device-time of ended attempts. A day is counted from 1970-01-01, in UTC."""
+
+    __tablename__ = "usage_days"
+
+    project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    day: Mapped[int] = mapped_column(Integer, primary_key=True)
+    owner: Mapped[str] = mapped_column(String(40), primary_key=True)
+    """Id of the API key that created the jobs."""
+    model: Mapped[str] = mapped_column(String(512), primary_key=True)
+    """Base model of the jobs."""
+    device_seconds: Mapped[float] = mapped_column(Double)
+    lost_seconds: Mapped[float] = mapped_column(Double)
+    """Part of `device_seconds` whose work was lost and is not charged."""
+
+
+class IdleRow(Base):
+    """Time in which a worker was ready and had no job."""
+
+    __tablename__ = "idle_days"
+
+    day: Mapped[int] = mapped_column(Integer, primary_key=True)
+    host: Mapped[str] = mapped_column(String(255), primary_key=True)
+    seconds: Mapped[float] = mapped_column(Double)

@@ -1,0 +1,98 @@
+"""How long jobs take: a running job by its progress, a waiting job by similar jobs that ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobState
+from tunesmith_server.models import JobRow
+
+from .lanes import INTERACTIVE_SECONDS
+from .snapshot import Running, Waiting
+
+UNKNOWN_SECONDS = 3600.0
+"""Assumed device-time of a job if no job has ended yet."""
+MAX_EXAMPLES = 1000
+"""Newest ended jobs that estimates are made from."""
+MIN_REMAINING_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Device-time of a job that succeeded."""
+
+    project_id: str
+    model: str
+    method: str
+    training_file: str
+    seconds: float
+
+
+class Durations:
+    """Expected device-times. The first of these groups with an example counts: same model, method
+    and training file; same project, model and method; same model and method; any job."""
+
+    def __init__(self, examples: Iterable[Example], *, factor: float = 1.0) -> None:
+        """`factor` multiplies the times of waiting jobs and of jobs without progress."""
+        groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for one in examples:
+            for group in _groups(one):
+                groups[group].append(one.seconds)
+        self._medians = {group: median(seconds) for group, seconds in groups.items()}
+        self._factor = factor
+
+    def expected(self, job: Waiting) -> float:
+        """Return the device-seconds that a waiting job will take."""
+        per_step = job.done_seconds / job.step if job.step and job.done_seconds else None
+        if per_step is not None and job.total_steps:  # a job that goes on from a resume point
+            return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))
+        return self._usual(job) * self._factor
+
+    def remaining(self, job: Running, now: float) -> float:
+        """Return the seconds until a running job ends."""
+        elapsed, done = now - job.claimed_at, job.step - job.claimed_step
+        if done > 0 and job.total_steps:
+            left = elapsed / done * (job.total_steps - job.step)
+        else:
+            left = self._usual(job) * self._factor - elapsed
+        return max(MIN_REMAINING_SECONDS, left)
+
+    def _usual(self, job: Waiting) -> float:
+        for group in _groups(job):
+            if group in self._medians:
+                return self._medians[group]
+        return INTERACTIVE_SECONDS / 2 if job.interactive else UNKNOWN_SECONDS
+
+
+def _groups(job: Example | Waiting) -> tuple[tuple[str, ...], ...]:
+    return (
+        ("file", job.model, job.method, job.training_file),
+        ("project", job.project_id, job.model, job.method),
+        ("model", job.model, job.method),
+        (),
+    )
+
+
+def examples(session: Session) -> list[Example]:
+    """Return the device-times of the newest jobs that succeeded."""
+    rows = session.execute(
+        select(
+            JobRow.project_id, JobRow.model, JobRow.method_name, JobRow.training_file,
+            JobRow.device_seconds,
+        )
+        .where(JobRow.state == JobState.SUCCEEDED, JobRow.device_seconds > 0)
+        .order_by(JobRow.queued_at.desc())
+        .limit(MAX_EXAMPLES)
+    )  # fmt: skip
+    return [
+        Example(
+            project_id=project_id, model=model, method=method, training_file=file, seconds=seconds
+        )
+        for project_id, model, method, file, seconds in rows
+    ]

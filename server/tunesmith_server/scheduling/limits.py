@@ -1,0 +1,149 @@
+"""Limits of a project and of a key: queued jobs, running jobs, and device-hours in 30 days.
+
+A create counts the waiting jobs, and a claim the running jobs, after it has locked the row that
+has the limit. So requests at the same time cannot exceed a limit together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, Select, and_, func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from tunesmith_schema import ErrorCode, JobState
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.errors import TooManyRequests
+from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, UsageRow
+
+from .usage import DAY, lock_project
+
+HELD = (JobState.RUNNING, JobState.PAUSING)
+"""States in which a worker holds the lease."""
+WAITING = (JobState.VALIDATING_FILES, JobState.QUEUED, JobState.PAUSED)
+"""States that count for `max_queued_jobs`."""
+WINDOW_DAYS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Link:
+    """The column of jobs and of usage that refers to a row with limits."""
+
+    column: str
+    table: Any  # Any: ProjectRow or ApiKeyRow
+
+    def of(self, rows: Any) -> ColumnElement[bool]:  # Any: an aliased table
+        refers: ColumnElement[bool] = getattr(rows, self.column) == self.table.id
+        return refers
+
+
+_PROJECT = _Link(column="project_id", table=ProjectRow)
+_KEY = _Link(column="owner", table=ApiKeyRow)
+
+
+def check_create(session: Session, project_id: str, owner: str) -> None:
+    """Refuse another waiting job beyond a limit. Locks the rows that have limits."""
+    limits = session.execute(
+        select(ProjectRow.max_queued_jobs, ApiKeyRow.max_queued_jobs)
+        .select_from(ProjectRow)
+        .outerjoin(ApiKeyRow, ApiKeyRow.id == owner)
+        .where(ProjectRow.id == project_id)
+    ).one_or_none()
+    of_project, of_key = limits or (None, None)
+    if of_project is not None:
+        limit = lock_project(session, project_id).max_queued_jobs
+        _check(session, JobRow.project_id == project_id, limit, "the project")
+    if of_key is not None:
+        limit = _lock_key(session, owner).max_queued_jobs
+        _check(session, JobRow.owner == owner, limit, "this key")
+
+
+def _check(session: Session, whose: ColumnElement[bool], limit: int | None, name: str) -> None:
+    count = select(func.count()).select_from(JobRow).where(whose, JobRow.state.in_(WAITING))
+    waiting = session.scalar(count) or 0
+    if limit is not None and waiting >= limit:
+        raise TooManyRequests(
+            ErrorCode.QUOTA_EXCEEDED,
+            f"{name} has {waiting} waiting jobs, and its limit is {limit}",
+            hint="wait until a job has started, or cancel one",
+        )
+
+
+def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
+    """Return True if the limits allow another running job. The project is locked."""
+    key = session.get(ApiKeyRow, owner)
+    if key is not None and key.max_running_jobs is not None:
+        key = _lock_key(session, owner)
+    for row, whose in ((project, JobRow.project_id == project.id), (key, JobRow.owner == owner)):
+        if row is None or row.max_running_jobs is None:
+            continue
+        running = select(func.count()).select_from(JobRow).where(whose, JobRow.state.in_(HELD))
+        if (session.scalar(running) or 0) >= row.max_running_jobs:
+            return False
+    return True
+
+
+def project_has_room() -> ColumnElement[bool]:
+    """Return an SQL condition on `ProjectRow`: its limits allow another running job."""
+    return and_(
+        or_(
+            ProjectRow.max_running_jobs.is_(None),
+            running_jobs(_PROJECT) < ProjectRow.max_running_jobs,
+        ),
+        or_(
+            ProjectRow.max_device_hours.is_(None),
+            _used_seconds(_PROJECT) < ProjectRow.max_device_hours * 3600,
+        ),
+    )
+
+
+def key_has_room(owner: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return an SQL condition: the limits of the key allow another running job."""
+    is_full = or_(
+        and_(
+            ApiKeyRow.max_running_jobs.is_not(None),
+            running_jobs(_KEY) >= ApiKeyRow.max_running_jobs,
+        ),
+        and_(
+            ApiKeyRow.max_device_hours.is_not(None),
+            _used_seconds(_KEY) >= ApiKeyRow.max_device_hours * 3600,
+        ),
+    )
+    return owner.not_in(select(ApiKeyRow.id).where(is_full))
+
+
+def over_device_hours() -> Select[tuple[str]] | CompoundSelect[tuple[str]]:
+    """Return a query of the ids of projects and keys that have used their device-hours."""
+    queries = [
+        select(link.table.id).where(
+            link.table.max_device_hours.is_not(None),
+            _used_seconds(link) >= link.table.max_device_hours * 3600,
+        )
+        for link in (_PROJECT, _KEY)
+    ]
+    return queries[0].union_all(queries[1])
+
+
+def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
+    return session.get_one(ApiKeyRow, key_id, with_for_update=True, populate_existing=True)
+
+
+def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
+    """Return the number of running jobs, of the outer query's project by default."""
+    held = aliased(JobRow)
+    query = select(func.count()).select_from(held).where(link.of(held), held.state.in_(HELD))
+    return query.correlate(link.table).scalar_subquery()
+
+
+def _used_seconds(link: _Link) -> ColumnElement[float]:
+    """Device-time of the last 30 days: ended attempts and running jobs, without lost work."""
+    held, used = aliased(JobRow), aliased(UsageRow)
+    ended = select(func.coalesce(func.sum(used.device_seconds - used.lost_seconds), 0.0)).where(
+        link.of(used), used.day > epoch_now() / DAY - WINDOW_DAYS
+    )
+    running = select(func.coalesce(func.sum(epoch_now() - held.claimed_at), 0.0)).where(
+        link.of(held), held.state.in_(HELD)
+    )
+    parts = (query.correlate(link.table).scalar_subquery() for query in (ended, running))
+    return next(parts) + next(parts)

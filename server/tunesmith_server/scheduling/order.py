@@ -1,0 +1,77 @@
+"""The order of the queue: which job a worker gets.
+
+1. Interactive jobs: short, and limited to one at a time for each key.
+2. Jobs of a project that has fewer devices than its guarantee.
+3. The project with the least decayed device-time per weight. With logarithms, the quotient is a
+   difference, and it orders projects as the decayed usage of any moment would (usage.py).
+4. The job's priority, 5. its age, 6. its id.
+
+With one project, 2 and 3 are equal for all jobs: the queue is first in, first out.
+
+The columns 1, 4, 5 and 6 order the jobs of one project, and `ix_jobs_claim` has them in this
+order. So the query reads one job of each project, not the whole queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy.orm import aliased
+
+from tunesmith_server.models import JobRow, ProjectRow
+
+from . import limits
+from .eligibility import Abilities, Jobs, can_run, may_start
+from .usage import NO_USAGE
+
+
+def of_jobs(jobs: Jobs) -> tuple[ColumnElement[object], ...]:
+    """Return the order of the jobs of one project."""
+    return jobs.interactive.desc(), jobs.priority.desc(), jobs.created_at, jobs.id
+
+
+def of_queue() -> tuple[ColumnElement[object], ...]:
+    """Return the order of the whole queue, for `ProjectRow` joined with `JobRow`."""
+    is_guaranteed = limits.running_jobs() < ProjectRow.guaranteed_devices
+    usage = func.coalesce(ProjectRow.usage_log, NO_USAGE) - func.ln(ProjectRow.weight)
+    interactive, *rest = of_jobs(JobRow)
+    return (interactive, case((is_guaranteed, 0), else_=1), usage, *rest)
+
+
+def next_job(
+    worker: Abilities, project_id: str | None = None, tried: Sequence[str] = ()
+) -> Select[tuple[str, str, str]]:
+    """Return a query of the job that the worker gets: id, project and owner. `project_id` limits
+    it to one project; jobs in `tried` are left out."""
+    first = aliased(JobRow)
+    head = (
+        select(first.id)
+        .where(first.project_id == ProjectRow.id, *_may_be_claimed(worker, first))
+        .order_by(*of_jobs(first))
+        .limit(1)
+    )
+    if tried:
+        head = head.where(first.id.not_in(tried))
+    query = (
+        select(JobRow.id, JobRow.project_id, JobRow.owner)
+        .select_from(ProjectRow)
+        .join(JobRow, JobRow.id == head.correlate(ProjectRow).scalar_subquery())
+        .where(limits.project_has_room())
+        .order_by(*of_queue())
+        .limit(1)
+    )
+    return query if project_id is None else query.where(ProjectRow.id == project_id)
+
+
+def _may_be_claimed(worker: Abilities, jobs: Jobs) -> tuple[ColumnElement[bool], ...]:
+    held = aliased(JobRow)
+    with_interactive = select(held.owner).where(
+        held.state.in_(limits.HELD), held.interactive.is_(True)
+    )
+    return (
+        may_start(jobs),
+        can_run(worker, jobs),
+        limits.key_has_room(jobs.owner),
+        or_(jobs.interactive.is_(False), jobs.owner.not_in(with_interactive)),
+    )

@@ -1,0 +1,62 @@
+"""Drains and reserved windows: times in which a worker takes no jobs, or jobs of one project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy.orm import Session
+
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.models import JobRow, ReservationRow, WorkerRow
+
+from .limits import HELD
+
+
+def active() -> ColumnElement[bool]:
+    """Return an SQL condition: the reservation has begun and has not ended."""
+    in_time = or_(ReservationRow.ends_at.is_(None), ReservationRow.ends_at > epoch_now())
+    return and_(ReservationRow.starts_at <= epoch_now(), in_time)
+
+
+def of_worker(session: Session, worker_id: str, host: str | None) -> list[ReservationRow]:
+    """Return the active reservations of a worker and of its host."""
+    names = [worker_id] if host is None else [worker_id, host]
+    query = select(ReservationRow).where(ReservationRow.worker.in_(names), active())
+    return list(session.scalars(query.order_by(ReservationRow.starts_at)))
+
+
+def refuses(reservations: Iterable[ReservationRow], project_id: str) -> ReservationRow | None:
+    """Return a reservation that keeps the project's jobs from the worker."""
+    for reservation in reservations:
+        if reservation.project_id != project_id:
+            return reservation
+    return None
+
+
+def jobs_to_move(session: Session) -> list[tuple[str, str]]:
+    """Return the running jobs that an active reservation does not allow on their worker, each with
+    the reason."""
+    rows = session.execute(
+        select(JobRow.id, ReservationRow)
+        .join(WorkerRow, WorkerRow.worker_id == JobRow.lease_owner)
+        .join(ReservationRow, ReservationRow.worker.in_([WorkerRow.worker_id, WorkerRow.host]))
+        .where(
+            JobRow.state.in_(HELD),
+            JobRow.yield_reason.is_(None),
+            or_(
+                ReservationRow.project_id.is_(None),
+                ReservationRow.project_id != JobRow.project_id,
+            ),
+            active(),
+        )
+    )
+    return [(job_id, reason_of(reservation)) for job_id, reservation in rows]
+
+
+def reason_of(reservation: ReservationRow) -> str:
+    """Return what happens to the worker, for people."""
+    what = "drained" if reservation.project_id is None else "reserved for another project"
+    return f"{reservation.worker} is {what}" + (
+        f" ({reservation.reason})" if reservation.reason else ""
+    )

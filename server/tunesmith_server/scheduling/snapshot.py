@@ -1,0 +1,233 @@
+"""The state of the queue at one moment, read from the database: projects, live workers, running
+jobs and waiting jobs. Forecasts, reasons and pre-emption work on it.
+
+`place` is the order of `order.py` as a tuple; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobState
+from tunesmith_schema.queue import TRAIN_QUEUE
+from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, ReservationRow, WorkerRow
+
+from . import limits, reservations, usage
+from .eligibility import Abilities, Needs, abilities, fits, unpacked
+from .limits import HELD
+
+READY_SECONDS = 35.0
+"""Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
+MAX_WAITING = 10_000
+"""Waiting jobs that are read, in the order of their projects' queues."""
+
+Place = tuple[bool, bool, float, int, float, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    id: str
+    name: str
+    weight: float
+    guaranteed_devices: int
+    max_running_jobs: int | None
+    usage: float | None
+    """Logarithm of the decayed usage (usage.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    id: str
+    host: str
+    abilities: Abilities
+    not_ready: str | None
+    reservations: Sequence[ReservationRow]
+
+    def takes(self, project_id: str, needs: Needs) -> bool:
+        """Return True if the worker may run such a job of the project, once it is free."""
+        refused = self.not_ready or reservations.refuses(self.reservations, project_id)
+        return not refused and fits(self.abilities, needs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    id: str
+    project_id: str
+    owner: str
+    model: str
+    method: str
+    training_file: str
+    needs: Needs
+    priority: int
+    interactive: bool
+    created_at: float
+    not_before: float | None
+    done_seconds: float
+    """Device-time of earlier attempts."""
+    step: int
+    total_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running(Waiting):
+    worker_id: str | None
+    state: str
+    claimed_at: float
+    claimed_step: int
+    charged_until: float
+    yields: bool
+    """True if the worker has been asked to free its device."""
+    preempted_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    now: float
+    projects: Mapping[str, Project]
+    workers: Sequence[Worker]
+    running: Sequence[Running]
+    waiting: Sequence[Waiting]
+    """Queued jobs by project; the jobs of one project are in its order."""
+    key_limits: Mapping[str, int] = field(default_factory=dict)
+    """`max_running_jobs` of keys that have it."""
+    over_device_hours: frozenset[str] = frozenset()
+    """Projects and keys that have used their device-hours."""
+
+    def devices(self) -> Counter[str]:
+        """Return the number of running jobs of each project."""
+        return Counter(job.project_id for job in self.running)
+
+    def free_workers(self) -> list[Worker]:
+        busy = {job.worker_id for job in self.running}
+        return [worker for worker in self.workers if worker.id not in busy]
+
+
+def place(project: Project, devices: int, usage_log: float | None, job: Waiting) -> Place:
+    """Return the job's place in the queue: the smaller, the earlier. `devices`: running jobs of the
+    project."""
+    return (
+        not job.interactive,
+        devices >= project.guaranteed_devices,
+        (usage.NO_USAGE if usage_log is None else usage_log) - math.log(project.weight),
+        -job.priority,
+        job.created_at,
+        job.id,
+    )
+
+
+_COLUMNS = (
+    *(JobRow.id, JobRow.project_id, JobRow.owner, JobRow.model, JobRow.method_name),
+    *(JobRow.training_file, JobRow.base_adapter_id, JobRow.worker_labels, JobRow.needs_bytes),
+    *(JobRow.priority, JobRow.interactive, JobRow.created_at, JobRow.not_before),
+    *(JobRow.device_seconds, JobRow.step, JobRow.total_steps),
+)
+_HELD_COLUMNS = (
+    *(JobRow.lease_owner, JobRow.state, JobRow.claimed_at, JobRow.claimed_step),
+    *(JobRow.charged_until, JobRow.yield_reason, JobRow.preempted_at),
+)
+
+
+def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
+    """Read the queue. With `only_urgent`, read only waiting jobs that may pre-empt others."""
+    now = usage.database_now(session)
+    queued = select(*_COLUMNS).where(JobRow.state == JobState.QUEUED)
+    if only_urgent:
+        queued = queued.where(is_urgent())
+    queued = queued.order_by(
+        JobRow.project_id, JobRow.interactive.desc(), JobRow.priority.desc(), JobRow.created_at,
+        JobRow.id,
+    ).limit(MAX_WAITING)  # fmt: skip
+    held = select(*_COLUMNS, *_HELD_COLUMNS).where(JobRow.state.in_(HELD))
+    key_limits = select(ApiKeyRow.id, ApiKeyRow.max_running_jobs).where(
+        ApiKeyRow.max_running_jobs.is_not(None)
+    )
+    return Snapshot(
+        now=now,
+        projects=_projects(session),
+        workers=_workers(session, now),
+        running=[_running(row, now) for row in session.execute(held)],
+        waiting=[Waiting(**_fields(row)) for row in session.execute(queued)],
+        key_limits={key: limit for key, limit in session.execute(key_limits) if limit is not None},
+        over_device_hours=frozenset(session.scalars(limits.over_device_hours())),
+    )
+
+
+def is_urgent() -> Any:  # Any: SQLAlchemy's own; a condition on JobRow
+    """Return an SQL condition: the waiting job may pre-empt others."""
+    guaranteed = select(ProjectRow.id).where(ProjectRow.guaranteed_devices > 0)
+    return or_(JobRow.interactive.is_(True), JobRow.priority > 0, JobRow.project_id.in_(guaranteed))
+
+
+def _projects(session: Session) -> dict[str, Project]:
+    return {
+        row.id: Project(
+            id=row.id,
+            name=row.name,
+            weight=row.weight,
+            guaranteed_devices=row.guaranteed_devices,
+            max_running_jobs=row.max_running_jobs,
+            usage=row.usage_log,
+        )
+        for row in session.scalars(select(ProjectRow))
+    }
+
+
+def _workers(session: Session, now: float) -> list[Worker]:
+    reserved = list(session.scalars(select(ReservationRow).where(reservations.active())))
+    live = select(WorkerRow).where(
+        WorkerRow.queue == TRAIN_QUEUE, WorkerRow.last_seen > now - READY_SECONDS
+    )
+    return [
+        Worker(
+            id=row.worker_id,
+            host=row.host,
+            abilities=abilities(row),
+            not_ready=row.not_ready,
+            reservations=[one for one in reserved if one.worker in (row.worker_id, row.host)],
+        )
+        for row in session.scalars(live.order_by(WorkerRow.worker_id))
+    ]
+
+
+def _fields(row: Any) -> dict[str, Any]:  # Any: a row of columns, and their values
+    return {
+        "id": row.id,
+        "project_id": row.project_id,
+        "owner": row.owner,
+        "model": row.model,
+        "method": row.method_name,
+        "training_file": row.training_file,
+        "needs": Needs(
+            model=row.model,
+            is_local=row.base_adapter_id is None and "/" not in row.model,
+            labels=unpacked(row.worker_labels),
+            bytes=row.needs_bytes,
+        ),
+        "priority": row.priority,
+        "interactive": row.interactive,
+        "created_at": row.created_at,
+        "not_before": row.not_before,
+        "done_seconds": row.device_seconds,
+        "step": row.step,
+        "total_steps": row.total_steps,
+    }
+
+
+def _running(row: Any, now: float) -> Running:  # Any: a row of columns
+    return Running(
+        **_fields(row),
+        worker_id=row.lease_owner,
+        state=row.state,
+        claimed_at=now if row.claimed_at is None else row.claimed_at,
+        claimed_step=row.claimed_step or 0,
+        charged_until=now if row.charged_until is None else row.charged_until,
+        yields=row.yield_reason is not None,
+        preempted_at=row.preempted_at,
+    )

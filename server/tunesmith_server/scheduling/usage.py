@@ -1,0 +1,141 @@
+"""Device-time of projects: the decayed usage that orders the queue, and the totals of each day.
+
+Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
+device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with
+t = 0 (1970). This number changes only when the project uses a device, it orders projects like
+their decayed usage at any time, and as a logarithm it does not overflow (decision 0034).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from tunesmith_server.core.database import epoch_now
+from tunesmith_server.models import IdleRow, JobRow, ProjectRow, ResumePointRow, UsageRow
+
+DAY = 86_400.0
+HALF_LIFE_SECONDS = DAY
+_RATE = math.log(2) / HALF_LIFE_SECONDS
+CHARGE_AHEAD_SECONDS = 600.0
+"""A claim charges this much device-time in advance, and a longer job charges it again each time it
+is used up. Without the advance, a project could claim all devices before it is charged anything."""
+NO_USAGE = -1e9
+"""Stands for the logarithm of zero."""
+
+
+def added(usage: float | None, start: float, end: float) -> float | None:
+    """Return the logarithm of the usage after device-time from `start` to `end`, Unix seconds."""
+    if end <= start:
+        return usage
+    new = _log_integral(start, end)
+    if usage is None:
+        return new
+    high, low = max(usage, new), min(usage, new)
+    return high + math.log1p(math.exp(low - high))
+
+
+def removed(usage: float | None, start: float, end: float) -> float | None:
+    """Return the logarithm of the usage without device-time that `added` had counted."""
+    if usage is None or end <= start:
+        return usage
+    share = math.exp(min(0.0, _log_integral(start, end) - usage))
+    return usage + math.log1p(-share) if share < 1 - 1e-12 else None
+
+
+def decayed_seconds(usage: float | None, now: float) -> float:
+    """Return the device-seconds that the usage is worth at `now`."""
+    return 0.0 if usage is None else math.exp(usage - now * _RATE)
+
+
+def _log_integral(start: float, end: float) -> float:
+    return end * _RATE - math.log(_RATE) + math.log(-math.expm1((start - end) * _RATE))
+
+
+def database_now(session: Session) -> float:
+    return session.execute(select(epoch_now())).scalar_one()
+
+
+def begin(project: ProjectRow, now: float) -> None:
+    """Charge a claim in advance. The project is locked."""
+    project.usage_log = added(project.usage_log, now, now + CHARGE_AHEAD_SECONDS)
+
+
+def continue_charging(session: Session, job: JobRow, now: float) -> None:
+    """Charge a running job that has used up its advance."""
+    if job.charged_until is None or now <= job.charged_until:
+        return
+    until = now + CHARGE_AHEAD_SECONDS
+    project = lock_project(session, job.project_id)
+    project.usage_log = added(project.usage_log, job.charged_until, until)
+    job.charged_until = until
+
+
+def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
+    """End the charge of an attempt, which this transaction has ended, and add it to the totals.
+    With `work_is_lost`, the time after the attempt's newest resume point is not charged."""
+    if job.charged_until is None or job.claimed_at is None:
+        return
+    end = max(job.claimed_at, database_now(session))
+    kept_until = max(job.claimed_at, min(end, _newest_point(session, job))) if work_is_lost else end
+    project = lock_project(session, job.project_id)
+    project.usage_log = added(project.usage_log, job.charged_until, kept_until)
+    project.usage_log = removed(project.usage_log, kept_until, job.charged_until)
+    for day, start, stop in _days(job.claimed_at, end):
+        lost = max(0.0, stop - max(start, kept_until))
+        _add(
+            session,
+            UsageRow,
+            {"project_id": job.project_id, "day": day, "owner": job.owner, "model": job.model},
+            {"device_seconds": stop - start, "lost_seconds": lost},
+        )
+    job.device_seconds += end - job.claimed_at
+    job.charged_until = None
+
+
+def add_idle(session: Session, host: str, start: float, end: float) -> None:
+    """Count the time in which a ready worker had no job."""
+    for day, begun, stop in _days(start, end):
+        _add(session, IdleRow, {"day": day, "host": host}, {"seconds": stop - begun})
+
+
+def lock_project(session: Session, project_id: str) -> ProjectRow:
+    return session.get_one(ProjectRow, project_id, with_for_update=True, populate_existing=True)
+
+
+def _newest_point(session: Session, job: JobRow) -> float:
+    newest = select(func.max(ResumePointRow.created_at)).where(ResumePointRow.job_id == job.id)
+    return session.scalar(newest) or 0.0
+
+
+def _days(start: float, end: float) -> list[tuple[int, float, float]]:
+    """Split a time at midnight (UTC): the day, its start and its end."""
+    pieces = []
+    while start < end:
+        day = int(start // DAY)
+        stop = min(end, (day + 1) * DAY)
+        pieces.append((day, start, stop))
+        start = stop
+    return pieces
+
+
+def _add(
+    session: Session,
+    table: type[UsageRow | IdleRow],
+    key: dict[str, Any],  # Any: column values
+    amounts: dict[str, float],
+) -> None:
+    insert: Any = sqlite.insert  # Any: no common base class has on_conflict_do_update
+    if session.get_bind().dialect.name == "postgresql":
+        insert = postgresql.insert
+    statement = insert(table).values(**key, **amounts)
+    session.execute(
+        statement.on_conflict_do_update(
+            index_elements=list(key),
+            set_={name: getattr(table, name) + value for name, value in amounts.items()},
+        )
+    )
