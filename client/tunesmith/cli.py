@@ -15,6 +15,7 @@ from ._cli import (
     files,
     jobs,
     projects,
+    queue,
     samples,
     server_and_worker,
     sharing,
@@ -69,6 +70,7 @@ app.add_typer(users.app, name="users")
 users.add_to(app)
 chat.add_to(app)
 evaluations.add_to(app)
+queue.add_to(app)
 server_and_worker.add_to(app)
 
 

@@ -3,6 +3,8 @@ requirements and device-time of jobs; labels and memory of workers; reservations
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -11,12 +13,14 @@ down_revision = "0014"
 branch_labels = None
 depends_on = None
 
-LIMITS = (
+Columns = tuple[tuple[str, sa.types.TypeEngine[Any], str | None], ...]  # Any: SQLAlchemy's own
+
+LIMITS: Columns = (
     ("max_running_jobs", sa.Integer(), None),
     ("max_queued_jobs", sa.Integer(), None),
     ("max_device_hours", sa.Double(), None),
 )
-COLUMNS: dict[str, tuple[tuple[str, sa.types.TypeEngine[object], str | None], ...]] = {
+COLUMNS: dict[str, Columns] = {
     "projects": (
         ("weight", sa.Double(), "1"),
         ("guaranteed_devices", sa.Integer(), "0"),

@@ -57,7 +57,6 @@ class ErrorCode(StrEnum):
     CONTENT_MISSING = "content_missing"
     NO_REPORT = "no_report"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
-    QUOTA_EXCEEDED = "quota_exceeded"
     NO_EVALUATION = "no_evaluation"
     INTERNAL = "internal_error"
     UNAVAILABLE = "unavailable"

@@ -97,6 +97,12 @@ class QueuedJob(Response):
     """Start of the current attempt, Unix seconds; null for a waiting job."""
     estimated_end: int | None = None
     """Expected end, Unix seconds; null for a waiting job."""
+    step: int | None = None
+    """Optimiser steps done; null for a waiting job."""
+    total_steps: int | None = None
+    """Optimiser steps of the whole run; null until known."""
+    steps_per_second: float | None = None
+    """Rate of the current attempt, its start included; null before the first step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
     waiting_because: WaitingBecause | None = None

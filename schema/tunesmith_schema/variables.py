@@ -55,6 +55,7 @@ _NAMES = (
     "TRAINER_PYTHON",
     "TRUSTED_PROXIES",
     "WARM_TRAINER",
+    "WORKER_LABELS",
     "WORKER_TOKEN",
 )
 VARIABLES = frozenset(PREFIX + name for name in _NAMES)

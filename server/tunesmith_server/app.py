@@ -26,7 +26,10 @@ from tunesmith_server.api import (
     models,
     organization,
     permissions,
+    queue,
     uploads,
+    usage,
+    workers,
 )
 from tunesmith_server.api.deps import State
 from tunesmith_server.api.file_checks import FileChecks
@@ -112,7 +115,7 @@ def all_routes() -> list[BaseRoute]:
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
         *(files, uploads, jobs, events, permissions, models, adapters, evaluations, chat),
-        *(me, organization),
+        *(me, organization, queue, workers, usage),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")

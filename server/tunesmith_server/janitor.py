@@ -34,6 +34,7 @@ from tunesmith_server.services import (
     resume_points,
     upload_completion,
     waiting,
+    workers,
 )
 
 from . import garbage

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,6 +71,16 @@ def create(
         int | None, typer.Option(help="Completions per prompt of the validation file.")
     ] = None,
     metadata: MetadataPairs = None,
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="Higher is claimed earlier, in the project.")
+    ] = 0,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Use the lane for jobs of up to 10 minutes.")
+    ] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Label that the worker must have. Repeatable."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -97,6 +107,7 @@ def create(
             hyperparameters=hyperparameters or None,
             grader=read_grader(grader),
             recipe=build_recipe(recipe or [], recipe_file),
+            scheduling=_scheduling(priority, interactive, label or []),
         )
         if watch:
             typer.echo(f"created {job.id}", err=True)
@@ -214,6 +225,14 @@ def evaluation(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> No
             show_json(found)
         else:
             show_evaluation(found)
+
+
+def _scheduling(priority: int, interactive: bool, labels: list[str]) -> dict[str, Any] | None:
+    """Return the `scheduling` of a create request; None for the defaults."""
+    pairs = dict(build_metadata(labels, "--label") or {})
+    if not (priority or interactive or pairs):
+        return None
+    return {"priority": priority, "interactive": interactive, "worker_labels": pairs}
 
 
 def _watch(job: Job, as_json: bool) -> None:

@@ -17,7 +17,7 @@ MetadataPairs = Annotated[
 ]
 
 
-def build_metadata(pairs: Sequence[str]) -> dict[str, str] | None:
+def build_metadata(pairs: Sequence[str], option: str = _NAME) -> dict[str, str] | None:
     """Return the metadata from `pairs`, or None if there are no pairs. The schema checks lengths
     later."""
     metadata: dict[str, str] = {}
@@ -25,9 +25,9 @@ def build_metadata(pairs: Sequence[str]) -> dict[str, str] | None:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise typer.BadParameter(
-                f"{pair!r} is not KEY=VALUE, such as team=support", param_hint=_NAME
+                f"{pair!r} is not KEY=VALUE, such as team=support", param_hint=option
             )
         if key in metadata:
-            raise typer.BadParameter(f"key {key!r} occurs twice", param_hint=_NAME)
+            raise typer.BadParameter(f"key {key!r} occurs twice", param_hint=option)
         metadata[key] = value
     return metadata or None

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import typer
 
+from . import workers
 from .session import fail
 
 
@@ -49,7 +50,11 @@ COMMANDS = {
     "gc": _server("gc", "Delete stored content that nothing refers to."),
     "keys": _server("keys", "Create, list and revoke API keys."),
     "audit": _server("audit", "Show and verify the audit log."),
-    "worker": _worker("Start a worker, which trains jobs.", "tunesmith_worker", "worker"),
+    "worker": _worker(
+        "Start a worker, which trains jobs; list, drain and undrain workers.",
+        "tunesmith_worker",
+        "worker",
+    ),
     "demo": _worker("Train a small model from start to end.", "tunesmith_worker", "demo"),
     "run": _worker("Train one run directory, without a service.", "tunesmith_worker.trainer"),
 }
@@ -76,7 +81,10 @@ def add_to(app: typer.Typer) -> None:
 
 def _exec(name: str) -> Callable[[typer.Context], None]:
     def exec_program(ctx: typer.Context) -> None:
-        _run(name, COMMANDS[name], ctx.args)
+        if name == "worker" and workers.is_remote(ctx.args):
+            workers.run(ctx)
+        else:
+            _run(name, COMMANDS[name], ctx.args)
 
     return exec_program
 

@@ -20,6 +20,7 @@ from .jobs import FineTuning, Jobs
 from .models import Models
 from .organization import Admin
 from .permissions import Checkpoints
+from .queue import Queue, Reservations, Usage, Workers
 from .uploads import Uploads
 
 
@@ -65,6 +66,10 @@ class Client:
     def me(self) -> Me:
         """Return the owner of the key, the project and the rights in it."""
         return self._http.get(Me, "me")
+        self.queue = Queue(self._http)
+        self.workers = Workers(self._http)
+        self.reservations = Reservations(self._http)
+        self.usage = Usage(self._http)
 
     @property
     def base_url(self) -> str:

@@ -21,6 +21,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_PAIRS, MAX_SECONDS, MAX_STEP, MAX_VALUE
 from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.identity import policy
 from tunesmith_server.services import (
     job_control,
     job_create,
@@ -33,7 +34,16 @@ from tunesmith_server.services import (
 from tunesmith_server.services.job_filters import JobFilters
 
 from .bounds import IdPath
-from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page
+from .deps import (
+    CallerDep,
+    CursorDep,
+    KeyRoute,
+    PrincipalDep,
+    ReaderDep,
+    SessionDep,
+    StateDep,
+    send_page,
+)
 
 router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=KeyRoute)
 
@@ -53,6 +63,7 @@ _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 
 @router.post("")
 def create(
+    principal: PrincipalDep,
     requester: RequesterDep,
     state: StateDep,
     session: SessionDep,
@@ -60,6 +71,8 @@ def create(
     response: Response,
 ) -> Job:
     """Create a fine-tuning job. A repeated `Idempotency-Key` returns the same job."""
+    if body.scheduling is not None and body.scheduling.priority > 0:
+        policy.require(principal, "manage", "scheduling.priority above 0")
     result = job_create.create(session, state.settings, state.wake_ups, body, requester)
     return _mark_replay(result, response)
 

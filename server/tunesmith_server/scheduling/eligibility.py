@@ -46,7 +46,7 @@ def packed(labels: Mapping[str, str]) -> str | None:
 
 def unpacked(text: str | None) -> dict[str, str]:
     pairs = (part.split("=", 1) for part in (text or "").strip("|").split("||") if part)
-    return dict(pairs)  # type: ignore[arg-type]  # each part has one `=`
+    return dict(pairs)
 
 
 def may_start(jobs: Jobs = JobRow) -> ColumnElement[bool]:

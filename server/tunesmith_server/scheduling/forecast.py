@@ -83,11 +83,11 @@ class _Forecast:
         now, starts = self._snapshot.now, dict[str, Start]()
         workers = {worker.id: worker for worker in self._snapshot.workers}
         free = {worker.id for worker in self._snapshot.free_workers() if not worker.not_ready}
-        for job in self._snapshot.running:
-            if job.project_id in self._projects:
-                self._hold(job)
-                self._ledger.hold(job)
-                self._wake(now + self._durations.remaining(job, now), job.worker_id or "")
+        for held in self._snapshot.running:
+            if held.project_id in self._projects:
+                self._hold(held)
+                self._ledger.hold(held)
+                self._wake(now + self._durations.remaining(held, now), held.worker_id or "")
         for job in self._snapshot.waiting:
             if (job.not_before or 0) > now:
                 self._wake(job.not_before or 0, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, JobState
@@ -98,7 +98,7 @@ def project_has_room() -> ColumnElement[bool]:
     )
 
 
-def key_has_room(owner: ColumnElement[str]) -> ColumnElement[bool]:
+def key_has_room(owner: Any) -> ColumnElement[bool]:  # Any: a column of an alias
     """Return an SQL condition: the limits of the key allow another running job."""
     is_full = or_(
         and_(
@@ -110,10 +110,11 @@ def key_has_room(owner: ColumnElement[str]) -> ColumnElement[bool]:
             _used_seconds(_KEY) >= ApiKeyRow.max_device_hours * 3600,
         ),
     )
-    return owner.not_in(select(ApiKeyRow.id).where(is_full))
+    has_room: ColumnElement[bool] = owner.not_in(select(ApiKeyRow.id).where(is_full))
+    return has_room
 
 
-def over_device_hours() -> Select[tuple[str]] | CompoundSelect[tuple[str]]:
+def over_device_hours() -> CompoundSelect[str]:
     """Return a query of the ids of projects and keys that have used their device-hours."""
     queries = [
         select(link.table.id).where(

@@ -15,6 +15,7 @@ order. So the query reads one job of each project, not the whole queue.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, or_, select
 from sqlalchemy.orm import aliased
@@ -26,12 +27,12 @@ from .eligibility import Abilities, Jobs, can_run, may_start
 from .usage import NO_USAGE
 
 
-def of_jobs(jobs: Jobs) -> tuple[ColumnElement[object], ...]:
+def of_jobs(jobs: Jobs) -> tuple[Any, ...]:  # Any: SQLAlchemy's own
     """Return the order of the jobs of one project."""
     return jobs.interactive.desc(), jobs.priority.desc(), jobs.created_at, jobs.id
 
 
-def of_queue() -> tuple[ColumnElement[object], ...]:
+def of_queue() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
     """Return the order of the whole queue, for `ProjectRow` joined with `JobRow`."""
     is_guaranteed = limits.running_jobs() < ProjectRow.guaranteed_devices
     usage = func.coalesce(ProjectRow.usage_log, NO_USAGE) - func.ln(ProjectRow.weight)
@@ -41,7 +42,7 @@ def of_queue() -> tuple[ColumnElement[object], ...]:
 
 def next_job(
     worker: Abilities, project_id: str | None = None, tried: Sequence[str] = ()
-) -> Select[tuple[str, str, str]]:
+) -> Select[str, str, str]:
     """Return a query of the job that the worker gets: id, project and owner. `project_id` limits
     it to one project; jobs in `tried` are left out."""
     first = aliased(JobRow)

@@ -19,7 +19,7 @@ from tunesmith_schema import JobState
 from tunesmith_server.models import JobRow
 
 from . import usage
-from .snapshot import Project, Running, Snapshot, Waiting, is_urgent, place, read
+from .snapshot import Place, Project, Running, Snapshot, Waiting, is_urgent, place, read
 
 MIN_SECONDS_BETWEEN = 600.0
 """Least time between two pre-emptions of a job."""
@@ -110,7 +110,7 @@ def _may_preempt(snapshot: Snapshot, job: Waiting, victim: Running, left: int) -
     return place(project, mine, own, job) < place(other, left, back, victim)
 
 
-def _place(project: Project, devices: int, job: Waiting) -> object:
+def _place(project: Project, devices: int, job: Waiting) -> Place:
     return place(project, devices, project.usage, job)
 
 

@@ -85,7 +85,7 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
     project = lock_project(session, job.project_id)
     project.usage_log = added(project.usage_log, job.charged_until, kept_until)
     project.usage_log = removed(project.usage_log, kept_until, job.charged_until)
-    for day, start, stop in _days(job.claimed_at, end):
+    for day, start, stop in split_days(job.claimed_at, end):
         lost = max(0.0, stop - max(start, kept_until))
         _add(
             session,
@@ -99,7 +99,7 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
 
 def add_idle(session: Session, host: str, start: float, end: float) -> None:
     """Count the time in which a ready worker had no job."""
-    for day, begun, stop in _days(start, end):
+    for day, begun, stop in split_days(start, end):
         _add(session, IdleRow, {"day": day, "host": host}, {"seconds": stop - begun})
 
 
@@ -112,7 +112,7 @@ def _newest_point(session: Session, job: JobRow) -> float:
     return session.scalar(newest) or 0.0
 
 
-def _days(start: float, end: float) -> list[tuple[int, float, float]]:
+def split_days(start: float, end: float) -> list[tuple[int, float, float]]:
     """Split a time at midnight (UTC): the day, its start and its end."""
     pieces = []
     while start < end:

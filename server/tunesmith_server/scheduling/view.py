@@ -1,5 +1,5 @@
 """View of the queue for people: expected starts and reasons, computed for all waiting jobs at once
-and kept for a moment if that takes long."""
+and kept for a moment if the queue is long."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.7, 1.5
 """Factors on the times of similar jobs, for the range of an estimate."""
-QUICK_SECONDS = 0.1
-"""A view that takes longer than this is kept, so that it uses a tenth of a core at most."""
+LONG_QUEUE = 200
+"""Number of waiting jobs from which on a view is kept for a moment."""
 KEEP_FACTOR = 10.0
+"""A view is kept ten times as long as it took, so that views use a tenth of a core at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,6 @@ class QueueView:
                 seen, examples = snapshot.read(session), durations.examples(session)
             self._view = compute(seen, examples)
             took = time.monotonic() - began
-            if took > QUICK_SECONDS:
+            if len(seen.waiting) >= LONG_QUEUE:
                 self._valid_until = began + took * KEEP_FACTOR
             return self._view

@@ -22,6 +22,8 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
     report = report.model_copy(update={"attempt": job.attempt})
     if report.evaluation is not None:
         job.evaluation = report.evaluation.summary().model_dump(mode="json")
+    if (peak := _predicted_peak(report)) is not None:
+        job.needs_bytes = max(job.needs_bytes or 0, peak)
     session.merge(
         ReportRow(
             job_id=job.id,
@@ -30,6 +32,20 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
             content={**report.model_dump(mode="json"), VERSION_FIELD: DOCUMENT_VERSION},
         )
     )
+
+
+def _predicted_peak(report: RunReport) -> int | None:
+    """Return the smallest peak among the memory plan and its alternatives, in bytes: a later
+    attempt may choose another plan, but needs this much."""
+    plans = [choice.figures for choice in report.choices if choice.name == "memory_plan"]
+    peaks: list[int] = []
+    for plan in plans:
+        alternatives = plan.get("alternatives")
+        others = alternatives if isinstance(alternatives, list) else []
+        figures = [plan, *(one for one in others if isinstance(one, dict))]
+        found = [one.get("predicted_peak_bytes") for one in figures]
+        peaks += [peak for peak in found if isinstance(peak, int) and peak > 0]
+    return min(peaks, default=None)
 
 
 def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:

@@ -8,6 +8,7 @@ in its hello message and checks again later.
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
+from typing import Literal
 
 from tunesmith_worker.rundir.device_use import device_use_folder, gpu_name, read_uses
 from tunesmith_worker.rundir.process import trainer_gpu
@@ -118,8 +120,22 @@ class DeviceHealth:
 
 def free_gpu_memory() -> int | None:
     """Return the free bytes of the trainers' GPU from nvidia-smi; None if unknown."""
+    return _gpu_memory("free")
+
+
+def device_memory() -> int | None:
+    """Return the memory of the trainers' GPU, or of the host if it has none; None if unknown."""
+    if shutil.which("nvidia-smi"):
+        return _gpu_memory("total")
     try:
-        return int(_query_gpu("memory.free")) * 1024**2
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not a POSIX system
+        return None
+
+
+def _gpu_memory(kind: Literal["free", "total"]) -> int | None:
+    try:
+        return int(_query_gpu(f"memory.{kind}")) * 1024**2
     except ValueError:  # no value for MIG slices
         return None
 

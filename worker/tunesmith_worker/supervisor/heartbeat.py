@@ -18,7 +18,7 @@ from tunesmith_schema.queue import TRAIN_QUEUE, TRAIN_TASK, VALIDATE_FILE_TASK
 from tunesmith_schema.versions import installed_version
 
 from . import base_models
-from .device_health import describe_device
+from .device_health import describe_device, device_memory
 from .identity import WorkerIdentity
 from .server_api import ServerApi, ServerRefused, ServerUnreachable
 from .settings import WorkerSettings
@@ -63,6 +63,8 @@ class HeartbeatThread(threading.Thread):
             device=describe_device(),
             version=installed_version("tunesmith"),
             models=base_models.model_names(settings),
+            labels=settings.labels,
+            device_bytes=device_memory(),
         )
 
     def start_with(self, pool: Pool) -> None:

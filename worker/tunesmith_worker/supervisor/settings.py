@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, TypeAdapter, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tunesmith_schema.model_dirs import named_folders
+from tunesmith_schema.scheduling import WorkerLabels
 from tunesmith_schema.tls import tls_context
 from tunesmith_schema.unsafe import check_private, check_token, check_url
 from tunesmith_schema.variables import unknown_variable_warnings
@@ -57,6 +58,9 @@ class WorkerSettings(BaseSettings):
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Maximum seconds after SIGTERM or a drain to finish the current step and store a resume point.
     After that time, the trainer is killed and the job is released."""
+    worker_labels: str = ""
+    """Comma-separated labels that jobs may ask for in `scheduling.worker_labels`, for example
+    `gpu=h100,rack=2`."""
     hello_file: Path | None = None
     """File that the worker touches whenever the server answers, for a container's health check."""
 
@@ -66,6 +70,18 @@ class WorkerSettings(BaseSettings):
         if not re.match(r"https?://[^/]", value):
             raise ValueError("must start with http:// or https:// and a host")
         return value.rstrip("/")
+
+    @field_validator("worker_labels")
+    @classmethod
+    def _are_labels(cls, value: str) -> str:
+        try:
+            TypeAdapter(WorkerLabels).validate_python(_labels_in(value))
+        except ValueError:
+            raise ValueError(
+                "must be at most 16 pairs NAME=VALUE of letters, digits, dots, hyphens and "
+                "underscores, for example gpu=h100,rack=2"
+            ) from None
+        return value
 
     @model_validator(mode="after")
     def _refuse_unsafe_values(self) -> Self:
@@ -140,8 +156,21 @@ class WorkerSettings(BaseSettings):
                 f"({error.strerror or error})"
             ) from error
 
+    @property
+    def labels(self) -> dict[str, str]:
+        return _labels_in(self.worker_labels)
+
     def base_model_folders(self) -> list[Path]:
         return named_folders(self.model_dirs)
+
+
+def _labels_in(text: str) -> dict[str, str]:
+    """Return the pairs in `gpu=h100,rack=2`. Raises ValueError for a part without `=`."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    pairs = [part.partition("=") for part in parts]
+    if not all(mark for _, mark, _ in pairs):
+        raise ValueError("no NAME=VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def unknown_variables() -> list[str]:

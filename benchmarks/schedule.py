@@ -1,0 +1,99 @@
+"""Fairness of the queue: `python -m benchmarks.schedule [--seed N] [--only PART ...]`.
+
+Plays a week of jobs on the real claim code with a virtual clock, and measures the cost of a claim
+with 10,000 queued jobs. Prints one JSON line. docs/reference/benchmarks.md explains each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tunesmith_server import migrate
+from tunesmith_server.core.database import Database
+from tunesmith_server.core.settings import Settings
+
+from .schedule_parts.claim_cost import measure as measure_claims
+from .schedule_parts.clock import Clock
+from .schedule_parts.figures import figures
+from .schedule_parts.week import GIB, Week, draw
+from .schedule_parts.world import LEASE_SECONDS, START, Record, World
+
+DEVICES = (24 * GIB,) * 8 + (48 * GIB,) * 5 + (80 * GIB,) * 3
+
+
+def full_week(weights: tuple[float, ...], seed: int) -> Week:
+    """50 users in 10 projects, 16 devices of three sizes, 2,000 jobs in a week."""
+    return draw(
+        seed=seed, hours=168.0, weights=weights, devices=DEVICES, num_jobs=2000, load=1.2,
+        users=50, deaths=40,
+    )  # fmt: skip
+
+
+def play(week: Week, folder: Path, estimates_every: float | None = None) -> Record:
+    """Play a week on a new SQLite database in `folder`."""
+    url = f"sqlite:///{folder / 'tunesmith.db'}"
+    migrate.upgrade(url)
+    settings = Settings(
+        data_dir=folder, database_url=url, broker_url="memory://", lease_seconds=LEASE_SECONDS
+    )
+    database, clock = Database(url), Clock(START)
+    try:
+        with clock.governs(database):
+            return World(database, settings, week, clock).run(estimates_every)
+    finally:
+        database.dispose()
+
+
+def _simulate(weights: tuple[float, ...], seed: int) -> dict[str, Any]:  # Any: JSON
+    week, began = full_week(weights, seed), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
+        record = play(week, Path(folder), estimates_every=4 * 3600.0)
+    return figures(week, record) | {"seconds": round(time.perf_counter() - began, 1)}
+
+
+def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
+    week = full_week((1.0,) * 10, seed)
+    schedules = []
+    for _ in range(2):
+        with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
+            schedules.append(play(week, Path(folder)).claims)
+    return {"claims": len(schedules[0]), "same_schedule": schedules[0] == schedules[1]}
+
+
+PARTS: dict[str, Callable[[int], dict[str, Any]]] = {  # Any: JSON
+    "equal": lambda seed: _simulate((1.0,) * 10, seed),
+    "weighted": lambda seed: _simulate((1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 4.0, 6.0), seed),
+    "replay": _replay,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schedule", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--postgresql", metavar="URL", help="empty database in which claims are measured, too"
+    )
+    names = [*PARTS, "claim"]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART")
+    arguments = parser.parse_args()
+    line: dict[str, Any] = {"benchmark": "schedule", "seed": arguments.seed}
+    for name in arguments.only:
+        if name == "claim":
+            urls = [None, *([arguments.postgresql] if arguments.postgresql else [])]
+            line[name] = [measure_claims(url) for url in urls]
+        else:
+            line[name] = PARTS[name](arguments.seed)
+        sys.stderr.write(f"{name}: {json.dumps(line[name])}\n")
+    print(json.dumps(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The queue and the workers as the API shows them. Jobs of other projects have no id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
+from tunesmith_schema.queue import TRAIN_QUEUE
+from tunesmith_server.models import ReservationRow, WorkerRow
+
+from . import reservations
+from .snapshot import READY_SECONDS, Project, Running, Waiting
+from .view import View
+
+Sees = Callable[[str], bool]
+"""Return True if the caller may see the things of a project."""
+
+
+def queue(view: View, sees: Sees, limit: int) -> Queue:
+    """Return the running jobs and the first `limit` waiting jobs."""
+    seen = view.snapshot
+    last = len(seen.waiting) + 1
+    waiting = sorted(seen.waiting, key=lambda job: (view.position(job) or last, job.created_at))
+    return Queue(
+        running=[
+            _running(view, job, sees(job.project_id))
+            for job in sorted(seen.running, key=lambda job: job.claimed_at)
+        ],
+        waiting=[_waiting(view, job, sees(job.project_id)) for job in waiting[:limit]],
+        num_waiting=len(seen.waiting),
+        devices=len(seen.workers),
+        free_devices=sum(not worker.not_ready for worker in seen.free_workers()),
+    )
+
+
+def _running(view: View, job: Running, is_own: bool) -> QueuedJob:
+    now = view.snapshot.now
+    steps, seconds = job.step - job.claimed_step, now - job.claimed_at
+    return QueuedJob(
+        id=job.id if is_own else None,
+        project=_name(view, job),
+        model=job.model if is_own else None,
+        priority=job.priority,
+        interactive=job.interactive,
+        worker=job.worker_id,
+        started_at=int(job.claimed_at),
+        estimated_end=int(now + view.durations.remaining(job, now)),
+        step=job.step,
+        total_steps=job.total_steps,
+        steps_per_second=steps / seconds if steps > 0 and seconds > 0 else None,
+    )
+
+
+def _waiting(view: View, job: Waiting, is_own: bool) -> QueuedJob:
+    return QueuedJob(
+        id=job.id if is_own else None,
+        project=_name(view, job),
+        model=job.model if is_own else None,
+        priority=job.priority,
+        interactive=job.interactive,
+        queue_position=view.position(job),
+        waiting_because=view.because(job) if is_own else None,
+        estimated_start=view.estimated_start(job),
+    )
+
+
+def _name(view: View, job: Waiting) -> str:
+    project: Project | None = view.snapshot.projects.get(job.project_id)
+    return project.name if project else job.project_id
+
+
+def workers(session: Session, view: View, sees: Sees) -> list[WorkerStatus]:
+    """Return the train workers that have reported in the last day, by host."""
+    rows = session.scalars(
+        select(WorkerRow)
+        .where(WorkerRow.queue == TRAIN_QUEUE)
+        .order_by(WorkerRow.host, WorkerRow.worker_id)
+    )
+    held = {job.worker_id: job for job in view.snapshot.running}
+    reserved = session.scalars(select(ReservationRow).where(reservations.active())).all()
+    return [_worker(row, view, held.get(row.worker_id), reserved, sees) for row in rows]
+
+
+def _worker(
+    row: WorkerRow,
+    view: View,
+    job: Running | None,
+    reserved: Sequence[ReservationRow],
+    sees: Sees,
+) -> WorkerStatus:
+    mine = [one for one in reserved if one.worker in (row.worker_id, row.host)]
+    is_drained = any(one.project_id is None for one in mine)
+    state = WorkerState.BUSY if job else WorkerState.IDLE
+    if row.last_seen <= view.snapshot.now - READY_SECONDS:
+        state = WorkerState.GONE
+    elif job is None and (is_drained or row.not_ready):
+        state = WorkerState.DRAINED if is_drained else WorkerState.NOT_READY
+    since = job.claimed_at if job else row.first_seen
+    return WorkerStatus(
+        id=row.worker_id,
+        host=row.host,
+        device=row.device,
+        device_bytes=row.device_bytes,
+        labels=row.labels if isinstance(row.labels, dict) else {},
+        state=state,
+        job_id=job.id if job and sees(job.project_id) else None,
+        project=_name(view, job) if job else None,
+        since=None if since is None else int(since),
+        last_hello=int(row.last_seen),
+        models=row.models,
+        reason=row.not_ready or "; ".join(reservations.reason_of(one) for one in mine) or None,
+        version=row.version,
+    )

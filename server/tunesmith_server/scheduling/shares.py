@@ -1,0 +1,85 @@
+"""Weights, guarantees and limits of projects, and limits of keys."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import ErrorCode, JobState, KeyLimits, Limits, ProjectShare, ShareChange
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow
+from tunesmith_server.models.scope import all_projects
+
+from . import usage
+from .limits import HELD
+
+
+def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
+    """Return the shares of the active projects by name; `only` limits them to one project."""
+    query = select(ProjectRow).where(ProjectRow.archived_at.is_(None)).order_by(ProjectRow.name)
+    if only is not None:
+        query = query.where(ProjectRow.id == only)
+    rows = session.scalars(query).all()
+    now = usage.database_now(session)
+    counts: dict[tuple[str, bool], int] = {}
+    for project_id, state, count in session.execute(
+        all_projects(
+            select(JobRow.project_id, JobRow.state, func.count())
+            .where(JobRow.state.in_((*HELD, JobState.QUEUED)))
+            .group_by(JobRow.project_id, JobRow.state)
+        )
+    ):
+        key = (project_id, state == JobState.QUEUED)
+        counts[key] = counts.get(key, 0) + count
+    return [_to_wire(row, counts, now) for row in rows]
+
+
+def change_share(session: Session, project_id: str, body: ShareChange) -> ProjectShare:
+    """Change the fields that the request names. The claims after it follow the new values."""
+    if session.get(ProjectRow, project_id) is None:
+        raise NotFound(
+            ErrorCode.NOT_FOUND,
+            f"no project {project_id!r}",
+            hint="GET /v1/queue/projects lists all projects",
+        )
+    project = usage.lock_project(session, project_id)
+    for name in body.model_fields_set:
+        setattr(project, name, getattr(body, name))
+    session.flush()
+    [share] = list_shares(session, project_id)
+    return share
+
+
+def change_key(session: Session, key_id: str, project_id: str | None, body: Limits) -> KeyLimits:
+    """Change the limits of a key. `project_id` limits the keys to one project."""
+    key = session.get(ApiKeyRow, key_id, with_for_update=True)
+    if key is None or project_id not in (None, key.project_id):
+        raise NotFound(
+            ErrorCode.NOT_FOUND,
+            f"no key {key_id!r}",
+            hint="GET /v1/organization/projects/{project_id}/api_keys lists the keys",
+        )
+    for name in body.model_fields_set:
+        setattr(key, name, getattr(body, name))
+    return KeyLimits(
+        id=key.id,
+        name=key.name,
+        max_running_jobs=key.max_running_jobs,
+        max_queued_jobs=key.max_queued_jobs,
+        max_device_hours=key.max_device_hours,
+    )
+
+
+def _to_wire(row: ProjectRow, counts: dict[tuple[str, bool], int], now: float) -> ProjectShare:
+    return ProjectShare(
+        id=row.id,
+        name=row.name,
+        weight=row.weight,
+        guaranteed_devices=row.guaranteed_devices,
+        max_running_jobs=row.max_running_jobs,
+        max_queued_jobs=row.max_queued_jobs,
+        max_device_hours=row.max_device_hours,
+        running_jobs=counts.get((row.id, False), 0),
+        queued_jobs=counts.get((row.id, True), 0),
+        decayed_device_seconds=round(usage.decayed_seconds(row.usage_log, now), 3),
+    )
