@@ -106,7 +106,7 @@ def _long(
     kind = chance.randrange(4)
     usual = mean * (0.4, 0.7, 1.0, 1.9)[kind]
     return JobPlan(
-        id=f"ftjob-{number:024d}",
+        id=f"ftjob-{number:010d}{0:014d}",
         project=project,
         user=user,
         file=f"file-{project:02d}{kind}",
@@ -121,7 +121,7 @@ def _long(
 
 def _short(chance: random.Random, number: int, project: int, user: int, hours: float) -> JobPlan:
     return JobPlan(
-        id=f"ftjob-{number:024d}",
+        id=f"ftjob-{number:010d}{0:014d}",
         project=project,
         user=user,
         file=f"file-{project:02d}s",

@@ -44,7 +44,7 @@ from .clock import Clock
 from .week import JobPlan, Week
 
 START = 1_780_000_000.0
-LEASE_SECONDS, REPORT_SECONDS, JANITOR_SECONDS = 1800.0, 900.0, 60.0
+LEASE_SECONDS, REPORT_SECONDS, JANITOR_SECONDS = 1800.0, 900.0, 300.0
 CONTROL_SECONDS, SAVE_SECONDS = 3.0, 20.0
 """Until a worker hears a command, and until its resume point is stored."""
 RESTART_SECONDS = 120.0
@@ -310,13 +310,7 @@ class World:
 
     def _janitor(self) -> None:
         self._later(JANITOR_SECONDS, "janitor")
-        alive = [device.id for device in self._devices]
         with self._database.write.begin() as session:
-            session.execute(
-                update(WorkerRow)
-                .where(WorkerRow.worker_id.in_(alive))
-                .values(last_seen=self._clock.time())
-            )
             may_expire = self._janitor_allows(session)
             if may_expire:
                 leases.take_back_expired(session, self._settings)
@@ -326,8 +320,18 @@ class World:
     def _janitor_allows(self, session: Session) -> bool:
         return self._service_janitor._may_expire_leases(session)
 
+    def _see_workers(self, session: Session) -> None:
+        """Count the workers as live: the simulation sends no heartbeats."""
+        alive = [device.id for device in self._devices]
+        session.execute(
+            update(WorkerRow)
+            .where(WorkerRow.worker_id.in_(alive))
+            .values(last_seen=self._clock.time())
+        )
+
     def _make_room(self) -> None:
         with self._database.write.begin() as session:
+            self._see_workers(session)
             if not making_room.make_room(session):
                 return
             asked = set(session.scalars(select(JobRow.id).where(JobRow.yield_reason.is_not(None))))
@@ -339,7 +343,8 @@ class World:
 
     def _estimate(self, every: float) -> None:
         self._later(every, "estimate", every)
-        with self._database.read() as session:
+        with self._database.write.begin() as session:
+            self._see_workers(session)
             seen, examples = snapshot.read(session), durations.examples(session)
         seen_view = view.compute(seen, examples)
         for job in seen.waiting:

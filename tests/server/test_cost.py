@@ -32,9 +32,9 @@ def test_a_create_needs_few_statements(server: Server) -> None:
         sqlalchemy.event.remove(server.database.engine, "before_cursor_execute", record)
     assert reply.json()["state"] == "queued"
     kinds = {kind: statements.count(kind) for kind in ("SELECT", "INSERT", "UPDATE")}
-    # The key, the repeated request, the workers, the file, the newest entry of the audit log; the
-    # job, its events, the request, the new entry.
-    assert kinds == {"SELECT": 5, "INSERT": 4, "UPDATE": 0}, statements
+    # The key, the repeated request, the workers, the file, the limits, the newest entry of the
+    # audit log; the job, its events, the request, the new entry.
+    assert kinds == {"SELECT": 6, "INSERT": 4, "UPDATE": 0}, statements
 
 
 @pytest.mark.parametrize("method", [None, reinforcement()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String, false, text
+from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_schema.documents import DOCUMENT_VERSION
@@ -17,12 +17,6 @@ class JobRow(Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_queue", "state", "queued_at"),
-        # The order in which the jobs of a project are claimed (scheduling/order.py).
-        Index(
-            "ix_jobs_claim",
-            *("project_id", "state", text("interactive DESC"), text("priority DESC")),
-            *("created_at", "id"),
-        ),
         # Running and waiting jobs of a key, for its limits.
         Index("ix_jobs_owner", "owner", "state"),
         # The order of lists, and the columns that lists are filtered by.
@@ -124,3 +118,11 @@ class JobRow(Owned, Base):
     """Why the worker must save a resume point and free its device; null if it need not."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
     """Time of the last pre-emption, by the database clock."""
+
+
+# The order in which the jobs of a project are claimed (scheduling/order.py).
+Index(
+    "ix_jobs_claim",
+    *(JobRow.project_id, JobRow.state, JobRow.interactive.desc(), JobRow.priority.desc()),
+    *(JobRow.created_at, JobRow.id),
+)

@@ -7,6 +7,7 @@ has the limit. So requests at the same time cannot exceed a limit together.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, and_, func, or_, select
@@ -38,6 +39,7 @@ class _Link:
         return refers
 
 
+_HELD, _USED = aliased(JobRow), aliased(UsageRow)
 _PROJECT = _Link(column="project_id", table=ProjectRow)
 _KEY = _Link(column="owner", table=ApiKeyRow)
 
@@ -114,6 +116,7 @@ def key_has_room(owner: Any) -> ColumnElement[bool]:  # Any: a column of an alia
     return has_room
 
 
+@cache
 def over_device_hours() -> CompoundSelect[str]:
     """Return a query of the ids of projects and keys that have used their device-hours."""
     queries = [
@@ -132,19 +135,17 @@ def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
 
 def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
     """Return the number of running jobs, of the outer query's project by default."""
-    held = aliased(JobRow)
-    query = select(func.count()).select_from(held).where(link.of(held), held.state.in_(HELD))
+    query = select(func.count()).select_from(_HELD).where(link.of(_HELD), _HELD.state.in_(HELD))
     return query.correlate(link.table).scalar_subquery()
 
 
 def _used_seconds(link: _Link) -> ColumnElement[float]:
     """Device-time of the last 30 days: ended attempts and running jobs, without lost work."""
-    held, used = aliased(JobRow), aliased(UsageRow)
-    ended = select(func.coalesce(func.sum(used.device_seconds - used.lost_seconds), 0.0)).where(
-        link.of(used), used.day > epoch_now() / DAY - WINDOW_DAYS
+    ended = select(func.coalesce(func.sum(_USED.device_seconds - _USED.lost_seconds), 0.0)).where(
+        link.of(_USED), _USED.day > epoch_now() / DAY - WINDOW_DAYS
     )
-    running = select(func.coalesce(func.sum(epoch_now() - held.claimed_at), 0.0)).where(
-        link.of(held), held.state.in_(HELD)
+    running = select(func.coalesce(func.sum(epoch_now() - _HELD.claimed_at), 0.0)).where(
+        link.of(_HELD), _HELD.state.in_(HELD)
     )
     parts = (query.correlate(link.table).scalar_subquery() for query in (ended, running))
     return next(parts) + next(parts)

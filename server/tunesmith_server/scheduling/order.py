@@ -14,7 +14,7 @@ order. So the query reads one job of each project, not the whole queue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, or_, select
@@ -25,6 +25,8 @@ from tunesmith_server.models import JobRow, ProjectRow
 from . import limits
 from .eligibility import Abilities, Jobs, can_run, may_start
 from .usage import NO_USAGE
+
+_FIRST, _HELD = aliased(JobRow), aliased(JobRow)
 
 
 def of_jobs(jobs: Jobs) -> tuple[Any, ...]:  # Any: SQLAlchemy's own
@@ -40,20 +42,20 @@ def of_queue() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
     return (interactive, case((is_guaranteed, 0), else_=1), usage, *rest)
 
 
+@lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_job(
-    worker: Abilities, project_id: str | None = None, tried: Sequence[str] = ()
+    worker: Abilities, project_id: str | None = None, tried: tuple[str, ...] = ()
 ) -> Select[str, str, str]:
     """Return a query of the job that the worker gets: id, project and owner. `project_id` limits
     it to one project; jobs in `tried` are left out."""
-    first = aliased(JobRow)
     head = (
-        select(first.id)
-        .where(first.project_id == ProjectRow.id, *_may_be_claimed(worker, first))
-        .order_by(*of_jobs(first))
+        select(_FIRST.id)
+        .where(_FIRST.project_id == ProjectRow.id, *_may_be_claimed(worker))
+        .order_by(*of_jobs(_FIRST))
         .limit(1)
     )
     if tried:
-        head = head.where(first.id.not_in(tried))
+        head = head.where(_FIRST.id.not_in(tried))
     query = (
         select(JobRow.id, JobRow.project_id, JobRow.owner)
         .select_from(ProjectRow)
@@ -65,14 +67,13 @@ def next_job(
     return query if project_id is None else query.where(ProjectRow.id == project_id)
 
 
-def _may_be_claimed(worker: Abilities, jobs: Jobs) -> tuple[ColumnElement[bool], ...]:
-    held = aliased(JobRow)
-    with_interactive = select(held.owner).where(
-        held.state.in_(limits.HELD), held.interactive.is_(True)
+def _may_be_claimed(worker: Abilities) -> tuple[ColumnElement[bool], ...]:
+    with_interactive = select(_HELD.owner).where(
+        _HELD.state.in_(limits.HELD), _HELD.interactive.is_(True)
     )
     return (
-        may_start(jobs),
-        can_run(worker, jobs),
-        limits.key_has_room(jobs.owner),
-        or_(jobs.interactive.is_(False), jobs.owner.not_in(with_interactive)),
+        may_start(_FIRST),
+        can_run(worker, _FIRST),
+        limits.key_has_room(_FIRST.owner),
+        or_(_FIRST.interactive.is_(False), _FIRST.owner.not_in(with_interactive)),
     )

@@ -83,7 +83,7 @@ def _users(session: Session) -> dict[str, str]:
             UserRow, UserRow.id == ApiKeyRow.user_id
         )
     )
-    return dict(rows.tuples())
+    return {key_id: name for key_id, name in rows}  # dict() cannot type a row
 
 
 def _ended(session: Session, first: int, project_id: str | None) -> Iterator[_Part]:

@@ -75,7 +75,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     offer, project_id = abilities(worker), next(iter(projects), None)
     tried: list[str] = []
     for _ in range(MAX_CANDIDATES):
-        found = session.execute(order.next_job(offer, project_id, tried)).one_or_none()
+        found = session.execute(order.next_job(offer, project_id, tuple(tried))).one_or_none()
         if found is None:
             break
         job_id, of_project, owner = found

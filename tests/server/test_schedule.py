@@ -1,0 +1,45 @@
+"""A day of jobs on the real claim code with a virtual clock: nothing is lost or doubled, shares are
+fair, and the same day gives the same schedule. `benchmarks/schedule.py` plays whole weeks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.schedule import play
+from benchmarks.schedule_parts.figures import figures
+from benchmarks.schedule_parts.week import GIB, Week, draw
+from benchmarks.schedule_parts.world import Record
+
+DEVICES = (24 * GIB, 24 * GIB, 48 * GIB, 80 * GIB)
+
+
+def day(weights: tuple[float, ...], num_jobs: int = 60) -> Week:
+    return draw(
+        seed=3, hours=24.0, weights=weights, devices=DEVICES, num_jobs=num_jobs, load=1.3,
+        users=6, deaths=2,
+    )  # fmt: skip
+
+
+def played(week: Week, folder: Path, estimates_every: float | None = None) -> Record:
+    folder.mkdir()
+    return play(week, folder, estimates_every)
+
+
+def test_a_day_with_deaths_and_clock_steps_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    week = day((1.0, 1.0))
+    first = played(week, tmp_path / "a", estimates_every=3600.0)
+    found = figures(week, first)
+    assert (found["lost"], found["doubled"], found["starved"]) == (0, 0, 0)
+    assert found["preempted_again_within_10_min"] == 0
+    assert found["jain"] >= 0.95
+    assert found["interactive_wait_p95_s"] < 60
+    assert found["refused_stale_reports"] > 0
+    assert played(week, tmp_path / "b").claims == first.claims
+
+
+@pytest.mark.full
+def test_unequal_weights_get_unequal_shares(tmp_path: Path) -> None:
+    week = day((1.0, 3.0), num_jobs=160)
+    found = figures(week, played(week, tmp_path / "a"))
+    assert found["worst_share_error"] < 0.1
