@@ -34,6 +34,7 @@ def _directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             {"SERVER_URL": "tune.example"},
             "TUNESMITH_SERVER_URL='tune.example': must start with http:// or https://",
         ),
+        ({"WORKER_LABELS": "h100"}, "TUNESMITH_WORKER_LABELS='h100': must be at most 16 pairs"),
         (
             {"BROKER_URL": "memory://", "WORKER_TOKEN": "kF3-9sQ_zP0aB7xY", "CA_FILE": "none.pem"},
             "TUNESMITH_CA_FILE ",
@@ -138,3 +139,11 @@ def test_a_trainer_runs_on_the_workers_own_interpreter_unless_told(
     assert Path(WorkerSettings().trainer_python).name.startswith("python")
     monkeypatch.setenv("TUNESMITH_TRAINER_PYTHON", "/opt/trainer/bin/python")
     assert WorkerSettings().trainer_python == "/opt/trainer/bin/python"
+
+
+def test_labels_and_memory_are_part_of_the_heartbeat(tmp_path: Path) -> None:
+    settings = WorkerSettings(data_dir=tmp_path, worker_labels="gpu=h100, rack=2")
+    assert settings.labels == {"gpu": "h100", "rack": "2"}
+    thread = heartbeat.HeartbeatThread(settings, WorkerIdentity(worker_id="w", queue="train"))
+    assert thread._hello.labels == settings.labels
+    assert (thread._hello.device_bytes or 0) > 2**20
