@@ -144,6 +144,6 @@ def test_a_trainer_runs_on_the_workers_own_interpreter_unless_told(
 def test_labels_and_memory_are_part_of_the_heartbeat(tmp_path: Path) -> None:
     settings = WorkerSettings(data_dir=tmp_path, worker_labels="gpu=h100, rack=2")
     assert settings.labels == {"gpu": "h100", "rack": "2"}
-    thread = heartbeat.HeartbeatThread(settings, WorkerIdentity(worker_id="w", queue="train"))
+    thread = heartbeat.HeartbeatThread(settings, WorkerIdentity.new("train"))
     assert thread._hello.labels == settings.labels
     assert (thread._hello.device_bytes or 0) > 2**20
