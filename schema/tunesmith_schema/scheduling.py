@@ -213,7 +213,7 @@ class WorkerStatus(Response):
 
 
 class DrainRequest(Request):
-    """Body of `POST /v1/workers/{name}/drain`."""
+    """Body of `POST /v1/workers/{worker}/drain`."""
 
     reason: Text = Field(default="", max_length=200)
     """Shown to users whose jobs wait."""

@@ -22,7 +22,9 @@ from .teams import Team, caller, new_project, team, two_teams
 
 ROLES: list[Role] = ["viewer", "member", "lead", "admin"]
 SHAREABLE = {"model", "adapter_id"}
-ORGANIZATION_WIDE = ("/organization/users", "/organization/admin_api_keys")
+ORGANIZATION_WIDE = (
+    *("/organization/users", "/organization/admin_api_keys", "/workers/", "/reservations/"),
+)
 """Things that belong to no project."""
 OWN_MAY_LACK = {"no_report", "no_evaluation"}
 BODIES: dict[str, dict[str, Any]] = {
@@ -41,6 +43,10 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "POST /evaluations": {"json": {"model": "{model}", "file": "{file_id}"}},
     "POST /completions": {"json": {"model": "{model}", "prompt": "hi"}},
+    "POST /queue/projects/{project_id}": {"json": {"weight": 2.0}},
+    "POST /queue/keys/{key_id}": {"json": {"max_running_jobs": 9}},
+    "POST /workers/{worker}/drain": {"json": {"reason": "new disk"}},
+    "POST /reservations": {"json": {"worker": "{worker}", "starts_at": 4_000_000_000}},
     "POST /organization/projects": {"json": {"name": "new"}},
     "POST /organization/projects/{project_id}": {"json": {}},
     "POST /organization/projects/{project_id}/users": {"json": {"user_id": "{user_id}"}},
@@ -129,7 +135,9 @@ def test_each_route_answers_by_role_and_project(server: Server, role: Role) -> N
             assert got == (403, "permission_denied"), detail
         elif whose == "own":
             assert got[0] < 400 or got[0] in (400, 409, 503) or got[1] in OWN_MAY_LACK, detail
-        elif whose == "other" and "/organization/" in route and role == "admin":
+        elif (
+            whose == "other" and role == "admin" and ("/organization/" in route or "queue" in route)
+        ):
             assert got[0] in (200, 400), detail
         elif whose == "other":
             assert got[0] == 404, detail

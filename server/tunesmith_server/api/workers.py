@@ -33,19 +33,19 @@ def list_workers(
     return Page(data=overview.workers(session, state.queue_view.get(), visible_to(principal)))
 
 
-@router.post("/workers/{name}/drain")
+@router.post("/workers/{worker}/drain")
 def drain(
-    caller: CallerDep, session: SessionDep, name: WorkerName, body: DrainRequest | None = None
+    caller: CallerDep, session: SessionDep, worker: WorkerName, body: DrainRequest | None = None
 ) -> Reservation:
     """Drain a worker, or all workers of a host: running jobs save a resume point and are queued
     again, and no job starts there."""
-    return drains.drain(session, name, (body or DrainRequest()).reason, caller)
+    return drains.drain(session, worker, (body or DrainRequest()).reason, caller)
 
 
-@router.delete("/workers/{name}/drain")
-def undrain(session: SessionDep, name: WorkerName) -> Page[Reservation]:
+@router.delete("/workers/{worker}/drain")
+def undrain(session: SessionDep, worker: WorkerName) -> Page[Reservation]:
     """Let a drained worker or host take jobs again."""
-    return Page(data=drains.undrain(session, name))
+    return Page(data=drains.undrain(session, worker))
 
 
 @router.get("/reservations")

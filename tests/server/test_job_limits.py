@@ -1,0 +1,59 @@
+"""Limits of queued jobs, running jobs and device-hours hold exactly, also for requests at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sqlalchemy import update
+
+from tunesmith_server.models import ApiKeyRow, ProjectRow
+
+from .actors import Server
+
+CREATES = 64
+
+
+def set_limits(server: Server, table: Any, **columns: Any) -> None:  # Any: a table, column values
+    with server.database.write.begin() as session:
+        session.execute(update(table).values(**columns))
+
+
+def test_64_creates_at_once_do_not_exceed_the_limit(server: Server) -> None:
+    file_id = server.good_file()
+    server.worker.hello()
+    set_limits(server, ProjectRow, max_queued_jobs=10)
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda _: server.create_reply(file_id), range(CREATES)))
+    assert Counter(reply.status_code for reply in replies) == {200: 10, 429: CREATES - 10}
+    error = next(reply for reply in replies if reply.status_code == 429).json()["error"]
+    assert (error["code"], error["message"]) == (
+        "quota_exceeded", "the project has 10 waiting jobs, and its limit is 10",
+    )  # fmt: skip
+    server.worker.claim()
+    assert server.create_reply(file_id).status_code == 200
+    set_limits(server, ProjectRow, max_queued_jobs=None)
+    set_limits(server, ApiKeyRow, max_queued_jobs=3)
+    assert "this key has 10 waiting jobs" in server.create_reply(file_id).text
+
+
+def test_claims_at_once_do_not_exceed_the_limit(server: Server) -> None:
+    file_id = server.good_file()
+    for _ in range(8):
+        server.create_job(file_id)
+    set_limits(server, ProjectRow, max_running_jobs=3)
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda n: server.worker.claim_reply(f"worker-{n}"), range(8)))
+    assert Counter(reply.status_code for reply in replies) == {200: 3, 204: 5}
+
+
+def test_an_idempotent_repeat_is_answered_at_the_limit(server: Server) -> None:
+    file_id = server.good_file()
+    server.worker.hello()
+    set_limits(server, ProjectRow, max_queued_jobs=1)
+    headers = {"idempotency-key": "k"}
+    first = server.create_reply(file_id, headers=headers)
+    again = server.create_reply(file_id, headers=headers)
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert first.json()["id"] == again.json()["id"]
