@@ -84,7 +84,7 @@ class Device:
 
 @dataclass(kw_only=True)
 class Record:
-    """What happened in a simulation."""
+    """Claims, waits and ends in a simulation."""
 
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
     """Steady time, device, job and fence of each claim."""

@@ -277,9 +277,9 @@ class Job(Response):
     queue_position: int | None = None
     """Position in the queue: 1 is the next job; null unless the job is queued, and in a list."""
     waiting_because: WaitingBecause | None = None
-    """Why the job does not run yet; null if it runs or has ended, and in a list."""
+    """Reason for which the job does not run yet; null if it runs or has ended, and in a list."""
     estimated_start: EstimatedStart | None = None
-    """When a queued job is expected to start; null if nothing can be said, and in a list."""
+    """Expected start of a queued job; null if nothing can be said, and in a list."""
     omitted: list[str] = Field(default_factory=list)
     """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
     Retrieve the job for their values."""

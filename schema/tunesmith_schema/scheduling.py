@@ -16,7 +16,7 @@ WorkerLabels = Annotated[dict[Label, Label], Field(max_length=16)]
 
 
 class Scheduling(Request):
-    """What a job asks of the queue and of its worker."""
+    """Requests of a job to the queue and to its worker."""
 
     priority: int = Field(default=0, ge=-100, le=100)
     """Jobs with a higher priority are claimed earlier, among the jobs of the project. They may
@@ -71,7 +71,7 @@ class WaitingBecause(Response):
 
 
 class EstimatedStart(Response):
-    """When a waiting job is expected to start, in Unix seconds."""
+    """Expected start of a waiting job, in Unix seconds."""
 
     at: int
     earliest: int
@@ -175,7 +175,7 @@ class KeyLimits(Response):
 
 
 class WorkerState(StrEnum):
-    """What a train worker does."""
+    """State of a train worker."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -208,7 +208,7 @@ class WorkerStatus(Response):
     models: list[str]
     """Base models on the worker's host."""
     reason: str | None = None
-    """Why the worker takes no job, or the reservation that limits it."""
+    """Reason for which the worker takes no job, or the reservation that limits it."""
     version: str
 
 

@@ -60,16 +60,16 @@ class Client:
         self.chat = Chat(self._http)
         self.completions = Completions(self._http)
         self.models = Models(self._http)
+        self.queue = Queue(self._http)
+        self.workers = Workers(self._http)
+        self.reservations = Reservations(self._http)
+        self.usage = Usage(self._http)
         self.adapters = Adapters(self._http)
         self.admin = Admin(self._http)
 
     def me(self) -> Me:
         """Return the owner of the key, the project and the rights in it."""
         return self._http.get(Me, "me")
-        self.queue = Queue(self._http)
-        self.workers = Workers(self._http)
-        self.reservations = Reservations(self._http)
-        self.usage = Usage(self._http)
 
     @property
     def base_url(self) -> str:

@@ -115,7 +115,7 @@ class JobRow(Owned, Base):
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
     """Device-time of the ended attempts, lost work included."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
-    """Why the worker must save a resume point and free its device; null if it need not."""
+    """Reason for which the worker must save a resume point and free its device, else null."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
     """Time of the last pre-emption, by the database clock."""
 

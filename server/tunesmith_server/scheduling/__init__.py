@@ -1,2 +1,2 @@
-"""Which job a worker gets next, what a project may use, and what it has used. Services call this
-package; it changes no job's state."""
+"""The queue: the order of jobs, limits, usage, forecasts. Services call this package; it changes no
+job's state."""

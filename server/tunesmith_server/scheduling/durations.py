@@ -1,4 +1,4 @@
-"""How long jobs take: a running job by its progress, a waiting job by similar jobs that ended."""
+"""Durations of jobs: a running job by its progress, a waiting job by similar jobs that ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs a worker can run: the base model, the device's memory, and labels. Each rule exists as
+"""Jobs that a worker can run: the base model, the device's memory, and labels. Each rule exists as
 an SQL condition, for the claim, and as a function, for forecasts; a test holds them together."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Jobs = type[JobRow] | AliasedClass[JobRow]
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """What a worker offers to jobs."""
+    """Properties of a worker that jobs ask for."""
 
     models: frozenset[str] = frozenset()
     """Base models on its host."""
@@ -86,12 +86,12 @@ def has_labels(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a job asks of a worker."""
+    """Properties that a job asks of a worker."""
 
     model: str
     is_local: bool
     """True if the base model must be a folder on the worker's host."""
-    labels: Mapping[str, str]
+    labels: tuple[tuple[str, str], ...] = ()
     bytes: int | None = None
 
 
@@ -99,7 +99,7 @@ def needs_of(job: JobRow) -> Needs:
     return Needs(
         model=job.model,
         is_local=job.base_adapter_id is None and "/" not in job.model,
-        labels=unpacked(job.worker_labels),
+        labels=tuple(sorted(unpacked(job.worker_labels).items())),
         bytes=job.needs_bytes,
     )
 
@@ -122,4 +122,4 @@ def lacks_memory(worker: Abilities, needs: Needs) -> bool:
 
 
 def lacks_labels(worker: Abilities, needs: Needs) -> bool:
-    return not needs.labels.items() <= dict(worker.labels).items()
+    return not set(needs.labels) <= set(worker.labels)

@@ -7,11 +7,13 @@ have taken as long as so far; waiting jobs take as long as similar jobs have (du
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import usage
 from .durations import Durations
+from .eligibility import Needs
 from .snapshot import Project, Running, Snapshot, Waiting, Worker, place
 
 
@@ -61,6 +63,36 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
     return _Forecast(snapshot, durations).play()
 
 
+Kind = tuple[Needs, bool, str]
+"""Jobs of a project that are alike for a worker: their needs, the lane, and the key if it has a
+limit or the job is interactive."""
+
+
+class _Queue:
+    """Waiting jobs of one project, by kind, each kind in the order of the project."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[Kind, deque[tuple[int, Waiting]]] = {}
+        self._number = 0
+
+    def append(self, kind: Kind, job: Waiting) -> None:
+        self._number += 1
+        self.kinds.setdefault(kind, deque()).append((self._number, job))
+
+    def first(self, may_start: Callable[[Waiting], bool]) -> tuple[Kind, Waiting] | None:
+        """Return the first job whose kind may start."""
+        heads = [(*jobs[0], kind) for kind, jobs in self.kinds.items() if may_start(jobs[0][1])]
+        if not heads:
+            return None
+        _, job, kind = min(heads, key=lambda head: head[0])
+        return kind, job
+
+    def pop(self, kind: Kind) -> None:
+        self.kinds[kind].popleft()
+        if not self.kinds[kind]:
+            del self.kinds[kind]
+
+
 class _Forecast:
     def __init__(self, snapshot: Snapshot, durations: Durations) -> None:
         self._snapshot, self._durations = snapshot, durations
@@ -69,14 +101,14 @@ class _Forecast:
         self._devices: Counter[str] = Counter()
         self._keys: Counter[str] = Counter()
         self._lanes: set[str] = set()
-        self._queues: dict[str, list[Waiting]] = defaultdict(list)
-        for job in snapshot.waiting:
-            if job.project_id in self._projects:
-                self._queues[job.project_id].append(job)
+        self._queues: dict[str, _Queue] = {}
+        self._delayed: list[Waiting] = []
+        """Jobs whose delay is not over."""
         self._events: list[tuple[float, int, str]] = []
         """Times at which something may start: the time, a number, and the worker's id or ''."""
         self._held: dict[str, Waiting] = {}
         """Running job of each busy worker."""
+        self._takes: dict[tuple[str, str, Needs], bool] = {}
         self._number = 0
 
     def play(self) -> dict[str, Start]:
@@ -89,51 +121,79 @@ class _Forecast:
                 self._ledger.hold(held)
                 self._wake(now + self._durations.remaining(held, now), held.worker_id or "")
         for job in self._snapshot.waiting:
-            if (job.not_before or 0) > now:
-                self._wake(job.not_before or 0, "")
+            self._enqueue(job, now)
         while True:
             self._ledger.advance(now)
             for worker_id in sorted(free):
-                found = self._next_of(workers[worker_id], now)
+                found = self._take_next(workers[worker_id])
                 if found is None:
                     continue
                 free.remove(worker_id)
                 starts[found.id] = Start(position=len(starts) + 1, at=now, worker_id=worker_id)
-                self._queues[found.project_id].remove(found)
                 self._hold(found, worker_id)
                 self._ledger.begin(found.id, found.project_id, now)
                 self._wake(now + self._durations.expected(found), worker_id)
-            if not self._events or not any(self._queues.values()):
+            if not self._events or not (self._queues or self._delayed):
                 return starts
             now, _, worker_id = heapq.heappop(self._events)
             if worker_id:
                 self._free(worker_id, now)
                 if worker_id in workers and not workers[worker_id].not_ready:
                     free.add(worker_id)
+            else:
+                delayed, self._delayed = self._delayed, []
+                for job in delayed:
+                    self._enqueue(job, now)
 
-    def _next_of(self, worker: Worker, now: float) -> Waiting | None:
-        """Return the job that the worker would claim."""
+    def _enqueue(self, job: Waiting, now: float) -> None:
+        """Queue a job that some live worker can run."""
+        if job.project_id not in self._projects or not any(
+            self._worker_takes(worker, job) for worker in self._snapshot.workers
+        ):
+            return
+        if (job.not_before or 0) > now:
+            self._delayed.append(job)
+            self._wake(job.not_before or 0, "")
+            return
+        is_alone = job.interactive or job.owner in self._snapshot.key_limits
+        kind = (job.needs, job.interactive, job.owner if is_alone else "")
+        self._queues.setdefault(job.project_id, _Queue()).append(kind, job)
+
+    def _worker_takes(self, worker: Worker, job: Waiting) -> bool:
+        key = (worker.id, job.project_id, job.needs)
+        if key not in self._takes:
+            self._takes[key] = worker.takes(job.project_id, job.needs)
+        return self._takes[key]
+
+    def _take_next(self, worker: Worker) -> Waiting | None:
+        """Return the job that the worker would claim, and take it out of its queue."""
         heads = []
         for project_id, queue in self._queues.items():
             project = self._projects[project_id]
-            limit = project.max_running_jobs
-            is_full = limit is not None and self._devices[project_id] >= limit
-            if not queue or is_full or project_id in self._snapshot.over_device_hours:
+            limit, devices = project.max_running_jobs, self._devices[project_id]
+            is_full = limit is not None and devices >= limit
+            if is_full or project_id in self._snapshot.over_device_hours:
                 continue
-            head = next((job for job in queue if self._may_start(worker, job, now)), None)
+            head = queue.first(lambda job: self._may_start(worker, job))
             if head is not None:
-                where = place(project, self._devices[project_id], self._ledger.of(project_id), head)
-                heads.append((where, head))
-        return min(heads, key=lambda one: one[0])[1] if heads else None
+                kind, job = head
+                where = place(project, devices, self._ledger.of(project_id), job)
+                heads.append((where, kind, job))
+        if not heads:
+            return None
+        _, kind, job = min(heads, key=lambda head: head[0])
+        self._queues[job.project_id].pop(kind)
+        if not self._queues[job.project_id].kinds:
+            del self._queues[job.project_id]
+        return job
 
-    def _may_start(self, worker: Worker, job: Waiting, now: float) -> bool:
+    def _may_start(self, worker: Worker, job: Waiting) -> bool:
         limit = self._snapshot.key_limits.get(job.owner)
         return (
-            (job.not_before or 0) <= now
-            and not (job.interactive and job.owner in self._lanes)
+            not (job.interactive and job.owner in self._lanes)
             and (limit is None or self._keys[job.owner] < limit)
             and job.owner not in self._snapshot.over_device_hours
-            and worker.takes(job.project_id, job.needs)
+            and self._worker_takes(worker, job)
         )
 
     def _hold(self, job: Waiting, worker_id: str = "") -> None:

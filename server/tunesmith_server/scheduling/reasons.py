@@ -1,4 +1,4 @@
-"""Why a queued job waits, as a code and a sentence."""
+"""Reasons for which queued jobs wait, each as a code and a sentence."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
         return _why(WaitingCode.NO_MODEL, f"no train worker has the base model {needs.model!r}")
     labelled = [one for one in with_model if not lacks_labels(one.abilities, needs)]
     if not labelled:
-        labels = ", ".join(f"{name}={value}" for name, value in sorted(needs.labels.items()))
+        labels = ", ".join(f"{name}={value}" for name, value in needs.labels)
         who = "no train worker" if len(with_model) == len(ready) else "no train worker with it"
         return _why(WaitingCode.NO_LABELS, f"{who} has the labels {labels}")
     if all(lacks_memory(one.abilities, needs) for one in labelled):

@@ -207,7 +207,7 @@ def _fields(row: Any) -> dict[str, Any]:  # Any: a row of columns, and their val
         "needs": Needs(
             model=row.model,
             is_local=row.base_adapter_id is None and "/" not in row.model,
-            labels=unpacked(row.worker_labels),
+            labels=tuple(sorted(unpacked(row.worker_labels).items())),
             bytes=row.needs_bytes,
         ),
         "priority": row.priority,

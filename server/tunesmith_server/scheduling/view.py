@@ -70,7 +70,7 @@ def compute(seen: Snapshot, examples: list[durations.Example]) -> View:
 
 
 class QueueView:
-    """The newest view of the queue, over all projects, whoever asks."""
+    """The newest view of the queue, over all projects."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
