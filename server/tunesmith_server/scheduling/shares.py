@@ -16,9 +16,8 @@ from .limits import HELD
 
 def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
     """Return the shares of the active projects by name; `only` limits them to one project."""
-    query = select(ProjectRow).where(ProjectRow.archived_at.is_(None)).order_by(ProjectRow.name)
-    if only is not None:
-        query = query.where(ProjectRow.id == only)
+    query = select(ProjectRow).order_by(ProjectRow.name)
+    query = query.where(ProjectRow.archived_at.is_(None) if only is None else ProjectRow.id == only)
     rows = session.scalars(query).all()
     now = usage.database_now(session)
     counts: dict[tuple[str, bool], int] = {}
