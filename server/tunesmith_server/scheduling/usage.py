@@ -3,7 +3,7 @@
 Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
 device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with
 t = 0 (1970). This number changes only when the project uses a device, it orders projects like
-their decayed usage at any time, and as a logarithm it does not overflow (decision 0034).
+their decayed usage at any time, and as a logarithm it does not overflow (decision 0035).
 """
 
 from __future__ import annotations
