@@ -138,9 +138,14 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
+def run_once(
+    setting: dict[str, Any],  # Any: arguments of one side
+    *,
+    train: bool = True,
+    events: Any = None,  # Any: an EventLog, which is imported late
+) -> tuple[Any, Any]:
     """Make our trainer with the memory plan of the setting, on rows of one length. Train if
-    `train`."""
+    `train`. `events`: log of the memory plan's events."""
     import tempfile
 
     import datasets
@@ -149,6 +154,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
     import transformers
 
     from benchmarks import sft_side
+    from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
     from tunesmith_worker.engine.optimizers.choose import optimizer_for
     from tunesmith_worker.engine.patches import patch
     from tunesmith_worker.rundir.events import EventLog
@@ -183,34 +189,32 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
         ),
         Choices(),
     )
+    train_plan = TrainPlan(
+        learning_rate=1e-4,
+        lr_scheduler_type="linear",
+        warmup_steps=0,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=1,
+        total_steps=2,
+        logging_steps=1,
+        eval_steps=None,
+        save_steps=None,
+    )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = SFTTrainer(
-            model=model,
-            args=sft_config(
-                Path(folder),
-                TrainPlan(
-                    learning_rate=1e-4,
-                    lr_scheduler_type="linear",
-                    warmup_steps=0,
-                    weight_decay=0.0,
-                    max_grad_norm=1.0,
-                    per_device_train_batch_size=rows,
-                    gradient_accumulation_steps=1,
-                    total_steps=2,
-                    logging_steps=1,
-                    eval_steps=None,
-                    save_steps=None,
+        with adapter_dtype_kept(model):
+            trainer = SFTTrainer(
+                model=model,
+                args=sft_config(Path(folder), train_plan, seed=1),
+                train_dataset=datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}),
+                processing_class=tokenizer,
+                save=lambda step: None,
+                layouts=layouts,
+                optimizer_cls_and_kwargs=optimizer_for(
+                    precision, full=full, learning_rate=1e-4, seed=1
                 ),
-                seed=1,
-            ),
-            train_dataset=datasets.Dataset.from_dict({"input_ids": ids, "labels": ids}),
-            processing_class=tokenizer,
-            save=lambda step: None,
-            layouts=layouts,
-            optimizer_cls_and_kwargs=optimizer_for(
-                precision, full=full, learning_rate=1e-4, seed=1
-            ),
-        )
+            )
         trainer.remove_callback(transformers.PrinterCallback)
         half = setting["checkpointing"] == "half"
         plan = MemoryPlan(
@@ -222,7 +226,7 @@ def run_once(setting: dict[str, Any], *, train: bool = True) -> tuple[Any, Any]:
             full=full,
             precision=precision,
             choices=Choices(),
-            events=EventLog(Path(folder) / "events.jsonl"),
+            events=events or EventLog(Path(folder) / "events.jsonl"),
             write=lambda: None,
         )
         plan.resolve()

@@ -1,8 +1,9 @@
-"""One side of sft.py, in its own process. Prints one JSON line."""
+"""One side of sft.py or families.py, in its own process. Prints one JSON line for each model."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import random
@@ -27,10 +28,21 @@ RECOMPUTE = next(
 name."""
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
+EXPERTS: dict[str, dict[str, int]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
+}
+"""Sizes of tiny models with experts, by model type."""
+
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--side", choices=["ours", "stock-packing", "stock-default", "liger"])
+    arguments.add_argument(
+        "--models",
+        nargs="+",
+        help="model types of tiny models, each measured after a line on stdin; default: the Llama",
+    )
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments.add_argument("--tuning", choices=["lora", "full"], default="lora")
     arguments.add_argument("--steps", type=int, default=6)
@@ -56,6 +68,27 @@ def make_model(dtype: torch.dtype) -> Any:
     )
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(config).to(dtype)
+
+
+def make_tiny(model_type: str, dtype: torch.dtype) -> Any:
+    """Make a random model of a model type with 4 layers and a hidden size of 256."""
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        **{"attention_dropout": 0.0, "residual_dropout": 0.0},
+        **EXPERTS.get(model_type, {}),
+    )
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def make_rows(tokens: int) -> Any:
@@ -112,12 +145,25 @@ def resident(field: str) -> float:
 
 def main() -> None:
     arguments = parser().parse_args()
+    if arguments.models is None:
+        print(json.dumps(measure(arguments, None)), flush=True)
+        return
+    for model_type in arguments.models:
+        if not sys.stdin.readline():
+            return  # the parent has ended
+        gc.collect()  # frees the previous trainer, which has reference cycles
+        print(json.dumps(measure(arguments, model_type)), flush=True)
+
+
+def measure(arguments: argparse.Namespace, model_type: str | None) -> dict[str, Any]:  # Any: JSON
+    """Train a model, and return the side's figures. `model_type`: None for the Llama."""
     dtype = getattr(torch, arguments.dtype)
     full, ours = arguments.tuning == "full", arguments.side == "ours"
-    model = make_model(torch.float32 if full else dtype)
+    loaded = torch.float32 if full else dtype
+    model = make_tiny(model_type, loaded) if model_type else make_model(loaded)
     if not full:
         lora = peft.LoraConfig(
-            task_type="CAUSAL_LM", r=32, lora_alpha=16, target_modules=PROJECTIONS
+            task_type="CAUSAL_LM", r=32, lora_alpha=16, target_modules="all-linear"
         )
         torch.manual_seed(1)
         model = peft.get_peft_model(model, lora)
@@ -157,13 +203,14 @@ def main() -> None:
         )
         trainer.remove_callback(transformers.PrinterCallback)
         idle = watch_memory()  # measured before our kernels load, so that their memory counts
+        patched = ""
         if ours:
             from tunesmith_worker.engine.patches import patch
             from tunesmith_worker.rundir.process import keep_freed_memory
 
             keep_freed_memory()
 
-            sys.stderr.write(patch(trainer.model).report.summary() + "\n")
+            patched = patch(trainer.model).report.summary()
         if arguments.profile:
             _profiled(trainer)
         else:
@@ -172,21 +219,18 @@ def main() -> None:
     tokens = [entry["num_tokens"] for entry in history if "num_tokens" in entry and "loss" in entry]
     done = [b - a for a, b in zip([0, *tokens], tokens, strict=False)]
     skip = arguments.warm_up
-    print(
-        json.dumps(
-            {
-                "side": arguments.side,
-                "tokens_per_cpu_second": sum(done[skip:]) / sum(clock.cpu[skip:]),
-                "tokens_per_second": sum(done[skip:]) / sum(clock.wall[skip:]),
-                "warm_up_cpu_seconds": clock.cpu[:skip],
-                "idle_mib": idle,
-                "peak_above_idle_mib": most_memory() - idle,
-                "losses": [entry["loss"] for entry in history if "loss" in entry],
-                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-                "torch": torch.__version__,
-            }
-        )
-    )
+    return {
+        "side": arguments.side,
+        "patched": patched,
+        "tokens_per_cpu_second": sum(done[skip:]) / sum(clock.cpu[skip:]),
+        "tokens_per_second": sum(done[skip:]) / sum(clock.wall[skip:]),
+        "warm_up_cpu_seconds": clock.cpu[:skip],
+        "idle_mib": idle,
+        "peak_above_idle_mib": most_memory() - idle,
+        "losses": [entry["loss"] for entry in history if "loss" in entry],
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+    }
 
 
 def _profiled(trainer: Any) -> None:

@@ -64,6 +64,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     # Benchmarks. Their bars find regressions of speed and memory.
     "benchmarks/test_sft.py": {ALL: ()},
+    "benchmarks/test_families.py": {"test_a_family_is_measured": ()},
     "benchmarks/test_gpu.py": {ALL: ()},
     "benchmarks/test_models.py": {
         "test_a_recorded_model_type_trains_as_recorded": (),

@@ -19,7 +19,7 @@ from .engine import (
     resume_points,
     self_check,
 )
-from .families import memory_families
+from .families import family_speeds, memory_families
 from .gpu import SIDES, gpus, slug
 from .grpo import grpo, learning
 from .plots import Bars, draw
@@ -50,6 +50,7 @@ def page(results: Path) -> str:
         INTRO,
         gpus(on_gpus(results)),
         training(cpu),
+        family_speeds(recorded(results / "families.json")),
         layouts(recorded(results / "layouts.json")),
         memory_plan(recorded(results / "plan.json")),
         memory_families(recorded(results / "plan_families.json")),

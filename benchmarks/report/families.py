@@ -1,32 +1,82 @@
-"""Section on memory predictions over model families."""
+"""Sections on model families: speed, and memory predictions."""
 
 from __future__ import annotations
 
-from .tables import Result, date, table, versions
+from ..plan_families import precision_of
+from .tables import Result, against_bar, date, table, verdict, versions
 
 MIB = 2**20
 SHOWN = 4
 """Number of settings on the page, worst first. The results file has all settings."""
 
 
+HALVES = {"attention_block": "attention", "mlp_block": "MLP"}
+
+
+def family_speeds(result: Result | None) -> str:
+    words = (
+        "## Speed by family\n\n"
+        "Training of tiny random models against stock TRL, packed, in fp32 with LoRA r 32, on the "
+        "rows of the comparison above (`python -m benchmarks.families`; `families.json`). The "
+        "models have 4 layers and a hidden size of 256. Speed is tokens per CPU-second of one "
+        "thread; `ours in a layer` names the halves that our kernels compute.\n"
+    )
+    if result is None:
+        return words + "\n**Open**: no result of `python -m benchmarks.families` yet.\n"
+    bars, families, fast = result["bars"], result["families"], result["fast"]
+    reached = (
+        f"{len(fast)} of {len(families)} families are at least {bars['speed_ratio']:g}x as fast"
+    )
+    loss = f"losses differ by at most {result['worst_loss_difference']:.1e}"
+    rows = (
+        (
+            f"`{family['model_type']}`",
+            ", ".join(
+                name for key, name in HALVES.items() if key in family["patched"].split(";")[0]
+            ),
+            against_bar(family["speed_ratio"], None, at_least=True),
+            f"{family['ours']:,} / {family['theirs']:,}",
+            f"{family['loss_difference']:.1e}",
+            len(family["speed_ratios"]),
+        )
+        for family in sorted(families, key=lambda family: -float(family["speed_ratio"]))
+    )
+    head = (
+        "model type",
+        "ours in a layer",
+        "speed",
+        "tokens/CPU-s",
+        "loss",
+        "rounds",
+    )
+    return (
+        f"{words}\n{reached}{verdict(len(fast) >= bars['families'], str(bars['families']))}; "
+        f"{loss}{verdict(result['worst_loss_difference'] <= bars['loss_difference'], '1e-5')}. "
+        f"{result['cpu']}, {versions(result)}; {date(result)}, commit {result['commit']}.\n\n"
+        + table(head, rows)
+    )
+
+
 def memory_families(result: Result | None) -> str:
     words = (
         "## Memory predictions by family\n\n"
         "Predicted and measured tensors at the peak of two steps on a CPU, for small random models "
-        "of six families in three precisions (`python -m benchmarks.plan_families`; "
-        "`plan_families.json`). The prediction follows the run's trial pass.\n"
+        "of six families in three precisions, and in bf16 over an NF4 base "
+        "(`python -m benchmarks.plan_families`; `plan_families.json`). The prediction follows the "
+        "run's trial pass. A miss is silent if the run's own report does not state it.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"
     cases = sorted(result["settings"], key=lambda case: -abs(float(case["error"])))
     bars = result["bars"]
     bar = f"bar {bars['share']:.0%} or {bars['bytes'] / MIB:.0f} MiB, whichever is more"
-    worst = f"{result['worst_error']:.1%} ({bar}: {result['missed']} of {len(cases)} missed)"
+    missed = f"{result['missed']} of {len(cases)} missed, {result['silent']} silent"
+    worst = f"{result['worst_error']:.1%} ({bar}: {missed})"
     rows = (
         (
             f"{case['family']}, {case['size']}",
             case["tuning"],
-            f"`{case['precision']}`",
+            f"`{precision_of(case)}`",
             f"{case['predicted'] / MIB:,.1f}",
             f"{case['tensors'] / MIB:,.1f}",
             f"{case['error']:+.1%}",

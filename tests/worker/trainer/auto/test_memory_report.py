@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.plan_families import SETTINGS, measure
+from benchmarks.plan_families import SETTINGS, measure, precision_of
 
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import read_events, read_result
@@ -19,12 +19,13 @@ from tunesmith_worker.trainer.run import main
 @pytest.mark.parametrize(
     "setting",
     SETTINGS,
-    ids=lambda one: f"{one['family']}-{one['tuning']}-{one['precision']}-{one['size']}",
+    ids=lambda one: f"{one['family']}-{one['tuning']}-{precision_of(one)}-{one['size']}",
 )
 def test_the_prediction_is_within_its_tolerance(setting: dict[str, Any]) -> None:
     case = measure(setting)
     assert case["within_bar"], case
     assert abs(case["error"]) <= 0.10
+    assert case["reported"]["tensor_bytes"] == pytest.approx(case["tensors"], rel=0.10)
 
 
 @pytest.mark.parametrize(
