@@ -106,10 +106,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "end_to_end/test_chat.py": {ALL: ()},
     "end_to_end/test_lm_eval.py": {ALL: ()},
-    "end_to_end/test_evaluate.py": {
-        "test_a_cancelled_evaluation_s_process_ends": (),
-        "test_the_command_waits_and_shows_the_result": (),
-    },
+    "end_to_end/test_evaluate.py": {ALL: ()},
     "worker/trainer/evaluation/test_supervised.py": {
         "test_a_model_that_training_spoiled_is_worse": (),
         "test_weights_that_are_not_the_result_are_compared_too": (),

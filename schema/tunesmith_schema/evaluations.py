@@ -127,6 +127,7 @@ class RequestedEvaluation(Response):
     owner: str | None = None
     """Name of the API key that created the evaluation."""
     status: EvaluationStatus
+    """State of the evaluation."""
     error: JobError | None = None
     """Reason of `failed`."""
     waiting_for: str | None = None
