@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,8 @@ from starlette.testclient import TestClient
 
 from tests.worker.engine.serving.engines import save_adapters, save_base
 from tunesmith_worker.engine.serving.base import loading_bytes
+from tunesmith_worker.engine.serving.protocol import Output
+from tunesmith_worker.engine.serving.scheduler import Scheduler
 from tunesmith_worker.inference import budget, pool
 from tunesmith_worker.inference.app import create_app
 from tunesmith_worker.inference.device import Device, choose_device
@@ -132,6 +136,34 @@ def test_running_answers_keep_their_model_until_the_job_needs_everything(
         assert "a training job needs its memory" in bodies[0]
         trainer.settle(1)
         assert ask(client, "one") == 200
+
+
+def test_chat_takes_half_of_the_time_while_a_job_trains_on_the_cpu(
+    client: TestClient, uses: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, steps = Scheduler.step, []
+
+    def timed(self: Scheduler) -> list[Output]:
+        time.sleep(0.02)
+        outputs = step(self)
+        steps.append(time.monotonic())
+        return outputs
+
+    monkeypatch.setattr(Scheduler, "step", timed)
+
+    def seconds_per_step() -> float:
+        steps.clear()
+        assert ask(client, "one", max_tokens=12) == 200
+        return statistics.median(b - a for a, b in pairwise(steps))
+
+    assert seconds_per_step() < 0.035
+    with TrainerUse(uses) as trainer:
+        trainer.begin(None)
+        trainer.make_room()
+        trainer.settle(1)
+        assert seconds_per_step() > 0.04
+    until(lambda: not any(use.seen for use in read_uses(uses).values()))
+    assert seconds_per_step() < 0.035
 
 
 def test_what_a_job_will_take_is_not_free(

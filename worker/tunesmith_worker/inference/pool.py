@@ -42,6 +42,9 @@ MAX_ADAPTERS = 64
 """Adapters in memory per base model."""
 PLANNING_SECONDS = 30.0
 """Time that a request waits while a training job measures the free memory."""
+REST = 1.0
+"""Pause after each step, relative to the step's time, while a job trains on the same CPU. A low
+priority alone is not enough: chat also takes the caches and the memory's bandwidth."""
 _PLANNING = "a training job measures the free memory"
 _FOR_TRAINING = "the model was unloaded, because a training job needs its memory"
 
@@ -199,6 +202,7 @@ class ModelPool:
             self._make_room(f"model {plan.name!r}", needed)
             base = load(plan.name, plan.folder, self.device.torch, plan.tokenizer)
             engine = StockServing(base) if plan.stock else self._engine(base)
+            engine.rest(self._rest)
             loaded = Loaded(base, engine, TokenText(base.tokenizer))
             self._models.add(plan.key, loaded)
             seconds = time.monotonic() - started
@@ -222,6 +226,11 @@ class ModelPool:
         except UnsupportedModel as reason:
             log.info("transformers answers for %s: %s", base.name, reason)
             return StockServing(base)
+
+    @property
+    def _rest(self) -> float:
+        """Pause of the engines while jobs train on the same CPU."""
+        return REST if self._trainers and not self.device.is_gpu else 0.0
 
     def _cache_bytes(self) -> int:
         return int(max(self._free(), LEAST_FREE) * CACHE_SHARE)
@@ -302,6 +311,7 @@ class ModelPool:
             size = 0 if planning else self._cache_bytes()
             for engine in self.engines:
                 engine.limit_cache(size)
+                engine.rest(self._rest)
         if not planning:
             self._may_take.set()
 

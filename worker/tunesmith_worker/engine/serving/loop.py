@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -36,6 +37,8 @@ class EngineLoop:
         self._cancelled: list[Stream] = []
         self._wake = threading.Condition()
         self._closing = False
+        self.rest = 0.0
+        """Pause after each step, relative to the step's time."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
         """Error of requests that the end of the thread interrupts."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{name}", daemon=True)
@@ -101,7 +104,15 @@ class EngineLoop:
                 deliver(self._work.fail_all(self._end))
                 return
             if self._work.has_work:
+                began = time.perf_counter()
                 self._step()
+                if self.rest:
+                    self._pause(self.rest * (time.perf_counter() - began))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the thread has to end."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing, seconds)
 
     def _step(self) -> None:
         try:

@@ -134,6 +134,9 @@ class NativeServing:
     def figures(self) -> Figures:
         return self._scheduler.figures()
 
+    def rest(self, share: float) -> None:
+        self._loop.rest = share
+
     def limit_cache(self, cache_bytes: int) -> None:
         self._loop.post(lambda: self._scheduler.limit(cache_bytes))
 

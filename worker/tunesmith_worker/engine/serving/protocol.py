@@ -172,6 +172,10 @@ class ServingEngine(Protocol):
         """Change the maximum bytes of keys and values, without waiting. Kept sequences that do not
         fit are dropped; running requests keep what they have."""
 
+    def rest(self, share: float) -> None:
+        """Pause after each step for `share` times the step's time, so that other processes have
+        the CPU and its caches; 0 (the default): never."""
+
     def figures(self) -> Figures:
         """Return the current state, without waiting for a step."""
 

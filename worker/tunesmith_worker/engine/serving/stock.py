@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -30,6 +31,9 @@ from .text import TextStream
 log = logging.getLogger(__name__)
 
 Untyped = Any  # Any: transformers and peft are not typed
+
+_LONGEST_PAUSE = 1.0
+"""Seconds; the time before a token may contain the time without requests."""
 
 
 class StockServing:
@@ -54,6 +58,8 @@ class StockServing:
         self._model_lock = threading.Lock()
         """Held while a request or an adapter uses the model."""
         self._closing = False
+        self._rest, self._resumed = 0.0, time.perf_counter()
+        """Pause after each token, relative to the token's time; end of the last pause."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
         """Error of requests that the end of the thread interrupts."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)
@@ -124,6 +130,9 @@ class StockServing:
                 live_tokens=len(running.tokens) if running is not None else 0,
             )
 
+    def rest(self, share: float) -> None:
+        self._rest = share
+
     def limit_cache(self, cache_bytes: int) -> None:
         """transformers frees its cache after each request."""
 
@@ -187,6 +196,9 @@ class StockServing:
         output = sample_rows([row], logits.float().clone())[0]
         self._figures.generated_tokens += len(output.token_ids)
         deliver([output])
+        if self._rest:
+            time.sleep(min(self._rest * (time.perf_counter() - self._resumed), _LONGEST_PAUSE))
+        self._resumed = time.perf_counter()
         return output.token_ids[0] if output.token_ids else 0
 
 
