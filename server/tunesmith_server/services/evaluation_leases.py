@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -37,8 +38,15 @@ from tunesmith_server.core.errors import Conflict, NotFound, ServiceError
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.inference.protocol import ServedModel
-from tunesmith_server.models import AdapterRow, EvaluationRow, FileRow, JobRow, WorkerRow
-from tunesmith_server.scheduling import order
+from tunesmith_server.models import (
+    AdapterRow,
+    EvaluationRow,
+    FileRow,
+    JobRow,
+    ReservationRow,
+    WorkerRow,
+)
+from tunesmith_server.scheduling import order, reservations
 from tunesmith_server.scheduling.eligibility import abilities
 
 from . import evaluations, files, served_models, workers
@@ -61,8 +69,12 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
         .limit(MAX_CANDIDATES)
         .with_for_update(skip_locked=True)
     ).all()
+    worker = session.get(WorkerRow, worker_id)
+    reserved = reservations.of_worker(session, worker_id, worker.host if worker else None)
     for row in rows:
-        if _older_job_waits(session, worker_id, row):
+        if reservations.refuses(reserved, row.project_id):
+            continue
+        if _older_job_waits(session, worker, reserved, row):
             return None
         try:
             claimed = _claim_of(session, settings, row)
@@ -70,7 +82,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
             log.warning("evaluation %s cannot run: %s", row.id, error)
             _fail(row, _failure_of(error))
             continue
-        if not _can_load(session, worker_id, claimed):
+        if not _can_load(worker, claimed):
             continue
         now = session.execute(select(epoch_now())).scalar_one()
         row.status, row.fence, row.lease_owner = EvaluationStatus.RUNNING, claimed.fence, worker_id
@@ -80,10 +92,15 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
     return None
 
 
-def _older_job_waits(session: Session, worker_id: str, row: EvaluationRow) -> bool:
+def _older_job_waits(
+    session: Session,
+    worker: WorkerRow | None,
+    reserved: Sequence[ReservationRow],
+    row: EvaluationRow,
+) -> bool:
     """Return True if the worker would get a job that was created before the evaluation."""
-    worker = session.get(WorkerRow, worker_id)
-    next_job = session.execute(order.next_job(abilities(worker))).first()
+    only = reserved[0].project_id if reserved else None
+    next_job = session.execute(order.next_job(abilities(worker), only)).first()
     if next_job is None:
         return False
     created_at = select(JobRow.created_at).where(JobRow.id == next_job.id)
@@ -148,9 +165,8 @@ def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
     return "training_file" if trained_on == file.sha256 else "file"
 
 
-def _can_load(session: Session, worker_id: str, claimed: EvaluationClaim) -> bool:
+def _can_load(worker: WorkerRow | None, claimed: EvaluationClaim) -> bool:
     """Return True if the worker has the base models, or can fetch them."""
-    worker = session.get(WorkerRow, worker_id)
     known = worker.models if worker else []
     models = [model for model in (claimed.model, claimed.against) if model is not None]
     return all(

@@ -122,16 +122,18 @@ def test_a_slow_second_model_shortens_a_comparison_of_rewards(
 
     monkeypatch.setattr(ReinforcementEvaluation, "_grade", grade)
     prompts = [PromptRow(number=n, prompt_ids=(1,), item={}, text="a") for n in range(200)]
+    engine: Any = Engine
+    grading: Any = nullcontext
     evaluation = ReinforcementEvaluation(
-        prompts, None, Engine, nullcontext, on="validation_file", file="v.jsonl", seed=0,
+        prompts, None, engine, grading, on="validation_file", file="v.jsonl", seed=0,
         max_tokens=1, stop_tokens=frozenset(),
-    )  # type: ignore[arg-type]  # fakes  # fmt: skip
+    )  # fmt: skip
     models = [
         EvaluatedModel(name=name, step=1, use=lambda name=name: nullcontext(name))  # type: ignore[misc]  # a default binds the name
         for name in ("tuned", "base")
     ]
     budget = Budget(JOB_SECONDS, now=lambda: time.now)
-    evaluated = evaluation.evaluate(models, budget)  # type: ignore[arg-type]  # plain texts as names
+    evaluated = evaluation.evaluate(models, budget)
     assert time.now < 0.1 * JOB_SECONDS
     assert 8 <= evaluated.rows < 200
     assert len(evaluated.comparisons) == 1

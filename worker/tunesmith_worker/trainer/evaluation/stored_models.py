@@ -102,7 +102,7 @@ class StoredModel:
             ) from error
 
     def _check_memory(self) -> None:
-        needed = loading_bytes(self.folders.base, self._device) // 2
+        needed = loading_bytes(self.folders.name, self.folders.base, self._device) // 2
         free = read_free_memory(self._device, 0).free
         if needed > free:
             raise RunError(
