@@ -27,7 +27,7 @@ __all__ = [
     "row_gradients",
 ]
 
-_WEIGHT_BLOCK = 16384  # vocabulary rows per addition to a half-precision weight gradient
+_WEIGHT_BLOCK = 16384  # number of vocabulary rows per addition to a half-precision weight gradient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class TrainedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Chunk of rows. `read_rows` overwrites the chunk's logits."""
+    """Logits of some consecutive rows. `read_rows` overwrites the logits."""
 
     rows: slice
     hidden: torch.Tensor  # [n, H]
@@ -93,8 +93,7 @@ class Chunk:
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """Return p_t (z_t - mu), [n, 1]. In -dH / d y, the returned value is the factor of d log
-        p_t / d y."""
+        """Return p_t (z_t - mu), [n, 1]: the factor of d log p_t / d y in -dH / d y."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]
@@ -109,8 +108,8 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of about equal size. A short last chunk would read the whole weight for a few
-    rows."""
+    """Yield chunks of about equal size, because a short last chunk would read the whole weight for
+    a few rows."""
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
     most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)

@@ -11,8 +11,8 @@ For one row of logits y and its target t, with g = logit_scale / temperature and
     f_j = 1 - (z_j temperature / c)^2  (without soft cap: 1)
     d log p_t / d y_t = g f_t Q,   d log p_t / d y_j = -g f_j Q q_j
 These formulas lose no precision when p_t -> 1; 1 - p_t and z_t - logsumexp(z) would cancel (arXiv
-2610.31642). f_j q_j (0 at the target) overwrites the logits. A factor that is constant within a row
-is applied to the [n, H] product with the weight, not to the [n, V] logits.
+2610.31642). f_j q_j (0 at the target) overwrites the logits. Factors that are constant within a row
+multiply the smaller [n, H] product with the weight instead of the [n, V] logits.
 
 With mu = sum_j q_j z_j, the same pass gives the entropy of p and its gradient:
     H = p_t softplus(d) + Q softplus(-d) + Q (lse_o - mu)
@@ -35,7 +35,7 @@ __all__ = ["read_rows"]
 # A row tile of this size fits a core's caches (docs/contributing/log). Smaller tiles need more
 # calls.
 _SCRATCH_BYTES = 2 << 20
-_MASKED = -1e30  # a logit with probability 0; multiplying it does not overflow
+_MASKED = -1e30  # logit with probability 0; products with it do not overflow
 
 
 def read_rows(

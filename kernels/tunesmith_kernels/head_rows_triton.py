@@ -1,13 +1,13 @@
 """Triton kernel for `read_rows` in head_rows.py. A program reads each of its rows twice.
 
-The first pass over a row computes the statistics of logsumexp over blocks of the vocabulary. The
-second pass over a row overwrites the logits; it reads the row from the L2 cache. The formulas and
-symbols are in head_rows.py.
+The first pass over a row computes the statistics of logsumexp, block by block. The second pass
+reads the row from the L2 cache and overwrites the logits. The formulas and symbols are in
+head_rows.py.
 
 Each multiprocessor runs one program, which takes row after row. With several programs per
 multiprocessor, their rows together would not fit the L2 cache: a bf16 row of 128,256 logits has 250
-KiB, and 132 rows have 32 MiB. Because one program has no other program to hide its latency, its
-loops load blocks ahead (num_stages).
+KiB, and 132 rows have 32 MiB. A single program per multiprocessor cannot hide the latency of loads,
+so its loops load blocks ahead (num_stages).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _row_kernel(
         row = first.to(tl.int64) + turn * programs
         base = logits + row * logits_stride
         t = tl.load(targets + row * targets_stride)
-        # A target outside the vocabulary gives NaN; no logit is read for this target.
+        # A target outside the vocabulary gives NaN; the kernel reads no logit for it.
         inside = (t >= 0) & (t < vocabulary)
         y_t = tl.load(base + t, mask=inside, other=float("nan")).to(tl.float32)
         z_t = _transform(y_t, gain, scale, softcap, temperature, HAS_SOFTCAP)

@@ -6,8 +6,8 @@ For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (s
     d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
 
-Rows are processed in chunks whose logits fit a byte budget. Forward already converts the logits of
-each chunk to d log p / d h, [N, H]; backward only multiplies this by the upstream gradient u_i. The
+Rows are processed in chunks whose logits fit a byte budget. Forward already computes d log p / d h,
+[N, H], from the logits of each chunk; backward only multiplies it by the upstream gradient u_i. The
 head's gradient is a sum over rows, weighted by u_i. Forward computes the head's gradient with all
 weights u_i set to 1. If all u_i are equal (a mean or sum over tokens), backward scales the head's
 gradient from forward; otherwise backward computes the logits again. Sources: arXiv 2411.09009 (no
@@ -152,7 +152,8 @@ def _check(
         )
     if byte_budget is not None and byte_budget < 1:
         raise ValueError(f"byte_budget must be at least 1, got {byte_budget}")
-    # On a GPU, this check would synchronise; a wrong target gives the log-prob NaN there.
+    # Only on a CPU: on a GPU, this check would wait for the device. There, a wrong target gives the
+    # log-prob NaN.
     if targets.device.type == "cpu" and len(targets):
         low, high = (int(bound) for bound in targets.aminmax())
         if low < 0 or high >= weight.shape[0]:

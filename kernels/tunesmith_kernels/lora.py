@@ -252,8 +252,8 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 
 def _whole(weights: Tensors) -> torch.Tensor:
-    """Concatenate the weights of the projections. A single weight is returned itself, because a
-    copy would stay in memory until backward."""
+    """Concatenate the weights of the projections. A single weight is not copied, because a copy
+    would stay in memory until backward."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
 
@@ -291,7 +291,8 @@ def _prologue_backward(
     dh: torch.Tensor,
     need_norm: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
-    """Return h (None if it is not computed here), and the gradients of x and the norm's weight."""
+    """Return h (None if this function does not compute it), and the gradients of x and the norm's
+    weight."""
     if spec.norm is not None and norm_weight is not None and rstd is not None:
         kind = spec.norm[1]
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)

@@ -184,7 +184,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(weight: torch.Tensor, kind: NormKind, dtype: torch.dtype) -> torch.Tensor:
-    """Return the factor that multiplies x r, [H]."""
+    """Return the factor [H] by which x r is multiplied."""
     return weight.to(dtype) + 1 if kind is NormKind.GEMMA else weight.to(dtype)
 
 

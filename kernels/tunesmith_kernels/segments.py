@@ -28,7 +28,7 @@ class Segment:
 
     start: int
     stop: int
-    """Index after the row's last token."""
+    """Index of the token after the row's last token."""
     prefix_start: int = 0
     prefix_stop: int = 0
 
@@ -56,7 +56,7 @@ class Prefixes:
     @classmethod
     def of(cls, bounds: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Prefixes:
         """Build the prefixes on the host; `to` moves them to a device. Raises ValueError for a
-        range that is not in one earlier row."""
+        range that is not inside a single earlier row."""
         rows = list(pairwise(bounds))
         if len(ranges) != len(rows):
             raise ValueError(f"{len(rows)} rows need as many prefixes, got {len(ranges)}")

@@ -1,8 +1,7 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
-Page faults and cache misses limit element-wise work on a CPU. A tile's fp32 temporaries fit in the
-cache; temporaries are allocated once per call and reused for each tile with
-`out=`.
+Page faults and cache misses limit element-wise work on a CPU. The fp32 temporaries of a tile fit in
+the cache. They are allocated once per call and reused for each tile with `out=`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import torch
 
 __all__ = ["block_shape", "num_warps", "row_tiles", "rows_per_tile", "wide"]
 
-# Elements of one temporary. Measured (docs/contributing/log): smaller tiles cost more in extra
-# calls than they gain in the cache; larger tiles cause page faults.
+# Number of elements of one temporary. Measured (docs/contributing/log): smaller tiles need more
+# calls, which cost more than the cache saves; larger tiles cause page faults.
 TILE_ELEMENTS = 1 << 18
 
 
