@@ -38,7 +38,8 @@ def greedy_answers(
 
     prompts: token ids of at most MAX_ANSWERS prompts. end_tokens: tokens that end an answer.
     max_tokens: maximum length of an answer. max_seconds: time after which all answers end.
-    The caller sets the model's mode. Raises ValueError for an empty or for too many prompts."""
+    The function does not change the model's training or evaluation mode. Raises ValueError for an
+    empty or for too many prompts."""
     if len(prompts) > MAX_ANSWERS or not all(map(len, prompts)):
         raise ValueError(f"prompts must be 1 to {MAX_ANSWERS} lists of at least one token")
     if not prompts:

@@ -15,7 +15,7 @@ n - 1 degrees of freedom. The interval then is as wide as a t interval if the di
 normal.
 
 With alpha = 0.05, each of two equal models wins by mistake in about 2.5 % of all comparisons. A
-difference below NEGLIGIBLE is no difference, however narrow its interval is.
+difference below NEGLIGIBLE counts as no difference, even if its interval is narrow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ RESAMPLES = 10_000
 LEAST_ROWS = 8
 """Least number of rows for a verdict. With fewer rows, an interval can exclude 0 by chance."""
 NEGLIGIBLE = 1e-3
-"""Largest difference without a practical meaning: 0.1 % of the perplexity, or of a reward of 1."""
+"""Largest difference that counts as no difference: 0.1 % of the perplexity, or 0.001 of a
+reward."""
 _AT_ONCE = 1 << 20
 """Number of drawn rows that are in memory at once."""
 
@@ -92,10 +93,10 @@ def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 
 def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int = 1) -> Difference:
     """Return `sum(gains) / sum(weights)` with its confidence interval.
 
-    gains: by how much the first model is better, per row, [n]. weights: weight of each row, [n];
-    None: 1. seed: seed of the resampling. of: number of comparisons in the evaluation; the level
-    of each is 1 - (1 - LEVEL) / of (Bonferroni), so that all hold together with probability LEVEL.
-    Raises ValueError without rows."""
+    gains: advantage of the first model in each row, [n]. weights: weight of each row, [n]; None: 1.
+    seed: seed of the resampling. of: number of comparisons in the evaluation; the confidence level
+    of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so that all intervals are right with
+    probability LEVEL. Raises ValueError without rows."""
     n = len(gains)
     if n == 0:
         raise ValueError("there are no rows to compare")

@@ -80,9 +80,9 @@ def score_rows(
 ) -> RowScores:
     """Compute the scores of `rows`, in their order.
 
-    model: a causal language model, with or without PEFT, that has TRL's fused head or ours; the
-    caller sets its mode. max_tokens: maximum number of token positions, padding included, in a
-    forward pass of several rows; after an out-of-memory error it is halved.
+    model: a causal language model, with or without PEFT, that has TRL's fused head or ours. Its
+    training or evaluation mode does not change. max_tokens: maximum number of token positions,
+    padding included, in a forward pass of several rows; after an out-of-memory error it is halved.
     enough: called with the number of scored rows after each group of rows; True ends the scoring
     early, and the result covers the first rows only. Raises ValueError without rows."""
     if not rows:

@@ -25,8 +25,8 @@ MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed cost of a forward and backward pass in tokens. Key True: on a GPU; key False: on a
-CPU."""
+"""Assumed fixed cost of a forward and backward pass, as the number of tokens that take the same
+time. Key True: on a GPU; key False: on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,12 +211,13 @@ class Planner:
         return [*counts, self.batch.rows]
 
     def _layer_flops(self, batch: MicroBatch) -> float:
-        """FLOP of one layer's forward pass: 2 per weight and token, plus causal attention."""
+        """Number of FLOP of one layer's forward pass: 2 per weight and token, plus causal
+        attention."""
         return batch.tokens * (2 * self.shape.layer_parameters + 2 * self.shape.q * batch.longest)
 
     def _step_flops(self, batch: MicroBatch) -> float:
-        """FLOP of a forward and backward pass over the whole model. Frozen weights have no
-        gradient."""
+        """Number of FLOP of a forward and backward pass over the whole model. Frozen weights have
+        no gradient."""
         head = 2 * self.shape.embedding_parameters * batch.labelled
         forward = self.shape.layers * self._layer_flops(batch) + head
         return (3 if self.tuning.full else 2) * forward

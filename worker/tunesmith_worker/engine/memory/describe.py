@@ -17,7 +17,8 @@ NAME = "memory_plan"
 predictions."""
 
 TOLERANCE, TOLERANCE_BYTES = 0.10, 32 * 2**20
-"""Largest error of a prediction: a share of the measured tensors, or bytes if these are more."""
+"""Largest tolerated error of a prediction: a share of the measured tensors or a number of bytes,
+whichever is more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class HeldTensors:
     predicted: int
     measured: int
     when: str = ""
-    """Part of the run that was measured, starting with a space."""
+    """Text that names the measured part of the run; it starts with a space."""
 
     @property
     def within_tolerance(self) -> bool:

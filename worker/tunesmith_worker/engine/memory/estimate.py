@@ -38,7 +38,7 @@ class Policy:
     """Placement of each layer's activations between forward and backward.
 
     The first `offload` layers move their input to the host. The last `keep` layers keep all
-    activations. The layers between the offloading and the keeping layers keep only their input.
+    activations. All other layers keep only their input.
 
     The last layers keep all activations because backward frees them before other layers recompute.
     The first layers offload because their inputs have the most time to be copied back.

@@ -1,9 +1,9 @@
 """Read the sizes of any causal language model, for the memory prediction.
 
-The configuration of a Llama-like model has all sizes. Other model families name their sizes
-differently or lack them (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4
-has two head sizes). Their sizes are counted from the model's weights. Counted sizes are
-approximate, and the probe run corrects the prediction.
+The configuration of a Llama-like model has all sizes. Other families use other names, or lack a
+size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has two head sizes).
+For these, the sizes are counted from the model's weights. Counted sizes are approximate, and the
+probe run corrects the prediction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_shape(model: Untyped) -> ModelShape:
     try:
         return shape_of(model.config)
     except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
-        # Each of these errors means that a size is missing, not a number, or differs by layer.
+        # These errors mean that a size is missing, is not a number, or differs between layers.
         return count_shape(model)
 
 
@@ -72,7 +72,8 @@ def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
 
 
 def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
-    """Return the model's layers: those that can recompute, else the longest list of modules."""
+    """Return the model's layers: the modules that support recomputation; if there are none, the
+    longest list of modules."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return layers or max(lists, key=len, default=[])

@@ -70,7 +70,7 @@ class _OnHost:
         if stream is None:
             self._host.copy_(x)
             return
-        stream.wait_stream(torch.cuda.current_stream(x.device))  # which computes x
+        stream.wait_stream(torch.cuda.current_stream(x.device))  # the current stream computes x
         with torch.cuda.stream(stream):
             self._host.copy_(x, non_blocking=True)
         x.record_stream(stream)  # keeps x's memory until the copy ends

@@ -59,8 +59,8 @@ class StepRetry:
         self.largest: MicroBatch | None = None
         """Largest micro-batch of the run so far."""
         self.first_step: FirstStep | None = None
-        """Measurement of the first step; None on a GPU, whose allocator measures every step,
-        under another profiler, and after out of memory."""
+        """Measurement of the first step. None on a GPU (its allocator measures every step), if
+        another profiler runs, or if memory ran out."""
         self._has_state = False
         self.apply(policy)
 

@@ -1,7 +1,6 @@
 """Sizes of the model, the tuning and the micro-batch, as inputs of the memory prediction.
 
-The sizes are plain numbers from a configuration, so planning needs neither torch nor a loaded
-model.
+All sizes are plain numbers, so the memory plan needs neither torch nor a loaded model.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class Tuning:
     """True for 8-bit linear weights. bitsandbytes' layers keep their inputs for backward."""
 
     def rank_of(self, *modules: str) -> int:
-        """Sum of the ranks of `modules`."""
+        """Sum of the adapter ranks of `modules`."""
         return sum(rank for name, rank in self.ranks if name in modules)
 
     def adapts(self, module: str) -> bool:

@@ -34,8 +34,8 @@ class Base:
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
     unused: tuple[str, ...] = ()
-    """Paths of the modules without an adapter, or of the frozen parameters of full tuning: those
-    that the loss on text does not use."""
+    """Paths that the loss on text does not use: modules, which get no adapter, or with full tuning
+    parameters, which stay frozen."""
 
     @property
     def architecture(self) -> str:

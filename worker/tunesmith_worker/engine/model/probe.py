@@ -1,4 +1,5 @@
-"""The probe: token rows and logits of the model in memory, recorded when its weights are saved.
+"""The probe: some rows of tokens and the model's logits for them, recorded when the weights are
+saved.
 
 probe.safetensors contains the probe. Its metadata has a checksum of each trained tensor and the
 scaling of each LoRA layer, because 16-bit logits hide small differences. `engine/verify` compares
@@ -26,7 +27,7 @@ PROBE_FILE = "probe.safetensors"
 PROBE_TOKENS = 64
 """Maximum number of tokens in a row of the probe."""
 PROBE_LOGITS = 8
-"""Number of positions of a row, the last ones, that have logits."""
+"""Number of positions at the end of a row whose logits are recorded."""
 _ROWS_OF_TRAINED_TOKENS = 2
 """Maximum number of rows with tokens whose embedding rows are trained."""
 _METADATA = "tunesmith"
@@ -106,7 +107,8 @@ def run_probe(model: Untyped, input_ids: torch.Tensor) -> torch.Tensor:
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        # Call the class's forward, because accelerate wraps the instance's forward in autocast.
+        # Call the forward of the class, because accelerate wraps the forward of the instance in
+        # autocast.
         logits = (
             type(model)
             .forward(model, input_ids=input_ids.to(model.device), use_cache=False)

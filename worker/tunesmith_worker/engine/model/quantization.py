@@ -27,7 +27,7 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
 
     With NF4, the block scales are quantised too, which takes 0.52 bytes per weight instead of
     0.56."""
-    # bitsandbytes warns in each layer and step that int8 runs in fp16; hide these warnings.
+    # Hide the warning that bitsandbytes prints in each layer and step, that int8 runs in fp16.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if kind == "int8":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)

@@ -3,7 +3,7 @@ its weight.
 
 The fraction of lost updates is measured at step 1 and every tenth step after it, on up to 65,536
 evenly spaced elements per tensor. Rounding to the nearest bf16 loses updates smaller than about |w|
-/ 512. No other metric shows lost updates: the moments still change, and so does the loss, slightly.
+/ 512. No other metric shows lost updates: the moments still change, and the loss changes slightly.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LostUpdates:
         self._samples = []
         if self._steps % _INTERVAL == 0:
             for group in self._optimizer.param_groups:
-                if group["lr"] == 0.0:  # no weight changes at the start of the warm-up
+                if group["lr"] == 0.0:  # at the start of the warm-up
                     continue
                 for p in group["params"]:
                     if p.grad is None or p.dtype != torch.bfloat16:

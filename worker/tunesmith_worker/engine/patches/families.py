@@ -4,8 +4,8 @@ In all families, a layer adds attention and an MLP to the residual stream, each 
 it, after it or both. Each row of the table of model families lists only the differences from Llama.
 To support a new model family, add a row to the table.
 
-A family may have only one of the two halves on our kernels: an MLP without a gate, or with experts,
-stays stock. A norm other than RMSNorm runs as the model's own module.
+In some families, our kernels compute only one of the two halves, because the MLP has no gate or has
+experts. A norm other than RMSNorm runs as the model's own module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tunesmith_kernels.rms_norm import NormKind
 @dataclass(frozen=True, kw_only=True)
 class Family:
     norm: NormKind | None = NormKind.LLAMA
-    """Kind of RMSNorm; None if the norms are of another kind, which run as they are."""
+    """Kind of RMSNorm. None if the norms are not RMSNorm; then the model's own modules compute
+    them."""
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
@@ -31,9 +32,9 @@ class Family:
     activation: str = "act_fn"
     """Name of the MLP's activation module."""
     rope: Literal["halves", "pairs", "pairs_repeated"] = "halves"
-    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours. The
-    tables of `pairs_repeated` have each value twice in a row; the other tables have equal
-    halves."""
+    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours. In
+    the cos and sin tables of `pairs_repeated`, each value occurs twice in a row; other tables have
+    two equal halves."""
     parallel: bool = False
     """True if attention and MLP read the same normalised input."""
     scaled_queries: bool = False
@@ -41,7 +42,7 @@ class Family:
 
     @property
     def decodes(self) -> bool:
-        """True if the rollout engine computes this family."""
+        """True if the rollout engine supports this family."""
         plain = self.rope == "halves" and not self.parallel and not self.scaled_queries
         return plain and self.norm is not None and bool(self.gate_up) and bool(self.qkv)
 
@@ -101,9 +102,10 @@ FAMILIES: dict[str, Family] = {
     "CohereDecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
     "Cohere2DecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
     "OlmoDecoderLayer": Family(norm=None),
-    # RMSNorm is applied after RoPE in the attention of this family, so only the MLP is ours.
+    # The attention of this family applies RMSNorm after RoPE, so our kernels compute only the MLP.
     "HunYuanDenseV1DecoderLayer": Family(qkv=()),
-    # The MLP of these families has no gate or has experts, so only the attention is ours.
+    # The MLP of these families has no gate or has experts, so our kernels compute only the
+    # attention.
     "ArceeDecoderLayer": _NO_GATE,
     "MixtralDecoderLayer": _NO_GATE,
     "Qwen3MoeDecoderLayer": _NO_GATE,

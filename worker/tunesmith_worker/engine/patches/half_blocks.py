@@ -138,7 +138,7 @@ class MLPHalf:
 
 
 class _HalfNorm:
-    """The norm before or after a half block; the identity if the layer has none."""
+    """The norm before or after a half block. Without such a norm, the input is not changed."""
 
     def __init__(self, layer: Untyped, name: str | None, kind: NormKind | None) -> None:
         """`kind`: None for a norm that runs as the model's own module."""
@@ -150,7 +150,8 @@ class _HalfNorm:
         return self._module is not None
 
     def of(self, x: torch.Tensor, normed: torch.Tensor | None) -> tuple[torch.Tensor, Norm | None]:
-        """Return the input of the half's projections, and the norm that they still apply."""
+        """Return the input of the half's projections, and the norm that their kernel applies first
+        (None: no norm)."""
         if normed is not None:
             return normed, None
         if self._kind is None and self._module is not None:
@@ -223,7 +224,7 @@ def has_rope(attention: Untyped) -> bool:
 
 
 def _scaled_from(attention: Untyped) -> int | None:
-    """Return the position from which queries are scaled; None if they never are."""
+    """Return the first position whose query is scaled; None if no query is scaled."""
     rope = attention.config.rope_parameters
     return int(rope["original_max_position_embeddings"]) if rope["llama_4_scaling_beta"] else None
 

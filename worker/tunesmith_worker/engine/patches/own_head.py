@@ -2,10 +2,11 @@
 
 TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models do
 more: BERT transforms the hidden state first, RecurrentGemma and xLSTM cap the logits under names
-that TRL does not read, and Llama 4 has no separate backbone. Training such a model with the fused
-head would minimise another loss than the model's own.
+that TRL does not read, and Llama 4 has no separate backbone. For such a model, the fused head would
+compute a wrong loss.
 
-`check_head` compares both on a few tokens. The same tokens show whether the model is causal.
+`check_head` compares the log-probs of both heads on a few tokens, and checks that the model is
+causal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 _IGNORED = -100
 _TOKENS = 16
 _LIMITS = {True: 1e-5, False: 2e-2}
-"""Largest relative difference (RMS) of log-probs. Key: True in fp32."""
+"""Largest allowed relative difference (RMS) of log-probs. Key: True in fp32."""
 
 
 def check_head(causal: Untyped) -> str | None:
@@ -97,7 +98,7 @@ class OwnHead:
                 return stock(*args, fused_lm_head=fused_lm_head, **kwargs)
             result = _score(own_output(this, *args, **kwargs), labels, num_items_in_batch)
             if kwargs.get("output_router_logits") and result.aux_loss is None:
-                result.aux_loss = result.loss.new_zeros(())  # Llama 4 computes none
+                result.aux_loss = result.loss.new_zeros(())  # Llama 4 does not return it
             return result
 
         causal.forward = types.MethodType(forward, causal)

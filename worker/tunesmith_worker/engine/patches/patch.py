@@ -79,10 +79,10 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
 
 
 def _free_unfused_weights(causal: Untyped) -> None:
-    """Return the memory of weights that now are views of fused weights to the device.
+    """Return the old memory of fused weights to the device.
 
-    Torch's allocator keeps a freed weight's memory for tensors of its size, and a step has few such
-    tensors. For an 8B model, the weights of q, k, v, gate and up have 9 GiB."""
+    Torch's allocator keeps freed memory for tensors of the same size, but a step has few tensors of
+    a weight's size. For an 8B model, the weights of q, k, v, gate and up have 9 GiB."""
     if causal.device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,9 +1,9 @@
-"""Trial of whether stock layers keep packed rows apart.
+"""Test whether packed rows affect each other in stock layers.
 
 transformers builds an attention mask for packed rows from their positions, but only for some
 architectures. In other architectures, a row attends to the row before it, its positions continue
-the positions of that row, or convolutions and states carry over. The trial compares a row in a
-pack with the same row alone.
+the positions of that row, or convolutions and states carry over. The test compares a row in a pack
+with the same row alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 Untyped = Any  # Any: transformers is not typed
 
 ROW = 16
-"""Maximum number of tokens in each of the two rows of the trial."""
+"""Maximum number of tokens in each of the two test rows."""
 TOLERANCE = {torch.float32: 1e-4}
 TOLERANCE_16_BITS = 0.05
 """Maximum RMS change of a row's logits in a pack, relative to their standard deviation. In random

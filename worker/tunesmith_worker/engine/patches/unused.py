@@ -1,10 +1,10 @@
 """Find the modules and parameters of a model that its loss on text does not use.
 
 A model for images and text has a vision encoder that rows of text never call. BERT has a pooler
-that a language model does not read. A router's bias may only choose experts and gets no gradient.
-An adapter on such a module, or training such a parameter, would have no effect. A forward and a
-backward pass on a few tokens find both. Families with our kernels use all their modules and are
-not tried.
+that a language model does not read. The bias of a router may affect only the choice of experts, and
+then gets no gradient. An adapter on such a module, or training such a parameter, would have no
+effect. A forward and a backward pass on a few tokens find both. Families with our kernels use all
+their modules and are not checked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _add_zero(
     inputs: Untyped,
     output: Untyped,
 ) -> Untyped:
-    """Forward hook: add a zero to the output, whose gradient shows if the logits use it.
+    """Forward hook: add a zero tensor to the output. The gradient of this zero shows if the logits
+    use the output.
 
     A module with several outputs, such as a router, is added to `others` and counts as used."""
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -97,7 +98,7 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _ends(path: str) -> Iterator[int]:
-    """Yield the ends of all paths that lead to a module, and of the path itself."""
+    """Yield the length of each parent's path, and of the path itself."""
     yield from (match.start() for match in re.finditer(r"\.", path))
     yield len(path)
 

@@ -21,8 +21,9 @@ from .rows import Row, sample_rows
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
 _RESERVED = 1024
-"""Maximum number of completion tokens for which recorded steps reserve room in advance. More room
-costs time, because a recorded step reads all of it; less room needs more recordings."""
+"""Maximum number of completion tokens for which recorded steps reserve room in advance. With more
+room, each recorded step takes longer, because it reads all of the room. With less room, steps are
+recorded more often."""
 _ENDED_SHARE = 0.25
 """Fraction of ended rows at which the batch is rebuilt."""
 
@@ -157,7 +158,8 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        If a row's RoPE frequencies change immediately, more tokens of this row are sampled."""
+        If the RoPE frequencies of a row change after its first token, more tokens of this row are
+        sampled."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:

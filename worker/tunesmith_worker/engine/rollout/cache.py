@@ -118,7 +118,7 @@ class RowCache:
         until `version` changes."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
-        if lengths is None and len(set(self.lengths)) == 1:  # four times as fast for equal lengths
+        if lengths is None and len(set(self.lengths)) == 1:  # four times as fast
             column = self._kv.view(-1, heads, rows, room, head_dim)[:, :, :, self.lengths[0]]
             by_layer = column.transpose(1, 2).unbind()
             return lambda layer, new: by_layer[layer].copy_(new)

@@ -113,7 +113,7 @@ class RecordingDecoder(Decoder):
 
     @property
     def reserves_room(self) -> bool:
-        """True while steps are recorded: when the cache grows, its recording is lost."""
+        """True while steps are recorded, because a recording is lost when the cache grows."""
         return not self._figures.recording_error
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:

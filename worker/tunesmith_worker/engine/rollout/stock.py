@@ -2,7 +2,7 @@
 
 transformers' `generate` computes the logits, with the cache of the model's own class. Tokens are
 sampled by the same code as in the native engine. Only prompts of equal length share a batch, so
-that no model reads padding.
+that the model never reads padding.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class StockEngine:
         prompts = torch.tensor([row.request.prompt_ids for row in batch], device=model.device)
 
         def choose(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            """Sample a token per row, and return scores [B, V] whose maximum is this token."""
+            """Sample a token for each row, and return scores [B, V] whose maximum is at the sampled
+            token."""
             if self.interrupted():
                 raise Interrupted("generation was interrupted")
             self.figures.decode_steps += 1

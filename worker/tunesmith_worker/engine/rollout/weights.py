@@ -65,7 +65,7 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
     On exit, copies are freed and the adapter is unfolded."""
     stack = ExitStack()
     try:
-        with torch.no_grad():  # not during the block: a caller may leave it in another grad mode
+        with torch.no_grad():  # not during the block: the caller may change the grad mode inside it
             fold = None
             if layout == "in_place":
                 fold = stack.enter_context(folded(_weights_to_fold(model)))

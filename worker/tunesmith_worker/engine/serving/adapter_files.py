@@ -1,7 +1,7 @@
 """Read a saved LoRA adapter for the native engine.
 
-Only plain LoRA on linear layers and trained token rows are read. Everything else is refused with
-the reason, and plain PEFT computes it instead.
+Only plain LoRA on linear layers and trained token rows are read. All other adapters are refused
+with the reason; plain PEFT computes them instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAIN: Mapping[str, object] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,
 }
-"""Settings of PEFT that change the computation, with the value that leaves it plain."""
+"""Settings of PEFT that change the computation, each with the value of plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
 """Rows of a joined query, key and value projection relative to those of one projection."""
@@ -73,7 +73,7 @@ def read_adapter(folder: Path) -> AdapterFile:
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     rows: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        if not bool(tensor.isfinite().all()):  # it would spoil the answers of other adapters
+        if not bool(tensor.isfinite().all()):  # it would make the answers of other adapters NaN
             raise ServingError(f"the adapter's tensor {name} has values that are not finite")
         path = name.removeprefix(_PREFIX)
         module, _, part = path.rpartition(".lora_")

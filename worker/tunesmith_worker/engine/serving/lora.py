@@ -1,10 +1,10 @@
 """Several LoRA adapters on one base model, for batches whose tokens use different adapters.
 
 Each linear layer computes `y = x W' + b + s (x A') B'` as PEFT does, with the A, B and s of the
-token's adapter. No merged weights are built. The matrices of all adapters lie in one tensor per
-layer, R rows for the ranks of all adapters. A batch with several adapters computes
-`(m * (x A')) B'` with all of them at once; the mask m [T, R] has s in the columns of the token's
-adapter, and 0 in the others.
+token's adapter. No merged weights are built. One tensor per layer holds the matrices of all
+adapters; R is the sum of their ranks. A batch with several adapters computes `(m * (x A')) B'` with
+all of them at once; the mask m [T, R] has s in the columns of the token's adapter, and 0 in the
+others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""The product with all adapters is used while their ranks are at most this many times the ranks in
-the batch."""
+"""Use the product with all adapters if the sum of all ranks is at most this many times the sum of
+the ranks in the batch."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class NativeServing:
     ) -> None:
         """Raises UnsupportedModel if the decoder cannot compute the model.
 
-        The engine takes the model's weights over: the model cannot be used afterwards."""
+        The engine takes the weights from the model, so the model cannot be used afterwards."""
         architecture = read_architecture(base.model)
         keep_freed_memory()
         self.context = base.context

@@ -1,4 +1,5 @@
-"""Number of prompt tokens in a step, so that they delay the decoding rows little."""
+"""Choose the number of prompt tokens in a step, so that they delay the decoding rows only a
+little."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 MIN_TOKENS = 8
-"""Shorter common prefixes are computed again."""
+"""Minimum length of a reused prefix in tokens. Shorter prefixes are computed again."""
 
 
 @dataclass(eq=False)

@@ -124,7 +124,7 @@ class Stream:
     """Called on the engine's thread with the outputs of a step, once for all streams that have the
     same function."""
     tag: object = None
-    """Value of the caller."""
+    """Any value of the caller; the engine does not read it."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again, because an earlier request computed them."""
 
@@ -139,9 +139,9 @@ class Figures:
     running: int = 0
     queued: int = 0
     live_tokens: int = 0
-    """Tokens whose keys and values are held for running requests."""
+    """Number of tokens whose keys and values are in memory for running requests."""
     kept_tokens: int = 0
-    """Tokens whose keys and values are kept from finished requests."""
+    """Number of tokens whose keys and values are kept from finished requests."""
     cache_bytes: int = 0
     cancelled: int = 0
     finished: int = 0

@@ -203,7 +203,7 @@ class StockServing:
 
 
 class _Sampler(transformers.LogitsProcessor):  # type: ignore[misc]  # untyped in transformers
-    """Samples the token itself, and leaves it as the only one to choose."""
+    """Samples a token, and masks all other tokens, so that `generate` chooses this token."""
 
     def __init__(self, engine: StockServing, row: Row) -> None:
         self._engine, self._row = engine, row

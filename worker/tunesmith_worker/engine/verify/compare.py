@@ -11,7 +11,8 @@ _SHOWN = 3
 
 
 class ResultMismatch(Exception):
-    """Raised if the saved files are not the model that was in memory. The text names the value."""
+    """Raised if the saved files differ from the model that was in memory. The message names the
+    difference."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,6 @@ def load_base(
 
 
 def raise_unrelated(error: Exception) -> None:
-    """Raise errors that say nothing about the files."""
+    """Raise errors that the saved files cannot have caused, such as out of memory."""
     if is_out_of_memory(error) or is_disk_full(error):
         raise error
