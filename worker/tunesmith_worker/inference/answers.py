@@ -138,7 +138,7 @@ class Answer:
             await asyncio.to_thread(loaded.engine.submit, self._all)
 
     async def _next(self) -> Output | None:
-        """Return the next output and note it; None if the client closed the connection."""
+        """Return the next output and record it; None if the client closed the connection."""
         output = await self._outputs.get()
         if output is None:
             return None
@@ -189,7 +189,8 @@ class Answer:
         return JSONResponse(text.whole(self._choices, self._usage()), headers=headers)
 
     async def _send_stream(self, send: Send, text: wire.Wire, headers: dict[str, str]) -> None:
-        # The response starts with the first output, so that earlier errors have a status.
+        # The response starts with the first output, so that earlier errors still set the HTTP
+        # status.
         output = await self._next()
         if output is None:
             return

@@ -1,4 +1,4 @@
-"""Device that answers requests. Training jobs come first: chat takes no GPU of trainers."""
+"""Device that answers requests. Training jobs have priority: chat uses no GPU that trainers use."""
 
 from __future__ import annotations
 

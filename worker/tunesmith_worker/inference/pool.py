@@ -164,7 +164,7 @@ class ModelPool:
         raise ApiError(503, f"chat waits: {self.waiting_for}", code="unavailable", retry_after=30)
 
     def _plan(self, registration: Registration) -> _Plan:
-        """Return which model and adapter answer for a registered model."""
+        """Return the folders and the adapter that a registered model needs."""
         own = str(self._files.folder(registration))
         if registration.kind == "full":
             return _Plan(registration.id, own)

@@ -37,7 +37,7 @@ class TokenText:
         self._known: dict[int, tuple[str, list[int]]] = {}
 
     def get(self, token: int) -> tuple[str, list[int]]:
-        """Return the token's text and its UTF-8 bytes; the text of half a character is U+FFFD."""
+        """Return the token's text and its UTF-8 bytes. An incomplete character becomes U+FFFD."""
         if token not in self._known:
             raw = self._bytes(token)
             self._known[token] = raw.decode("utf-8", errors="replace"), list(raw)

@@ -34,7 +34,7 @@ class Wire:
     def __init__(
         self, kind: Literal["chat", "text"], model: str, tokens: TokenText, *, null_usage: bool
     ) -> None:
-        """`null_usage`: chunks carry `"usage": null`, because a last chunk has the usage."""
+        """`null_usage`: chunks have `"usage": null`, because only the last chunk has the usage."""
         self._kind, self._tokens, self._null_usage = kind, tokens, null_usage
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         name = "chat.completion" if kind == "chat" else "text_completion"

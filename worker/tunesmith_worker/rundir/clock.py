@@ -42,7 +42,8 @@ class WallClock:
         """Function called with the phase and seconds of each forward, backward and optimiser
         step."""
         self.mark: Callable[[], None] = lambda: None
-        """Function called at each phase change, and by long phases whenever they advance."""
+        """Function called at each phase change, and during long phases at every sign of
+        progress."""
 
     def switch(self, phase: str) -> str:
         """Change to `phase`; return the previous phase."""
