@@ -1,6 +1,6 @@
 """Start the Celery worker: early ack, one process, no prefetch.
 
-Broker messages only wake the worker's pool, and only the database records jobs. If a message is
+Broker messages only wake the worker's pool; jobs are recorded only in the database. If a message is
 lost or the broker is unreachable, the heartbeat thread wakes the pool.
 """
 
@@ -117,9 +117,9 @@ class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
 class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyped
     """Pool of one process that can be killed at any time.
 
-    An idle process of billiard's pool holds a lock that all its processes share. If it is killed,
-    the lock is never released, and the process that replaces it waits forever. With one process,
-    nobody shares the queues, so each process has locks of its own."""
+    An idle process of billiard's pool holds a lock that all its processes share. If the process is
+    killed, the lock is never released, and the next process waits forever. With one process, the
+    queues are not shared, so each process has its own locks."""
 
     def _setup_queues(self) -> None:
         super()._setup_queues()
@@ -127,11 +127,12 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
             queue._rlock, queue._wlock = threading.Lock(), threading.Lock()
 
     def _join_exited_workers(self, shutdown: bool = False) -> list[int]:
-        """End the calls that a dead process may have taken along.
+        """End the calls that a dead process may have received.
 
         billiard ends only the calls that the process had confirmed. A call that was lost between
         its arrival and the confirmation would stay open: Celery would wait for it forever and take
-        no further message. A call that the next process still receives runs there, unobserved."""
+        no further message. If the next process receives such a call, it runs the call, but nobody
+        waits for its result."""
         exit_codes: list[int] = super()._join_exited_workers(shutdown)
         for call in list(self._cache.values()) if exit_codes else ():
             if not call.ready() and not call.accepted():

@@ -54,7 +54,7 @@ class ClaimRecord:
     def __init__(
         self, settings: WorkerSettings, worker_id: str, claim: Claim, secret: str = ""
     ) -> None:
-        """`secret`: the worker's, for a report after its death."""
+        """`secret`: credential of the worker, for a report after it dies."""
         self._claim = HeldClaim(
             worker_id=worker_id,
             secret=secret,
@@ -152,7 +152,7 @@ def _report(content: str, api: ServerApi) -> bool:
         worker_id=held.worker_id, attempt=held.attempt, fence=held.fence, outcome=outcome
     )
     try:
-        # The lease is the dead worker's, so the report carries the dead worker's credential.
+        # The dead worker holds the lease, so the report carries the dead worker's credential.
         dead = WorkerIdentity(worker_id=held.worker_id, queue="train", secret=held.secret)
         api.acting_as(dead).report(held.job_id, report, timeout=10.0)
         log.warning("reported %s for dead supervisor %d", held.job_id, held.pid)
@@ -167,8 +167,8 @@ def _report(content: str, api: ServerApi) -> bool:
 class LockedFile:
     """File that is locked (flock) from `create` until `close` or the end of the process.
 
-    However the process ends, the kernel releases the lock, also for other containers that share the
-    volume. A forked child of the process also holds the lock.
+    The kernel releases the lock when the process ends for any reason, also for other containers
+    that share the volume. A forked child of the process also holds the lock.
     """
 
     def __init__(self, path: Path, file: IO[str]) -> None:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 _SHARED_MEMORY_NAME = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names of the shared memory files of torch and OpenMP, with the process id."""
+"""Pattern of the names of torch's and OpenMP's shared memory files, which contain the process
+id."""
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -56,12 +56,12 @@ class DeviceHealth:
         return self._reason.value.decode(errors="ignore") or None
 
     def job_claimed(self) -> None:
-        """Record that a job runs, which may leave processes or memory behind."""
+        """Record that a job runs. It may leave processes or memory behind."""
         self._used.value = 1
 
     def watch_run(self, run_dir: Path, session: int | None) -> None:
-        """Set the run whose remains the next check looks for. `session`: process id of the run's
-        trainer."""
+        """Set the run whose remaining processes the next check looks for. `session`: process id of
+        the run's trainer."""
         self._last = (run_dir, session)
 
     def is_ready(self, patience: float | None = None) -> bool:

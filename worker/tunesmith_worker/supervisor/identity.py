@@ -1,6 +1,6 @@
 """Identity of a worker process: its id, its queue, and a secret that only it knows.
 
-The secret is drawn at each start. The worker enrolls with the shared token (`ServerApi.enroll`);
+Each start generates a new secret. The worker enrolls with the shared token (`ServerApi.enroll`);
 all its other requests carry the id and the secret, so one worker cannot speak for another.
 """
 

@@ -106,7 +106,8 @@ class JobSession:
         self._fenced_out = False
         """True if the server refused the final report, because another attempt has the job."""
         self._cancelled = False
-        """True if the job was cancelled while it was ending, so that uploads are not awaited."""
+        """True if the job was cancelled while it was ending. The session then does not wait for
+        uploads."""
         self._output: Path | None = None
         """Folder with the files of a success."""
         self._output_losses = 0
@@ -241,7 +242,7 @@ class JobSession:
                 return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
-        # The server has no report that names the adapter, so this is the only copy.
+        # No report that names the adapter has reached the server, so this is the only copy.
         unreported = self._fenced_out and outcome.state == "succeeded"
         if (outcome.state != "failed" or full) and not unreported:
             clean_run_directory(self._run.root, outcome)

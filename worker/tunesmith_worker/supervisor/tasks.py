@@ -104,7 +104,8 @@ def read_upload(api: ServerApi, worker_id: str, file_id: str) -> None:
             log.warning("%s is no longer this worker's: its reading has stopped", file_id)
             return
         except BaseException as error:
-            # The file is to blame only if its own reader was killed, for example for its memory.
+            # Blame the file only if its own reader was killed, for example because of its memory
+            # use.
             crashed = isinstance(error, ReaderKilled) and error.by_kill
             end = ReadingEnd(**lease.model_dump(), crashed=crashed)
             _give_back(api, file_id, end)

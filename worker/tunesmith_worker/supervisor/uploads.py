@@ -43,7 +43,7 @@ class Transfers:
         self._closed = False
 
     def close(self) -> None:
-        """Retry no more."""
+        """Stop retrying."""
         self._closed = True
 
     def store(self, folder: Path) -> list[StoredFile]:
@@ -114,13 +114,14 @@ class ResumePointUploads:
         return isinstance(step, int) and keeps_step(step, self._keep_every)
 
     def close(self) -> None:
-        """Start no more uploads. The current upload is not retried."""
+        """Stop starting uploads. The current upload is not retried."""
         self._closed, self._event = True, None
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _send(self, directory: str) -> list[StoredFile]:
         folder = self._run.root / directory
-        # The trainer may remove old resume points. Hard links keep the files until they are sent.
+        # The trainer may remove old resume points. Hard links keep their files until the upload
+        # ends.
         kept = self._run.root / f".{folder.name}.upload.part"
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir()

@@ -3,8 +3,8 @@
 Progress is a new event, a progress mark of the trainer (`rundir/progress.py`) or any other write in
 the run directory. Before the first step, used CPU time is progress too, because imports, loading,
 tokenising and compiling write nothing for a long time; but CPU time alone counts only up to
-`CPU_FACTOR` limits. After the first step, CPU time proves nothing: a process that waits for a hung
-GPU uses a whole core.
+`CPU_FACTOR` times the limit. After the first step, CPU time no longer counts, because a process
+that waits for a hung GPU uses a whole core.
 
 The limit is `FLOOR_SECONDS`, or `FACTOR` times the longest interval between two signs of progress
 in this attempt if that is more. Time in which the supervisor has paused the trainer does not count.
@@ -26,7 +26,7 @@ from .child.trainer_process import TrainerProcess
 from .cleanup import processes
 
 FLOOR_SECONDS = 1800.0
-"""Least number of seconds without progress after which a trainer is stalled."""
+"""Minimum seconds without progress after which a trainer counts as stalled."""
 FACTOR = 10.0
 CPU_FACTOR = 8.0
 CHECK_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""Read an uploaded file in a child process, so that a malicious file cannot end the worker.
+"""Read an uploaded file in a child process, so that a malicious file cannot crash the worker.
 
 The child runs `trainer/data/check.py`. If a file exhausts memory, takes too long or crashes a
 decoder, only the child ends, and the result gives the reason.
