@@ -80,7 +80,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
     def on_prediction_step(
         self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped
     ) -> None:
-        self._mark()  # a long evaluation is progress
+        self._mark()  # report progress during long evaluations
 
     def on_evaluate(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         self._exclude_time()

@@ -156,7 +156,8 @@ def evaluation_of(
 
 
 def _weights(context: RunContext, last: int, result: int, callbacks: Callbacks) -> Weights:
-    """Return the weights that the run has, with the best checkpoint if it is worth a comparison."""
+    """Return the weights to evaluate. The best checkpoint is one of them if it differs from the
+    result and from the last step."""
     weights = Weights(last_step=last, result_step=result, result=context.run.adapter)
     known = {
         int(step): loss

@@ -74,7 +74,7 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
-    """Find what the loss on text does not use: with full tuning parameters, else modules."""
+    """Find the modules, or with full tuning the parameters, that the loss on text does not use."""
     full = context.spec.recipe.tuning == "full"
     names = tuple((unused_parameters if full else unused_modules)(base.model))
     if names:

@@ -52,7 +52,7 @@ def read_back(
     saved: SavedWeights,
 ) -> bool:
     """Read the result back, compare it with the probe and write verification.json. Return False if
-    the comparison failed for a reason that is not in the files.
+    the comparison failed for another reason than the files.
 
     Afterwards the model has no kernels, because an error of patching again would hide a mismatch,
     and a fully tuned model has the weights from the files. Raises RunError `result_mismatch` if the
@@ -104,8 +104,8 @@ def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> C
 
 
 def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:
-    """Load the result as a stock model, in the memory of the trained weights; `model` gets these
-    weights."""
+    """Load the result as a stock model into the memory of the trained weights. Afterwards, `model`
+    has the loaded weights."""
     device = model.device
     for parameter in model.parameters():
         parameter.grad = None

@@ -120,7 +120,7 @@ def _main(
         raise
     if result.outcome == "succeeded":
         remove_resume_points(run.checkpoints)
-    if evaluate is not None:  # after result.json: the job has succeeded, whatever happens here
+    if evaluate is not None:  # after result.json: the job has already succeeded
         evaluate()
         recorder.write(result.outcome)
     console.end(run, result)

@@ -37,7 +37,7 @@ class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         if self._forked:
-            self.earlier_seconds = 0.0  # the time of the original job
+            self.earlier_seconds = 0.0  # was the time of the original job
         self._began = self._now()
 
     @property

@@ -61,8 +61,8 @@ class Counts:
     longest: int = 0
     """Number of tokens in the longest example."""
     without_end_token: int = 0
-    """Uncut examples whose last trained token is not special. Examples without a special token at
-    the end cannot teach the model to stop."""
+    """Uncut examples whose last trained token is not a special token. Examples without a special
+    token at the end cannot teach the model to stop."""
 
     def add(self, other: Counts) -> None:
         """Add the counts of further rows."""

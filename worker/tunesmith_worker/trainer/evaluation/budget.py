@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.06
-"""Planned duration of the evaluation, as a share of the trainer's time so far. The rest up to a
-tenth is for parts that are longer than planned."""
+"""Planned duration of the evaluation, as a share of the trainer's time so far. The evaluation may
+take up to a tenth, because parts may take longer than planned."""
 LEAST_SECONDS = 2.0
 """Planned duration for short runs."""
 LATER = 1.5
@@ -55,6 +55,6 @@ class Budget:
         return self._stop_requested()
 
     def part(self, share: float) -> Callable[[], bool]:
-        """Return a function that returns True once `share` of the time left now is spent."""
+        """Return a function that returns True after `share` of the remaining time has passed."""
         end = self.spent + share * self.left
         return lambda: self.spent >= end or self.left == 0.0

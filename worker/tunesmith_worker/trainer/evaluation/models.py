@@ -1,8 +1,8 @@
 """Models that are compared after training: base, tuned, best checkpoint, last step.
 
-With LoRA, all of them are one model in memory: the base model is the model with its adapter
-switched off, and a stored adapter replaces the trained values for a while. With full tuning, the
-base model and stored weights are read into a second model if it fits into memory.
+With LoRA, one model in memory serves for all: the base model is the model with its adapter switched
+off, and the values of a stored adapter temporarily replace the trained values. With full tuning,
+the base model and stored weights are read into a second model if it fits into memory.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _evaluating(model: Untyped) -> Iterator[Untyped]:
 
 @contextmanager
 def _stored_adapter(model: Untyped, folder: Path) -> Iterator[Untyped]:
-    """Within this block, the model has the adapter of `folder`; afterwards its own again."""
+    """Within this block, give the model the adapter of `folder`; then restore its own adapter."""
     own = {name: tensor.clone() for name, tensor in adapter_tensors(model).items()}
     try:
         peft.set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))

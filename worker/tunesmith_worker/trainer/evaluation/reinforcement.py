@@ -42,7 +42,7 @@ class Answered:
 
     @property
     def reward(self) -> float:
-        """Mean reward; NaN without any."""
+        """Mean reward; NaN if no answer has a reward."""
         known = [reward for reward in self.rewards if not math.isnan(reward)]
         return fmean(known) if known else math.nan
 
@@ -210,7 +210,7 @@ class ReinforcementEvaluation:
 
 
 def _reward(grading: Grading, graded: Graded) -> float:
-    """Return the weighted sum of the rewards, as in training; NaN without any."""
+    """Return the weighted sum of the rewards, as in training; NaN without rewards."""
     known = [
         weight * reward
         for weight, reward in zip(grading.weights, graded.rewards, strict=True)

@@ -101,7 +101,7 @@ class SupervisedEvaluation:
         return self._result(models, scores, answers, examples, chosen, left_out)
 
     def _sample(self) -> tuple[list[int], list[ScoredRow]]:
-        """Return the places of the chosen rows in the data set, and the rows."""
+        """Return the indices of the chosen rows in the data set, and the rows."""
         most = MAX_TRAINING_ROWS if self._rows.on == "training_file" else MAX_ROWS
         available = len(self._rows.dataset)
         draw = random.Random(f"evaluation {self._seed}")
@@ -218,8 +218,8 @@ class _Example:
 
     @classmethod
     def of(cls, row: ScoredRow) -> _Example:
-        """Divide a row at the start of its last answer; divide a row that is all answer, such as
-        plain text, in the middle."""
+        """Split a row at the start of its last answer. Split a row without a prompt, such as plain
+        text, in the middle."""
         ids, labels = list(row.input_ids), row.labels
         end = len(labels)
         while end > 1 and labels[end - 1] == IGNORED:

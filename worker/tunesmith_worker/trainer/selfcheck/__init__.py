@@ -1,4 +1,5 @@
-"""Checks that a run can learn: a self-check before step 1, and tripwires at steps 1, 10 and 50.
+"""Checks that a run can learn: the self-check before step 1, and checks during training
+(tripwires).
 
 Start reading at `checks.self_check`; every other file holds one group of checks.
 """

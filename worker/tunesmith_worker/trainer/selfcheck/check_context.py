@@ -1,4 +1,4 @@
-"""Contexts: each holds the objects of a run that the checks read."""
+"""Contexts: objects of a run that the checks read."""
 
 from __future__ import annotations
 

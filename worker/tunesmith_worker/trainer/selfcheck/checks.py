@@ -1,4 +1,5 @@
-"""The self-check before the first step: cheap checks, then model runs on a sample of the data.
+"""The self-check before the first step: first cheap checks, then runs of the model on a sample of
+the data.
 
 The model and the trainer are unchanged afterwards, bit for bit. `supervised_checks` lists the
 checks of a supervised run, `rollout_checks.reinforcement_checks` those of a reinforcement run.

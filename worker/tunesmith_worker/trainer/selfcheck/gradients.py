@@ -81,7 +81,7 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
 
 
 def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
-    """List LoRA's A, which has a gradient once B is not 0."""
+    """List the A matrices of LoRA, which get a gradient once B is not 0."""
     for unit in units:
         for name, parameter in unit.parameters.items():
             if ".lora_A." in name or ".lora_embedding_A." in name:

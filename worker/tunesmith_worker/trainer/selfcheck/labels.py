@@ -193,7 +193,7 @@ def _sample(context: SupervisedContext) -> list[tuple[list[int], list[int]]]:
 
 
 def _count_labels(labels: list[int]) -> int:
-    """Count the labels after the first token, which nothing predicts."""
+    """Count the labels after the first token, because no token predicts the first one."""
     return sum(label != IGNORED for label in labels[1:])
 
 

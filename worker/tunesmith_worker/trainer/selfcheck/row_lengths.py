@@ -15,7 +15,8 @@ Untyped = Any  # Any: transformers is not typed
 TOKENS = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens of the longest row, by type of device."""
 OWN_TOKENS = {"cpu": 256, "cuda": 4096}
-"""Maximum length of the run's own rows that the longest row must reach, by type of device."""
+"""The longest row is as long as the run's longest row, up to this number of tokens, by type of
+device."""
 
 
 def longest_row(
@@ -23,7 +24,7 @@ def longest_row(
 ) -> int:
     """Return the tokens of the longest row to check: max(window + 1, two tiles + 1, longest).
 
-    Of a window or tiles, one more token counts, because the last token predicts nothing.
+    The window and the tiles count with one token more, because the last token predicts nothing.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: tokens of a completion after
     the row. Rows beyond the model's positions, or

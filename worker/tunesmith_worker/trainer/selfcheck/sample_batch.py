@@ -1,4 +1,4 @@
-"""A batch of four rows from the run's data: in the training layout, padded, and one by one.
+"""Four rows of the run's data in three layouts: as in training, padded, and one row per batch.
 
 The last row is long (row_lengths.py); the others are short.
 
@@ -21,7 +21,7 @@ from .check_context import SupervisedContext, Untyped
 from .row_lengths import longest_row
 
 SHORT = (48, 33, 17)
-"""Maximum tokens of the rows beside the longest one. Row lengths differ, because equal lengths hide
+"""Maximum tokens of all rows except the longest one. Row lengths differ, because equal lengths hide
 attention across rows."""
 LAST = 8
 """Number of last tokens of the longest row that have a label."""
@@ -113,7 +113,7 @@ def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
         ids, labels = [*ids, *example["input_ids"]], [*labels, *example["labels"]]
         place += 1
     ids, labels = ids[:tokens], labels[:tokens]
-    return ids, [*labels[:-LAST], *ids[-LAST:]]  # the last tile has a gradient too
+    return ids, [*labels[:-LAST], *ids[-LAST:]]  # so that the last tile gets a gradient too
 
 
 def _unpack(example: dict[str, Any]) -> Sequence[IdsAndLabels]:  # Any: a row of a datasets.Dataset

@@ -113,8 +113,8 @@ class WeightSyncCheck:
         return make_outcome(NAME, [], detail)
 
     def _stock_change(self, module: _Module, unchanged: Generated) -> float:
-        """Return by how much noise on a module changes the stock model's log-probs: a small model
-        may react to no noise at all."""
+        """Return the change of the stock model's log-probs that noise on a module causes. A small
+        model may not react to noise at all."""
         before = stock_scores(self._context, unchanged)
         with module.change():
             return float((stock_scores(self._context, unchanged) - before).abs().max())

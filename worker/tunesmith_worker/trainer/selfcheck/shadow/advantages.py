@@ -81,7 +81,8 @@ def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterat
     for a completion that was not graded again.
 
     A grader that is not deterministic gives a warning; rewards at wrong positions are an error.
-    Positions are judged only if all completions were graded again with different rewards."""
+    Positions are checked only if all completions were graded again and their rewards differ from
+    each other."""
     wrong = [
         i for i, (a, b) in enumerate(zip(recorded, again, strict=True)) if not _same_reward(a, b)
     ]
@@ -89,7 +90,7 @@ def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterat
         return
     first = wrong[0]
     text = (
-        f"{len(wrong)} of {len(recorded)} completions have another reward than their own text. "
+        f"{len(wrong)} of {len(recorded)} completions do not have the reward of their own text. "
         f"Completion {first} has the reward {recorded[first]}, but {again[first]} when it is "
         f"graded again (tolerance {REWARD:.0e})."
     )
@@ -144,7 +145,7 @@ def _advantage_cause(rewards: Rewards, actual: Sequence[float], plan: GRPOPlan) 
 
 
 def _moved(values: Rewards, generations: int) -> Iterator[tuple[str, list[float | None]]]:
-    """Yield faults of position, and the values that each fault would give."""
+    """Yield each fault that moves values to wrong positions, with the values that it would give."""
     count = len(values)
     for shift in range(1, count):
         away = shift if shift <= count // 2 else shift - count

@@ -39,7 +39,7 @@ class FirstStepShadow(StepWatch):
             gradients = gradients_of(trainer.model)
             max_norm = self.context.train_plan.max_grad_norm
             clipping = check_clipping(float(trainer.guard.norm), gradients, max_norm)
-            if clipping:  # explains every other difference
+            if clipping:  # the cause of all other differences
                 self._report = StepReport(detail="", findings=tuple(clipping))
             self._update = FirstUpdate(self.context.model, self.optimizer)
 

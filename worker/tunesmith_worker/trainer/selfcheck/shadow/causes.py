@@ -1,7 +1,8 @@
-"""Cause of a wrong gradient in a supervised step: the weight of each micro-batch in the gradient.
+"""Find the cause of a wrong gradient in a supervised step from the weight of each micro-batch.
 
-The gradient of a right step is the sum of the micro-batches' gradients, each divided by the labels
-of the whole step. The factors of this sum that fit the run's gradient name the fault.
+The correct gradient is the sum of the micro-batches' gradients, each divided by the number of
+labels in the whole step. A fit gives the factor of each micro-batch in the run's gradient; wrong
+factors show the fault.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance of factors that count as equal."""
 FITS = 0.1
-"""Maximum rest of the fitted gradient, relative to the gradient."""
+"""Maximum norm of the difference between gradient and fit, relative to the gradient's norm."""
 
 
 def name_cause(
@@ -57,7 +58,8 @@ def name_cause(
 
 
 def _rest(run: Gradients, parts: Sequence[ExpectedStep], factors: Sequence[float]) -> float:
-    """Return the size of what the parts do not explain, relative to the gradient."""
+    """Return the norm of the difference between gradient and fit, relative to the gradient's
+    norm."""
     rest = {name: gradient.float().clone() for name, gradient in run.items()}
     for part, factor in zip(parts, factors, strict=True):
         for name, gradient in part.gradients.items():

@@ -59,7 +59,7 @@ def examples_of(step: dict[str, Untyped]) -> list[Key]:
 def _copies(dataset: Untyped, key: Key) -> int:
     """Return how many examples of the data have these token ids; at least 1."""
     if "input_ids" not in dataset.column_names:
-        return 1  # the key is the number of a row
+        return 1  # here, the key is the number of a row
     places: list[int] = []
     start = 0
     for table in dataset.with_format("arrow").iter(10_000):

@@ -1,6 +1,6 @@
 """Check of a later weight update on a sample of weights: learning rate, AdamW and weight decay.
 
-The moments are read after the step, so this checks how they are applied:
+The moments are read after the step, so the check covers only how the optimizer applies them:
 `w <- (1 - rate * decay) w - rate * m' / (sqrt(v') + eps)`, with bias-corrected m' and v'.
 """
 

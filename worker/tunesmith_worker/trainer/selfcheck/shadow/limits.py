@@ -31,7 +31,7 @@ def changes_with_length(config: Untyped, longest: int) -> bool:
 
 @contextmanager
 def stays_in_eval(model: Untyped) -> Iterator[None]:
-    """Keep the model in eval mode within the block, although the Trainer calls `train()`."""
+    """Keep the model in eval mode within the block, even when the Trainer calls `train()`."""
     model.eval()
     model.__dict__["train"] = lambda mode=True: model
     try:

@@ -34,7 +34,7 @@ class PolicyLoss:
     advantages: Sequence[float]
     """One advantage for each completion of the step."""
     tokens: Sequence[int]
-    """Number of trained tokens of each completion; 0 for a completion that is masked."""
+    """Number of trained tokens of each completion; 0 for a masked completion."""
     reference: dict[int, torch.Tensor]
     """Log-probs of the reference model by completion, each [tokens]; empty if beta is 0."""
 

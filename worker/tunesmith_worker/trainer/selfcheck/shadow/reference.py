@@ -1,7 +1,7 @@
-"""Check of the reference model of the KL term: the model before training.
+"""Check that the reference model of the KL term is the model before training.
 
-Before the first update, policy and reference are equal, so a reference that is the policy shows
-only once the adapter's B is not 0.
+Before the first update, policy and reference are equal. If the reference is wrongly the policy,
+only a check after the adapter's B has changed from 0 can find this.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""In 16 bits, also an error: the reference's log-probs are nearer to the policy's by this factor
-than to those of the model before training."""
+"""In 16 bits, an error too: the distance of the reference's log-probs to the policy is below this
+share of their distance to the model before training."""
 ROUNDING = 0.05
-"""RMS difference of 16-bit log-probs that rounding does not reach."""
+"""RMS difference of 16-bit log-probs that is too large for rounding."""
 
 
 def as_row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> FedRow:
@@ -150,7 +150,7 @@ def _sample(rows: Sequence[GroupRow]) -> list[int]:
 
 @contextmanager
 def _values(values: list[tuple[Untyped, torch.Tensor]]) -> Iterator[None]:
-    """Give parameters other values within the block."""
+    """Replace the values of parameters within the block."""
     before = [(parameter, parameter.data) for parameter, _ in values]
     try:
         for parameter, value in values:

@@ -93,7 +93,8 @@ class ReinforcementStep:
 
     @property
     def _rollout(self) -> Rollout | None:
-        """Rollout of the step; None if a resumed run trains on completions from before."""
+        """Rollout of the step; None if a resumed run trains on completions of an earlier
+        attempt."""
         return getattr(self._context.trainer, "rollout", None)
 
     def look(self) -> list[Finding]:

@@ -1,5 +1,5 @@
-"""Callback that looks again at steps 2, 10, 50 and every 50 steps: learning rate, clipping, update,
-order of the data, and for reinforcement runs rewards, advantages and reference.
+"""Callback that repeats checks at steps 2 and 10 and every 50 steps: learning rate, clipping,
+update, order of the data, and for reinforcement runs rewards, advantages and reference.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 FIRST_LOOKS = (2, 10)
 EVERY = 50
-"""Number of steps between later looks."""
+"""Number of steps between later checks."""
 
 
 def is_look(step: int) -> bool:
-    """Return True if the run looks at this step, counted from 1."""
+    """Return True if this step, counted from 1, is checked."""
     return step in FIRST_LOOKS or step % EVERY == 0
 
 

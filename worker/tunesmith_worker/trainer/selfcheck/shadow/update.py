@@ -98,7 +98,8 @@ class FirstUpdate:
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
         """Yield findings after the optimizer step, and before the scheduler's.
 
-        `rates`: returns what the recipe requires of a parameter."""
+        `rates`: returns the learning rate and weight decay that the recipe requires of a
+        parameter."""
         wrong_rates: dict[tuple[float, float], list[str]] = {}
         wrong_decay: list[tuple[str, float, float]] = []
         moved: list[tuple[str, float, float]] = []
@@ -152,7 +153,7 @@ class FirstUpdate:
         expected = before * (1 - wanted.rate * wanted.decay) - wanted.rate * step
         unit = 2.0**-23
         if kept.parameter.dtype == torch.bfloat16 and "error" not in state:
-            unit = 2.0**-7  # a whole last bit, for stochastic rounding
+            unit = 2.0**-7  # a whole unit of the last bit, because rounding is stochastic
         size = torch.maximum(before.abs(), expected.abs())
         # After the first update, |step| may exceed 1, and its rounding grows with it.
         relative = UPDATE * wanted.rate * step.abs().clamp(min=1.0)
@@ -162,7 +163,7 @@ class FirstUpdate:
         squares = float(right.square().sum())
         share = float((change * right).sum()) / squares if squares else 0.0
         excess = float(apart.max())
-        if "m_code" in state and squares:  # stochastic rounding is right on average
+        if "m_code" in state and squares:  # stochastic rounding is exact on average
             noise = unit * float(before.abs().mean()) * math.sqrt(len(before) / squares)
             off = abs(share - 1.0) / (0.05 + 6 * noise)
             excess = max(excess, off)
