@@ -112,7 +112,7 @@ def test_a_worker_speaks_only_for_itself(server: Server) -> None:
     ):
         reply = send_as(server, other, request)
         assert reply.status_code == 401, request
-        assert "speak for itself" in reply.json()["error"]["hint"]
+        assert "queue of this worker" in reply.json()["error"]["hint"]
     assert server.anonymous.json("/readyz")["status"] == "ready"
 
 

@@ -1,5 +1,5 @@
-"""Check of a report's files in the store, with a limit of time: a store that hangs must not delay
-the renewal of leases."""
+"""Check of a report's files in the store, with a time limit, because a hanging store must not delay
+lease renewals."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tunesmith_server.services.received import ReceivedReport, check_files, name
 SECONDS = 3.0
 """Maximum seconds that a report waits. A worker waits a quarter of its lease for the reply."""
 MAX_RUNNING = THREADS[Plane.WORKERS]
-"""Maximum number of checks at the same time. More can only wait if earlier ones hang, and then
-further reports do not wait."""
+"""Maximum number of checks at the same time. It is reached only if the store hangs; further reports
+then fail at once."""
 _KNOWN_SECONDS = 60.0
 """Time for which an answer of the store is used again. A report with many files, whose check takes
 longer than SECONDS, is accepted when the worker repeats it."""

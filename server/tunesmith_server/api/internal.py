@@ -96,7 +96,7 @@ def claim(
 def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
     fails, renew the lease and answer with the command alone; the worker repeats the rest. A final
-    report has no such answer: its worker repeats it until it is stored."""
+    report fails instead; its worker repeats it until it is stored."""
 
     worker_access.check_self(worker, body.worker_id)
 

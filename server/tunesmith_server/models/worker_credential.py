@@ -15,6 +15,7 @@ class WorkerCredentialRow(Base):
     queue: Mapped[str] = mapped_column(String(16))
     """`train` or `light`; decides what the worker may read."""
     secret_sha256: Mapped[str] = mapped_column(String(64))
-    """sha256 of the worker's secret; the worker draws the secret and never sends it to enroll."""
+    """sha256 of the worker's secret. The worker generates the secret, and enrolls with this
+    hash."""
     enrolled_at: Mapped[float] = mapped_column(Double, index=True)
     """Time of the newest enrollment, by the database clock."""

@@ -126,7 +126,7 @@ def seq_of(job_id: str, after: str) -> int:
 
 
 def to_wire(row: EventRow) -> Event:
-    """Return the event; what this release cannot read of it, it shows as a plain message."""
+    """Return the event. An event that this release cannot read becomes a plain message."""
     try:
         return _to_wire(row)
     except (ValueError, TypeError):

@@ -1,5 +1,5 @@
-"""Errors of an operation: an outage, after which the same operation may succeed, or bad data, which
-no repetition helps."""
+"""Two kinds of errors: after an outage, the same operation may succeed later; with bad data, it
+always fails."""
 
 from __future__ import annotations
 

@@ -23,32 +23,33 @@ MIN_POINTS = 8
 """Logged points that a trend needs. With fewer points, only a divergence or a lack of reward spread
 is recognised."""
 CERTAIN = 4.0
-"""A change counts if it exceeds this many standard errors. The largest of the compared windows of a
-curve without a trend does so in about 1 of 1000 runs."""
+"""A change counts if it exceeds this many standard errors. Without a trend, noise exceeds it in
+about 1 of 1000 runs."""
 FEW_POINTS = 4.0
-"""With few points, the noise itself is known badly: n points raise the noise by the factor
-1 + FEW_POINTS / n."""
+"""With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
+n for n points."""
 POSSIBLE = 2.0
-"""Standard errors added to a change to bound the change that the noise may hide."""
+"""Number of standard errors added to a change, to get the largest change that the noise may
+hide."""
 NAN_STEPS = 3
 """Logged NaNs that count as a divergence; the trainer fails at this number in a row."""
 
 PEAK_FACTOR, PEAK_NATS = 2.0, 0.5
-"""A loss of twice the loss at the start, and at least 0.5 nats above it, is a divergence, if the
-loss does not fall below RECOVERED of the start again."""
+"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not fall below
+RECOVERED times its start again."""
 RECOVERED = 0.9
 RISE_SHARE = 0.1
-"""Relative rise of the loss over the whole run that is a divergence."""
+"""Relative rise of the loss over the whole run that counts as a divergence."""
 REBOUND_FACTOR, REBOUND_NATS = 1.5, 0.2
-"""Rise from the lowest loss of the run to its end that is a divergence."""
+"""Rise from the lowest loss of the run to its end that counts as a divergence."""
 OVERFIT_SHARE, OVERFIT_NATS = 0.03, 0.02
-"""Rise from the lowest validation loss to the last one that is overfitting. Every evaluation reads
-the same rows, so the noise is small."""
+"""Rise from the lowest validation loss to the last one that counts as overfitting. Every evaluation
+reads the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
-"""Relative fall of the loss that a useful run is expected to show. If a larger fall may hide in the
-noise, a flat curve is unclear, else the model barely moved."""
+"""Relative fall of the loss that a useful run is expected to show. If the noise may hide a larger
+fall, a flat curve is unclear; otherwise the model barely moved."""
 LOST_SHARE = 0.9
 """Share of weight updates rounded away at which rounding explains a flat curve."""
 
@@ -155,7 +156,7 @@ def _flat_loss(trend: _Trend, curves: Curves) -> _Verdict:
 
 
 def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
-    """Recognise a loss that rose far above its start and stayed above RECOVERED of it."""
+    """Recognise a loss that rose far above its start and stayed above RECOVERED times its start."""
     values = [value for _, value in points]
     if len(values) < 2:
         return None
@@ -164,7 +165,7 @@ def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
     start = min(fmean(values[:window]) for window in range(1, tenth + 1))
     end = fmean(values[-tenth:])
     if len(values) >= MIN_POINTS:
-        # One odd batch is no divergence: of a longer curve, medians of three points count.
+        # One odd batch is no divergence, so longer curves are smoothed by medians of three points.
         smooth = [median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
         certain = 2 * CERTAIN * _noise(values)  # both ends are extremes of the noise
     peak = max(smooth)
@@ -246,7 +247,8 @@ def _finite(points: Sequence[Point]) -> list[tuple[int, float]]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Return the standard deviation of the noise between points, rather too large than too small.
+    """Estimate the standard deviation of the noise between points. The estimate is too large rather
+    than too small.
 
     It is estimated from second differences, which a steady trend does not change: by the median
     over the curve, which a fast fall at the start does not change, and by a high quantile over the
@@ -274,7 +276,7 @@ def _trend(values: Sequence[float]) -> _Trend:
         trends.append(_Trend(start=start, end=end, errors=(end - start) / error, hidden=hidden))
         window *= 2
     strongest = max(trends, key=lambda trend: abs(trend.errors))
-    # The widest window hides least.
+    # With the widest window, the noise hides the least.
     return _Trend(start=strongest.start, end=end, errors=strongest.errors, hidden=trends[-1].hidden)
 
 

@@ -1,5 +1,5 @@
-"""Quarantine of rows: a job whose row makes an operation raise fails by name, and the operation
-continues with the next job. Outages are raised as before.
+"""Quarantine of rows: if a job's row makes an operation raise an error, only this job fails, and
+the operation continues with the next job. Outages are raised unchanged.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Unusable(Exception):
 
 
 def guarded(session: Session, job_id: str, purpose: str, act: Callable[[], T]) -> T | None:
-    """Run `act` in a savepoint and return its result. If the job's row makes it raise, fail the job
-    and return None. `purpose` completes "the job cannot be ..." in the message."""
+    """Run `act` in a savepoint and return its result. If `act` raises because of the job's row,
+    fail the job and return None. `purpose` completes "the job cannot be ..." in the message."""
     try:
         with session.begin_nested():
             return act()
@@ -70,8 +70,8 @@ def _named(error: Exception) -> str:
 
 
 def _fail(session: Session, job_id: str, failure: JobFailure) -> None:
-    """Fail the job with an event; if its row does not even allow that, without one."""
-    fence = {"fence": JobRow.fence + 1}  # a worker that holds the job must not go on
+    """Fail the job with an event, or without an event if the row prevents it."""
+    fence = {"fence": JobRow.fence + 1}  # a worker that holds the job must stop
     try:
         with session.begin_nested():
             jobs.fail(session, job_id, failure, values=fence)

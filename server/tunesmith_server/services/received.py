@@ -1,4 +1,4 @@
-"""Reports as workers send them, and the storing of their events.
+"""Reading of worker reports, and storage of their events.
 
 An event that cannot be read or stored is quarantined: a warning takes its place, and later events
 are stored.
@@ -66,8 +66,8 @@ def _read_run_report(value: Any) -> RunReport | Unreadable | None:  # Any: as ab
 
 
 class ReceivedReport(Report):
-    """Report whose events and run report may be unreadable: a worker gets its command even if it
-    sends nonsense."""
+    """Report whose events and run report may be unreadable: a worker gets its command even if parts
+    of its report are invalid."""
 
     events: list[
         Annotated[

@@ -1,5 +1,5 @@
-"""Documents of a job's row: recipe, hyperparameters and method, read in every form that a release
-wrote; and the job on the wire. A row that this release cannot read is shown with the error
+"""Reading of the documents in a job's row (recipe, hyperparameters, method), whatever release wrote
+them, and the job of API responses. A row that this release cannot read is shown with the error
 `unreadable`."""
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
 
 
 def _unreadable(row: JobRow, cause: Exception) -> Job:
-    """Return a job with the row's readable values, its own state if there is such a state, and the
+    """Return a job with the row's readable values, its state if this release knows it, and the
     error `unreadable`. Settings that cannot be read are shown as defaults."""
     state = _read(lambda: JobState(row.state)) or JobState.FAILED
     message = f"this release cannot read the job's row: {cause}"[:2000]

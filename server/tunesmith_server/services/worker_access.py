@@ -94,7 +94,7 @@ def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None
             ErrorCode.INVALID_API_KEY,
             f"the credential is that of {worker.worker_id} ({worker.queue}), but the request names "
             f"{worker_id}" + (f" ({queue})" if queue else ""),
-            hint="a worker can only speak for itself",
+            hint="send the id and the queue of this worker",
         )
 
 
