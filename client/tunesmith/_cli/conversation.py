@@ -12,7 +12,7 @@ from tunesmith._sdk.client import Client
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters, which could change the terminal; line feeds and tabs are kept."""
-_NOTES = {"length": "cut off: the model's longest text is reached"}
+_NOTES = {"length": "cut off at the model's maximum length"}
 
 
 @dataclass

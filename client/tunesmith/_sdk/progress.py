@@ -1,4 +1,5 @@
-"""Progress of a job while a program waits: a live line on a terminal, else a line for each news."""
+"""Progress of a job while a program waits: a live line on a terminal, else a line for each
+change."""
 
 from __future__ import annotations
 

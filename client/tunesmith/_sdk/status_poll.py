@@ -1,5 +1,5 @@
-"""Thread that fetches a job every few seconds, for what events do not tell: the current phase and
-the position in the queue."""
+"""Thread that fetches a job every few seconds, because events lack the current phase and the
+position in the queue."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ class StatusPoll:
             try:
                 job = self._fetch()
             except (TunesmithError, RuntimeError):
-                continue  # the reader of the events tells of a lost connection
+                continue  # the event reader reports a lost connection
             if not self._ended.is_set():
                 self._show(job)

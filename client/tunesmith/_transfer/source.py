@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1024 * 1024
 
 class _OneShot:
     """Stream without seek, such as a pipe. It has only `read`, because fstat reports size 0 for a
-    pipe and httpx would believe this size."""
+    pipe and httpx would use this size."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
