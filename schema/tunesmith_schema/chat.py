@@ -191,7 +191,7 @@ class TokenLogprob(TopLogprob):
     """A generated token, its log-probability, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob] = Field(default_factory=list)
-    """Most probable tokens, `top_logprobs` of the request in number."""
+    """Most probable tokens; the request's `top_logprobs` sets their number."""
 
 
 class ChoiceLogprobs(Response):
@@ -234,7 +234,7 @@ class ChatCompletion(Response):
     """Unix seconds."""
     model: str
     choices: list[ChatChoice]
-    """The answers, `n` in number."""
+    """The `n` answers."""
     usage: Usage | None = None
     """Token counts."""
 

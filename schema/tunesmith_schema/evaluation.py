@@ -53,21 +53,22 @@ class ModelComparison(Response):
     model: ModelName
     """Compared model."""
     against: ModelName
-    """Model that it is compared with."""
+    """Model that `model` is compared with."""
     metric: Literal["loss", "reward"]
     """Compared metric."""
     difference: float | None = None
-    """By how much `model` is better: nats of loss per token, or reward per answer. Null if a loss
-    is not finite."""
+    """Advantage of `model`: nats of loss per token, or reward per answer. Null if a loss is not
+    finite."""
     low: float | None = None
     """Lower bound of the paired bootstrap confidence interval; null without bounds."""
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Level of the interval. The intervals of an evaluation hold together with 95 %."""
+    """Confidence level of the interval. With 95 % probability, all intervals of an evaluation
+    contain the true differences."""
     outcome: Outcome
-    """`no_difference` means that the rows show none: the interval contains 0, or there are fewer
-    than 8 rows."""
+    """`no_difference` means that the rows show no difference: the interval contains 0, or there are
+    fewer than 8 rows."""
     verdict: str
     """Outcome in words, for example "better by 0.31 +- 0.05 nats on 80 rows"."""
 

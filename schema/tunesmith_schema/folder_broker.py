@@ -67,7 +67,7 @@ class Transport(filesystem.Transport):  # type: ignore[misc]  # kombu is untyped
 
 
 def _write(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{uuid.uuid4()}.new")  # no queue's name
+    temporary = file.with_name(f".{uuid.uuid4()}.new")  # not the name of a queue
     try:
         temporary.write_text(text)
         os.replace(temporary, file)

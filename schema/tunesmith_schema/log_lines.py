@@ -55,7 +55,7 @@ def _escape(match: re.Match[str]) -> str:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # wrong arguments, or an object whose text cannot be made
+    except Exception as error:  # wrong arguments, or an object that has no text
         return f"{record.msg} (its arguments cannot be shown: {type(error).__name__})"
 
 
