@@ -1,8 +1,8 @@
 """Attacks on a running service: `python -m benchmarks.attacks [--only ATTACK ...]`.
 
-Starts the real API and broker in a temporary folder. During each attack, a separate process asks
-`/healthz` and reports a running job, and the peak memory of the API is measured. Prints one JSON
-line per attack. The exit status is 1 if a bar is missed.
+Starts the real API and broker in a temporary folder. During each attack, a separate process
+requests `/healthz` and sends the reports of a running job. The benchmark measures the peak memory
+of the API. Prints one JSON line per attack. The exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def generate_batch(model: str, streams: int, new: int) -> float:
 
 
 def serve(model: str, streams: int, new: int) -> float:
-    """`transformers serve` as it is."""
+    """`transformers serve` with its default settings."""
     return served(model, streams, new, [])
 
 

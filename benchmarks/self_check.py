@@ -5,11 +5,10 @@ run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 
 `self_check`: CPU-seconds of the self-check before the first step.
 `first_step`: CPU-seconds of the comparison of the first step with plain torch.
-`looks`: CPU-seconds of a later look.
-`first_step_share_of_200`: `first_step` and six looks, divided by the CPU-seconds of 200 steps.
-`step`: Median CPU-seconds of an optimizer step.
-`share_of_200`: `self_check` divided by the CPU-seconds of 200 steps.
-`within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
+`looks`: CPU-seconds of the repeated checks at a later step.
+`first_step_share_of_200`: `first_step` and six times `looks`, divided by the CPU-seconds of 200
+steps. `step`: Median CPU-seconds of an optimizer step. `share_of_200`: `self_check` divided by the
+CPU-seconds of 200 steps. `within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 STEPS, RUN_STEPS = 5, 200
 SECONDS_BAR, SHARE_BAR = 3.0, 0.03
 LOOKS = 6
-"""Looks in 200 steps: 2, 10, 50, 100, 150 and 200."""
+"""Number of steps with repeated checks in 200 steps: 2, 10, 50, 100, 150 and 200."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny-math, LoRA fp32": ("tiny-math", {}),
     "tiny-math, LoRA bf16": ("tiny-math", {"precision": "bf16"}),
@@ -88,7 +87,7 @@ def main() -> int:
                 if run.main(folder):
                     return 1
             first = sum(shadows) / options.repeats
-            look = sum(looks) / options.repeats  # steps 1 to 5 have one look
+            look = sum(looks) / options.repeats  # only step 2 has repeated checks
             cases[name] = _summary(spent, steps, first, look, _checks(folder))
             sys.stderr.write(f"{name}: {cases[name]}\n")
     result = {

@@ -1,7 +1,8 @@
 """Small configurations for every causal language model that transformers knows.
 
 The defaults of a configuration class describe a released model. `small_config` replaces its sizes
-by small ones, found by the names of the fields. `EXCEPTIONS` lists what the names do not tell.
+by small ones, found by the names of the fields. `EXCEPTIONS` lists the values that the names do not
+show.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def architectures() -> dict[str, str]:
 
 
 def small_config(model_type: str, vocabulary: int) -> Untyped:
-    """Return a small configuration. Raises what the configuration's class raises."""
+    """Return a small configuration. Errors of the configuration's class propagate."""
     kind = CONFIG_MAPPING[model_type]
     return shrunk(kind(), vocabulary)
 
@@ -65,7 +66,7 @@ def shrunk(config: Untyped, vocabulary: int) -> Untyped:
         small = shrunk_value(field.name, value, vocabulary)
         if small is not value:
             sizes[field.name] = small
-    if "kv_lora_rank" in vars(config):  # latent attention has no groups of queries
+    if "kv_lora_rank" in vars(config):  # latent attention has no grouped queries
         sizes |= {"num_key_value_heads": 4}
     sizes |= EXCEPTIONS.get(config.model_type, {})
     return type(config)(**sizes)

@@ -68,7 +68,7 @@ def _probe(
     with service.worker() as worker:
         while not stopped.is_set() or number < 20:
             number += 1
-            # A new connection: new clients must get in.
+            # Use a new connection, because new clients must be able to connect.
             seconds["healthz"].append(_time(partial(httpx.get, f"{service.url}/healthz", **_ALONE)))
             seconds["report"].append(_time(partial(_report, worker, claim, number)))
             time.sleep(PAUSE_SECONDS)

@@ -67,7 +67,7 @@ class Attack:
 
 
 def headers(attack: Attack) -> dict[str, Any]:
-    """100 MiB of headers by people without a key, in 20 connections at a time. The service closes a
+    """Send 100 MiB of headers without a key, over 20 connections at a time. The service closes a
     connection after 64 KiB, so many connections are needed."""
     piece = (b"x-a: " + b"a" * 1000 + b"\r\n") * 16
     sent, connections, lock = 0, 0, threading.Lock()
@@ -90,7 +90,7 @@ def headers(attack: Attack) -> dict[str, Any]:
 
 
 def half_open(attack: Attack) -> dict[str, Any]:
-    """1,100 connections that send half a request."""
+    """Open 1,100 connections that send half a request."""
     with contextlib.ExitStack() as stack:
         for _ in range(HALF_OPEN):
             connection = stack.enter_context(attack.connect())
@@ -101,8 +101,8 @@ def half_open(attack: Attack) -> dict[str, Any]:
 
 
 def large_jobs(attack: Attack) -> dict[str, Any]:
-    """60 creates of 4 MiB, which are refused, beside 60 of the heaviest allowed job; then 8 clients
-    read the list of all jobs at the same time."""
+    """Send 60 create requests of 4 MiB, which are refused, and 60 for the heaviest allowed job.
+    Then 8 clients read the list of all jobs at the same time."""
     heaviest = json.dumps(heaviest_job(attack.file_id))
     bodies = [json.dumps({"model": BASE_MODEL}).ljust(4 * MIB), heaviest] * LARGE_JOBS
 
@@ -152,7 +152,7 @@ def heaviest_job(file_id: str) -> dict[str, Any]:  # Any: JSON
 
 
 def completes(attack: Attack) -> dict[str, Any]:
-    """60 requests at the same time that complete 6 uploads of 64 MiB."""
+    """Send 60 requests at the same time, which complete 6 uploads of 64 MiB."""
     part = bytes(8 * MIB)
     with attack.service.user() as user:
         uploads = []
@@ -181,7 +181,7 @@ def completes(attack: Attack) -> dict[str, Any]:
 
 
 def slow_readers(attack: Attack) -> dict[str, Any]:
-    """200 clients that read no byte of a download of 64 MiB, and 200 of an event stream."""
+    """Start 200 downloads of 64 MiB and 200 event streams whose clients read no byte."""
     with attack.service.user() as user:
         files = {"file": ("big.txt", bytes(64 * MIB))}
         reply = user.post("files", files=files, data={"purpose": "user_data"})
@@ -196,7 +196,8 @@ def slow_readers(attack: Attack) -> dict[str, Any]:
 
 
 def creates(attack: Attack) -> dict[str, Any]:
-    """1,000 creates at 100 a second. The CPU time of the API includes the probe's requests."""
+    """Send 1,000 create requests at 100 a second. The CPU time of the API includes the probe's
+    requests."""
     service = attack.service
     target = Target(host=service.host, port=service.port, key=service.api_key)
     load = Load(
