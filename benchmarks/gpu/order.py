@@ -1,4 +1,4 @@
-"""Order of all cases. A run that is cut short has the figures that matter most.
+"""Order of all cases. The most important cases come first, for runs that end early.
 
 First each part runs once, on the models whose figures have a required value: correctness, parity,
 speed, times of kernels, GRPO, memory and precision. After that come the tests that need a GPU,

@@ -40,8 +40,8 @@ from .tiles import wide
 
 __all__ = ["TokenLogProbs", "token_log_probs", "token_log_probs_reference"]
 
-# Measured (docs/contributing/log): on a CPU core, a GEMM gains nothing above 512 rows. A GPU needs
-# more.
+# Measured (docs/contributing/log): on a CPU core, a GEMM is no faster with more than 512 rows. A
+# GPU needs more rows.
 _MOST_ROWS = {"cpu": 512}
 _MOST_ROWS_ELSEWHERE = 4096
 _BYTES = {"cpu": 128 << 20}

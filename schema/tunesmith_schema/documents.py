@@ -1,11 +1,11 @@
 """Stored documents of every release: recipes, hyperparameters, methods, spec.json, plan.json,
 manifests of resume points, run reports.
 
-A document is written strictly, with the version of its form: in a column of its row, or in its own
-field `document_version`. It is read leniently: older forms are upgraded step by step, and unknown
-fields, which another release wrote, are ignored. A wrong value of a known field makes the document
-unreadable. Requests are never read this way; spec.json, which users write too, is upgraded and then
-read as a request.
+Each document has the version of its form, in a column of its row or in its field
+`document_version`. When a document is read, older forms are upgraded step by step, and unknown
+fields of another release are ignored. A wrong value of a known field makes the document unreadable.
+Requests are never read this way. spec.json, which users write too, is upgraded and then read as a
+request.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ DOCUMENT_VERSION = 2
 VERSION_FIELD = "document_version"
 
 UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
-"""Function that turns a document of the given version into the next version. Version 2 has no
-former names (decision 0021)."""
+"""Function that turns a document of the given version into the next version. Version 2 uses the
+current names (decision 0021)."""
 
 _MAX_NAMED = 3
 

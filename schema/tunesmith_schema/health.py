@@ -15,7 +15,8 @@ class HealthState(StrEnum):
     DIVERGED = "diverged"
     """The loss rose and stayed high or became NaN, or the reward collapsed."""
     OVERFITTING = "overfitting"
-    """The validation loss rose again while the training loss fell; likewise for rewards."""
+    """The validation loss rose again while the training loss fell, or the validation reward fell
+    while the training reward rose."""
     BARELY_MOVED = "barely_moved"
     """The loss or the reward hardly changed."""
     NO_REWARD_SPREAD = "no_reward_spread"

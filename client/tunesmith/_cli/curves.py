@@ -1,4 +1,4 @@
-"""Curves drawn with characters: one letter or sign for each curve."""
+"""Curves as text: each curve uses one letter or sign."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .deps import ReaderDep, TransactionRoute, has_worker_token, state_of
 
 
 class HealthRoute(TransactionRoute):
-    """Route with threads of its own."""
+    """Route with its own threads."""
 
     plane = Plane.HEALTH
 

@@ -1,5 +1,5 @@
-"""Planes: separate thread pools, so that workers, users and bulk transfers never wait for one
-another.
+"""Planes: separate thread pools, so that workers, users and bulk transfers never wait for each
+other.
 
 Starlette's own thread calls (spooled uploads, pieces of downloads) use anyio's default pool, which
 is the bulk plane.

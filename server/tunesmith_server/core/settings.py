@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Directory for all data that has no setting of its own; other users must have no access."""
+    """Directory for all data without a separate setting; other users must have no access."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""

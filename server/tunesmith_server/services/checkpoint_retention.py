@@ -22,7 +22,7 @@ def drop_beyond_limit(session: Session, job: JobRow) -> None:
     values = {step: selection_loss(row.metrics) for step, row in rows.items()}
     for step in checkpoints_to_drop(values, stored_job.recipe(job)):
         adapter_id = rows[step].adapter_id
-        # The lock comes first: a new job locks the weights that it starts from.
+        # Lock first, because a new job locks the weights that it starts from.
         adapter = session.get_one(AdapterRow, adapter_id, with_for_update=True)
         user = select(JobRow.id).where(
             JobRow.base_adapter_id == adapter_id, JobRow.state.not_in(TERMINAL)

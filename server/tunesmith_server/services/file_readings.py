@@ -1,8 +1,8 @@
 """Reading of uploaded files by light workers, with leases like those of training.
 
-A worker claims the reading of a file, renews its lease, and reports a result or gives the file
-back. While the lease is valid, no other worker reads the file. Only the janitor ends a lease, and
-only such an ended lease counts as a lost reading.
+A worker claims the reading of a file, renews its lease, and reports a result or releases the file.
+While the lease is valid, no other worker reads the file. Only the janitor ends a lease, and only
+such an ended lease counts as a lost reading.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def _noise(values: Sequence[float]) -> float:
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise
     whole = median(map(abs, bends)) / of_normal
     half = sorted(map(abs, bends[len(bends) // 2 :]))
-    late = half[math.ceil(0.8 * (len(half) - 1))] / (1.2816 * math.sqrt(6))  # likewise, 80 %
+    late = half[math.ceil(0.8 * (len(half) - 1))] / (1.2816 * math.sqrt(6))  # its 80 % quantile
     floor = 1e-6 * max(abs(value) for value in values) + 1e-12
     return max(whole, late, floor) * (1 + FEW_POINTS / len(values))
 

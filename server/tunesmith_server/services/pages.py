@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from .paging import Order
 
 PAGE_BYTES = 2 * 1024 * 1024
-"""Size at which a page ends; a larger single item is a page of its own."""
+"""Size at which a page ends; a larger item gets its own page."""
 _CHUNK = 50
 """Number of rows read at a time."""
 

@@ -1,6 +1,5 @@
-"""Reading of the documents in a job's row (recipe, hyperparameters, method), whatever release wrote
-them, and the job of API responses. A row that this release cannot read is shown with the error
-`unreadable`."""
+"""Reading of the documents in a job's row (recipe, hyperparameters, method) of any release, and the
+job of API responses. A row that this release cannot read is shown with the error `unreadable`."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def method_of(row: JobRow) -> MethodName:
 
 
 def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
-    """Return True if the rows have the same values in these columns, whatever their forms."""
+    """Return True if the rows have the same values in these columns, also in different forms."""
     return all(
         upgraded(getattr(one, name), one.document_version)
         == upgraded(getattr(other, name), other.document_version)

@@ -103,7 +103,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True
-        # Rust libraries (safetensors, tokenizers) raise errors of their own types.
+        # Rust libraries (safetensors, tokenizers) have their own types of errors.
         if any(f"os error {number})" in str(error) for number in _NO_SPACE):
             return True
         error = error.__cause__

@@ -115,7 +115,7 @@ class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
 
 
 class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyped
-    """Pool of one process that can be killed at any time.
+    """Pool of one process. The pool keeps working if this process is killed at any time.
 
     An idle process of billiard's pool holds a lock that all its processes share. If the process is
     killed, the lock is never released, and the next process waits forever. With one process, the

@@ -56,7 +56,7 @@ class ServerCommands:
 
     @property
     def pausing(self) -> bool:
-        """True if the trainer was told to save a resume point and exit."""
+        """True if the trainer has been asked to save a resume point and exit."""
         return self._pausing_since is not None
 
     def watch(self, trainer: TrainerProcess | None) -> None:

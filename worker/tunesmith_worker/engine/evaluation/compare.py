@@ -40,7 +40,7 @@ NEGLIGIBLE = 1e-3
 """Largest difference that counts as no difference: 0.1 % of the perplexity, or 0.001 of a
 reward."""
 _AT_ONCE = 1 << 20
-"""Number of drawn rows that are in memory at once."""
+"""Number of resampled rows that are in memory at the same time."""
 
 Outcome = Literal["better", "worse", "no_difference"]
 Values = NDArray[np.float64]

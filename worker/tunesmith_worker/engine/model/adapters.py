@@ -80,7 +80,7 @@ def attach_lora(
 def _read_by_scans(model: Untyped) -> list[str]:
     """Return the paths of layers whose weights a state-space scan (Mamba) reads directly.
 
-    The scan would skip an adapter of such a layer."""
+    The scan would ignore an adapter of this layer."""
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()

@@ -66,7 +66,7 @@ class SamplingParams:
 class Request:
     """Request for one completion.
 
-    Requests with equal prompts share the prompt's computation and memory, whatever their order and
+    Requests with equal prompts share the prompt's computation and memory, in any order and with any
     parameters."""
 
     prompt_ids: tuple[int, ...]

@@ -29,7 +29,7 @@ Untyped = Any  # Any: transformers is not typed
 class StockEngine:
     """`RolloutEngine` for any causal language model of transformers, with or without PEFT's LoRA.
 
-    The adapter is computed beside the base weights. Nothing is merged or copied."""
+    The adapter stays separate from the base weights: nothing is merged or copied."""
 
     def __init__(self, model: Untyped, plan: RolloutPlan, tokenizer: Untyped = None) -> None:
         """`tokenizer` is required for requests with stop texts."""

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Work of the thread. All methods are called on the thread."""
+    """Interface of the engine's work. The thread calls all methods."""
 
     @property
     def has_work(self) -> bool: ...

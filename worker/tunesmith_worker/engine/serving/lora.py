@@ -156,7 +156,7 @@ class AdapterBank:
     def _appended(
         self, layer: AdaptedLinear, a: torch.Tensor, b: torch.Tensor, start: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the matrices of a layer with those of one more adapter; None if no adapter has a
+        """Return the matrices of a layer, including a new adapter's; None if no adapter has a
         matrix for this layer."""
         before_a, before_b = layer.a, layer.b
         if before_a is None or before_b is None:

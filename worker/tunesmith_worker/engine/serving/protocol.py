@@ -1,6 +1,7 @@
 """Requests, outputs and errors of a serving engine.
 
-An engine generates for many callers at once. It knows token ids and text, no HTTP and no jobs.
+An engine generates for many callers at once. It handles token ids and text, but neither HTTP nor
+jobs.
 """
 
 from __future__ import annotations

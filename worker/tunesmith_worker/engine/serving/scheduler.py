@@ -316,7 +316,7 @@ class Scheduler:
 
 
 def _same_start(row: Row, other: Row) -> bool:
-    """Return True if two rows share so long a start that computing it once is faster."""
+    """Return True if two rows have a common start that is long enough to compute it only once."""
     if row.stream.request.adapter != other.stream.request.adapter:
         return False
     return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)

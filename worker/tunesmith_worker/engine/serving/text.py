@@ -1,4 +1,4 @@
-"""Text of a completion as it is generated: whole characters only, and nothing of a stop text."""
+"""Text of a completion during generation: only complete characters, and no part of a stop text."""
 
 from __future__ import annotations
 

@@ -95,13 +95,13 @@ def _load_base(
 
 
 def _base_difference(verification: Verification, base: str | None) -> str:
-    """Return a remark if the base model's files are not those of the training."""
+    """Return a remark if the files of the base model differ from those used in training."""
     name, expected = base or verification.base_model, verification.base_fingerprint
     if verification.kind == "full" or expected is None or not Path(name).is_dir():
         return ""
     if fingerprint(name) == expected:
         return ""
-    return f". The files of the base model {name!r} are not those of the training"
+    return f". The files of the base model {name!r} differ from those used in training"
 
 
 def main() -> int:

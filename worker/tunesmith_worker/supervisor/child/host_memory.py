@@ -71,7 +71,8 @@ class HostMemory:
                 folder, file = self._groups / "memory", old_name
             else:
                 continue
-            # Inside a container, the container's own group is the root, whatever its path outside.
+            # Inside a container, the path of its control group is the root, although the host uses
+            # another path.
             for place in (folder / path.lstrip("/"), folder):
                 if text := _text(place / file):
                     return text

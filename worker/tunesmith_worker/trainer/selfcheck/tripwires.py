@@ -212,7 +212,7 @@ class RolloutTripwires:
         return warnings
 
     def check_gap(self, figures: RolloutFigures) -> list[Finding]:
-        """Return an error if the gap of a step is so large that the run trains on wrong ratios."""
+        """Return an error if the gap of a step is too large to train on its probability ratios."""
         gap, limit = figures.rollout_gap, GAP_FAULT * self._gap
         if gap is None or not gap > limit:  # NaN is only a warning
             return []
