@@ -6,10 +6,10 @@ ones turns one layout into the other:
 
     [a0 b0 a1 b1 ... | rest]  ->  [a0 a1 ... b0 b1 ... | rest]
 
-Queries and keys are reordered alike, and attention scores are dot products, so the scores do not
-change. Values keep their order. The gradient is the inverse reordering. Source of the pairs: Su et
-al., "RoFormer", https://arxiv.org/abs/2104.09864. Reordering only copies, so one implementation in
-torch serves CPU and GPU.
+Queries and keys are reordered in the same way, and attention scores are dot products, so the scores
+do not change. Values keep their order. The gradient is the inverse reordering. Source of the pairs:
+Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Reordering only copies, so one
+implementation in torch serves CPU and GPU.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from .recipes import GRPO, LORA, PRETRAIN, SEED
 MODEL_NAME = "tiny-llama"
 NUM_TAUGHT, NUM_HELD_OUT = 72, 56
 DESCRIPTION = f"""\
-An invented world of {NUM_TAUGHT + NUM_HELD_OUT} inhabitants. A base model with random \
-weights first learns about all inhabitants. LoRA then trains it on {NUM_TAUGHT} inhabitants to answer \
-in JSON without being asked; the other {NUM_HELD_OUT} inhabitants are for testing. GRPO teaches the \
+An invented world of {NUM_TAUGHT + NUM_HELD_OUT} inhabitants. A base model with random weights \
+first learns about all inhabitants. LoRA then trains it on {NUM_TAUGHT} inhabitants to answer in \
+JSON without being asked; the other {NUM_HELD_OUT} inhabitants are for testing. GRPO teaches the \
 base model to answer polite questions in JSON, with a grader and without example answers."""
 
 

@@ -58,7 +58,7 @@ class RunDirectory:
 
     @property
     def progress(self) -> Path:
-        """File whose time is the trainer's newest progress mark."""
+        """File whose modification time is the time of the trainer's newest progress mark."""
         return self.root / "progress"
 
     def remove_outcome(self) -> None:

@@ -99,7 +99,7 @@ def test_a_sound_run_gives_no_alarm(
     assert [text for text in warnings if not any(part in text for part in TRUE)] == []
     (detail,) = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
     assert "equal plain torch on the stock modules within" in detail
-    assert "weights is that of AdamW" in detail
+    assert "weights equals AdamW" in detail
 
 
 def test_the_runs_are_forty_over_ten_families_and_all_methods() -> None:

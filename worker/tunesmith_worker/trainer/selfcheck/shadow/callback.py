@@ -61,7 +61,7 @@ class FirstStepShadow(StepWatch):
         update, step = self._update, state.global_step
         weights = "all" if update.compared == update.total else f"{update.compared:,} of"
         detail = (
-            f"{self._report.detail}; the update of {weights} {update.total:,} weights is that of "
+            f"{self._report.detail}; the update of {weights} {update.total:,} weights equals "
             "AdamW in plain torch"
         )
         name = "first step" if step == 1 else f"step {step}, the first after resuming"

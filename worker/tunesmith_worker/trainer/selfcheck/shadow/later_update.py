@@ -74,8 +74,8 @@ class LaterUpdate:
         if wrong:
             worst = max(excess for _, excess in figures if excess is not None)
             yield fault(
-                f"the update of {list_names(wrong)} is not that of AdamW in plain torch: it "
-                f"differs by up to {worst:.3g} times the tolerance ({UPDATE:.0e} of the learning "
+                f"the update of {list_names(wrong)} differs from AdamW in plain torch by up to "
+                f"{worst:.3g} times the tolerance ({UPDATE:.0e} of the learning "
                 "rate, and rounding).",
                 CHECK,
             )
