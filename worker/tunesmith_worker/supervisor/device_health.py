@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 10.0
 """Seconds for the driver to free a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
 """Amount of missing GPU memory that is tolerated, in bytes. A CUDA context takes more memory than
-this tolerance, and the driver's own use takes less."""
+this tolerance, and the driver itself takes less."""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
