@@ -22,7 +22,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_files_request_key", "files")
     op.drop_column("files", "request_key")
-    # Only one retry of each job may keep its origin in the former index: the oldest.
+    # The former index allows one retry per job, so only the oldest retry keeps its origin.
     op.execute(
         "UPDATE jobs SET retry_of = NULL WHERE EXISTS (SELECT 1 FROM jobs AS earlier WHERE "
         "earlier.retry_of = jobs.retry_of AND (earlier.created_at < jobs.created_at OR "

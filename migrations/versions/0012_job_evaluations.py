@@ -1,4 +1,4 @@
-"""Store the verdict of a job's evaluation beside the job."""
+"""Store the verdict of a job's evaluation in the job's row."""
 
 from __future__ import annotations
 

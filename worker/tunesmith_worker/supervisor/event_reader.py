@@ -126,13 +126,13 @@ class EventReader:
 
 
 def _parse(line: bytes, number: int) -> RunEvent:
-    """Return the event in a line of events.jsonl. If a line is no event or is too large for a
+    """Return the event in a line of events.jsonl. If a line is not an event or is too large for a
     report, return a warning instead."""
     try:
         return RunEvent.model_validate_json(line)
     except ValidationError as error:
         first = field_errors(error.errors(include_url=False, include_input=False))[0]
-        log.warning("line %d of events.jsonl is no event: %s", number, error)
+        log.warning("line %d of events.jsonl is not an event: %s", number, error)
         return RunEvent(
             source_seq=number,
             created_at=time.time(),
