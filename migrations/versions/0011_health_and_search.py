@@ -1,5 +1,5 @@
-"""Store a job's health, last metrics, first claim and method, and index what lists of jobs filter
-by."""
+"""Store a job's health, last metrics, first claim and method, and index the columns of list
+filters."""
 
 from __future__ import annotations
 
