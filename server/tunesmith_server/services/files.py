@@ -203,9 +203,9 @@ def delete(session: Session, file_id: str) -> None:
 def delete_expired(session: Session) -> None:
     """Delete the rows of expired files that no unfinished job or evaluation needs.
 
-    The rows are locked first, and the jobs are read by a later statement: PostgreSQL does not
-    repeat a subquery after it has waited for a lock, so a single DELETE would miss a job that
-    another transaction just inserted. Creating a job locks its files too."""
+    The rows are locked first, and a later statement reads the jobs. PostgreSQL does not repeat a
+    subquery after it has waited for a lock. A single DELETE could therefore miss a job that another
+    transaction just inserted. Creating a job locks its files too."""
     expired = (
         select(FileRow)
         .where(FileRow.expires_at < time.time(), ~_is_needed())

@@ -56,10 +56,9 @@ LOST_SHARE = 0.9
 EQUAL_SHARE = 0.9
 """Share of groups with equal rewards at which there is no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
-"""Changes of the mean reward in units of the reward's standard deviation within a group: the
-smallest rise that counts as learning, the rise that a useful run is expected to show, and the fall
-that is a collapse. Rewards vary much between steps: if the noise may hide a useful rise, a flat
-curve is unclear."""
+"""Three changes of the mean reward, in units of the reward's standard deviation within a group: the
+smallest rise that counts as learning, the expected rise of a useful run, and the fall that counts
+as a collapse. If the noise may hide a useful rise, a flat curve is unclear."""
 
 
 @dataclass(frozen=True)
@@ -250,9 +249,9 @@ def _noise(values: Sequence[float]) -> float:
     """Estimate the standard deviation of the noise between points. The estimate is too large rather
     than too small.
 
-    It is estimated from second differences, which a steady trend does not change: by the median
-    over the curve, which a fast fall at the start does not change, and by a high quantile over the
-    second half, which a few odd batches do not change.
+    The estimate uses second differences, because a steady trend does not change them. It is the
+    larger of two values: the median over the curve, which ignores a fast fall at the start, and a
+    high quantile over the second half, which ignores a few odd batches.
     """
     bends = [values[at - 1] - 2 * values[at] + values[at + 1] for at in range(1, len(values) - 1)]
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise

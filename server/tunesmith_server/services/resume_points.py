@@ -90,9 +90,9 @@ def drop_unneeded(session: Session, settings: Settings) -> None:
     """Delete the resume points of succeeded jobs, and of jobs that failed or were cancelled long
     ago, unless the recipe keeps them. The next sweep deletes the stored files.
 
-    The jobs are locked first, as a fork locks the job that it starts from: PostgreSQL does not
-    repeat a subquery after it has waited for a lock, so a single DELETE would miss a fork that
-    another transaction just inserted."""
+    The jobs are locked first; a fork also locks the job that it starts from. PostgreSQL does not
+    repeat a subquery after it has waited for a lock. A single DELETE could therefore miss a fork
+    that another transaction just inserted."""
     long_ago = time.time() - settings.resume_point_days * 86_400
     over = or_(
         JobRow.state == JobState.SUCCEEDED,

@@ -1,9 +1,9 @@
 """Comparison of two models on the same rows: paired bootstrap confidence interval and verdict.
 
 The difference of two models is `d = sum(x) / sum(w)` over n rows. For losses, x is the row's loss
-under the first model minus its loss under the second, in nats, and w is the row's number of answer
-tokens, so d is the difference of the losses per token. For scores, x is the difference of the
-row's scores and w is 1.
+under the first model minus its loss under the second, in nats. w is the row's number of answer
+tokens, so d is the difference of the losses per token. For scores, x is the difference of the row's
+scores and w is 1.
 
 The bootstrap draws n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
 d (B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
