@@ -63,7 +63,9 @@ def training(results: list[Result]) -> str:
     ]
     older = {row["before"]["commit"]: row["before"]["what"] for row in rows if "before" in row}
     for commit, what in older.items():
-        parts.append(f"Rows marked `before {commit}` were measured before that commit ({what}).\n")
+        parts.append(
+            f"Rows marked `before {commit}` were measured before that commit. Since then, {what}.\n"
+        )
     return "\n".join(parts)
 
 

@@ -165,5 +165,6 @@ def verdict(difference: Difference, unit: str, rows: str) -> str:
 
 
 def _digits(value: float) -> int:
-    """Return the number of decimals that shows one significant digit of `value`, at least 2."""
+    """Return the number of decimals that are needed to show one significant digit of `value`; at
+    least 2."""
     return 2 if value <= 0 else min(8, max(2, -math.floor(math.log10(value))))
