@@ -20,27 +20,27 @@ INTRO = """# Models
 
 Generated from `benchmarks/results/models.json` by `python -m benchmarks.models`; do not edit.
 
-Transformers {version} has causal language models of {known} types; {tried} were tried so far. A
-small random model of each type trained with LoRA, with all weights and with GRPO, on a CPU in fp32.
-The losses of LoRA and full tuning were compared with stock TRL on the same rows: the largest
+Transformers {version} has causal language models of {known} types; {tried} were tried so far. For
+each type, a small random model was trained with LoRA, with all weights and with GRPO, on a CPU in
+fp32. The losses of LoRA and full tuning were compared with stock TRL on the same rows. The largest
 relative difference of a step's loss is {largest:.0e} (limit 1e-5).
 
 - **fast**: our kernels compute the layers. `attention` and `MLP` name the halves of a layer.
-- **stock**: the layers are those of transformers. Training is as fast as with stock TRL, or faster
-  by our loss head.
+- **stock**: the layers of transformers are used. Training is as fast as with stock TRL, or faster
+  because of our loss head.
 - **refused**: the run ends before the first step. The notes name the cause.
 - **failed**: the self-check or the read-back of the result ends the run. The notes name the cause.
 
-With GRPO, our rollout engine generates for most models on the fast path. For the others,
-transformers generates, which is slower. Dropout in the layers turns the fast path off.
+With GRPO, our rollout engine generates the completions for most fast models. For all other models,
+transformers generates them, which is slower. Models with dropout in their layers are not fast.
 """
 
 _NOTES = """
 ## Notes
 
 **Own logits**: TRL's fused head multiplies the last hidden state by the head's weight. These models
-compute their logits in another way, so the run uses the logits of the model's own forward, and is
-compared with the cross entropy of these logits instead of TRL's loss.
+compute their logits in another way, so the run uses the logits of the model's own forward pass.
+Its loss is compared with the cross entropy of these logits instead of TRL's loss.
 
 **What the fast path would need** is read from the names of a layer's modules.
 """
@@ -61,7 +61,7 @@ def page(rows: Sequence[Row]) -> str:
         INTRO.format(
             version=_version(rows), known=len(architectures()), tried=len(rows), largest=largest
         ),
-        f"{len(built)} types were built small. LoRA: {count}.\n",
+        f"Small models of {len(built)} types were made. With LoRA: {count}.\n",
         "| model type | class | LoRA | full | GRPO | what the fast path would need |",
         "|---|---|---|---|---|---|",
         *(_line(row) for row in sorted(built, key=lambda row: row["model_type"])),
@@ -116,7 +116,7 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
 
 
 def _not_built(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Not built small\n", "| model type | error |", "|---|---|"]
+    lines = ["## Types without a small model\n", "| model type | error |", "|---|---|"]
     for row in sorted(rows, key=lambda row: row["model_type"]):
         lines.append(f"| `{row['model_type']}` | {row['not_built'].replace('|', '/')} |")
     return [*lines, ""] if rows else []
