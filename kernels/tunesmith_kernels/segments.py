@@ -59,7 +59,7 @@ class Prefixes:
         range that is not inside a single earlier row."""
         rows = list(pairwise(bounds))
         if len(ranges) != len(rows):
-            raise ValueError(f"{len(rows)} rows need as many prefixes, got {len(ranges)}")
+            raise ValueError(f"{len(rows)} rows need {len(rows)} prefixes, got {len(ranges)}")
         keys, lengths = [], []
         for number, ((start, stop), (first, after)) in enumerate(zip(rows, ranges, strict=True)):
             if (first, after) != NO_PREFIX and not _in_a_row(first, after, bounds[: number + 1]):

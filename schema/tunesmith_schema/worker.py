@@ -140,7 +140,8 @@ class FileReading(Response):
     file: FileObject
     """The file to read."""
     reading: int
-    """Number of the reading; 0 if the file needs no reading or another worker reads it."""
+    """Number of this reading of the file, from 1; 0 if the file needs no reading or another worker
+    reads it."""
     lease_seconds: float
     """Duration of the lease, counted from now."""
 
@@ -150,7 +151,7 @@ class ReadingLease(Request):
 
     worker_id: Text = Field(min_length=1, max_length=128)
     reading: int = Field(ge=1, le=2**31 - 1)
-    """Number of the reading, from the claim."""
+    """Number of the reading, as the claim returned it."""
 
 
 class ReadingEnd(ReadingLease):

@@ -72,7 +72,7 @@ class BucketStore:
         return size
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; missing objects are no error."""
+        """Delete objects. Missing objects cause no error."""
         if listed := list(paths):
             with contextlib.suppress(FileNotFoundError):
                 # Some stores that speak S3 lack the request that deletes several objects.

@@ -54,8 +54,8 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """Value of a JSON column, or {} if the value is no object. SQL's JSON functions would raise an
-    error, and one damaged row would fail the whole query."""
+    """Value of a JSON column, or {} if the value is not an object. SQL's JSON functions would raise
+    an error, and one damaged row would fail the whole query."""
 
     type = JSON()
     inherit_cache = True

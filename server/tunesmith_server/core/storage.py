@@ -72,7 +72,7 @@ class Storage:
             return self._store.read(_path(part_id))
 
     def delete_part(self, part_id: str) -> None:
-        """Delete a part; a missing part is no error."""
+        """Delete a part. A missing part causes no error."""
         self._store.delete([_path(part_id)])
 
     def stream(self, sha256: str, start: int, end: int) -> Iterator[bytes]:
@@ -95,7 +95,7 @@ class Storage:
             return self._store.link(_path(sha256), seconds)
 
     def delete(self, names: list[str]) -> None:
-        """Delete blobs and parts; missing objects are no error."""
+        """Delete blobs and parts. Missing objects cause no error."""
         with self._translated_errors():
             self._store.delete([_path(name) for name in names])
 

@@ -164,7 +164,8 @@ def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
     start = min(fmean(values[:window]) for window in range(1, tenth + 1))
     end = fmean(values[-tenth:])
     if len(values) >= MIN_POINTS:
-        # One odd batch is no divergence, so longer curves are smoothed by medians of three points.
+        # One odd batch does not count as a divergence, so longer curves are smoothed by medians of
+        # three points.
         smooth = [median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
         certain = 2 * CERTAIN * _noise(values)  # both ends are extremes of the noise
     peak = max(smooth)

@@ -168,5 +168,5 @@ def _recipe(text: str, version: int) -> bytes:
 def _labels(text: str | None) -> bytes:
     labels = from_json(text) if text else None
     if not all(isinstance(value, str) for value in (labels or {}).values()):
-        raise TypeError("metadata: a value is no text")
+        raise TypeError("metadata: a value is not a string")
     return to_json(labels)

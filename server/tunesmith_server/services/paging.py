@@ -36,7 +36,7 @@ def fetch_page(
 
 
 def number_in(text: str) -> int | None:
-    """Return `text` as an integer, or None if it is no integer that the database can hold."""
+    """Return `text` as an integer, or None if the database cannot store it as an integer."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 

@@ -110,7 +110,8 @@ def add_part(
     size: int,
 ) -> UploadPart:
     """Store the part, then insert its row. Content that was sent before returns the known part, so
-    a client may repeat a request after a lost reply. The blob of `part_id` is announced."""
+    a client may repeat a request after a lost reply. `announce` has recorded the blob of
+    `part_id`."""
     part = None
     storage.put_part(content, part_id)
     try:

@@ -72,7 +72,7 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
     if not worker_id:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
-            "the request carries no worker's credential",
+            "the request has no worker credential",
             hint="the worker token only enrolls workers: update the workers to the server's "
             "version",
         )

@@ -61,7 +61,7 @@ class SlotCache:
         return self._kv.numel() * self._kv.element_size()
 
     def bytes_for(self, rows: int, tokens: int) -> int:
-        """Bytes that the cache takes with `rows` rows, the longest with `tokens` tokens."""
+        """Bytes that the cache takes with `rows` rows, if the longest row has `tokens` tokens."""
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,7 +114,7 @@ class SlotCache:
         return self._kv[:, :, slot, :, :tokens].clone()
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for `rows` rows, the longest with `tokens` tokens."""
+        """Make room for `rows` rows; the longest row has `tokens` tokens."""
         slots, room = self._kv.shape[2], self._kv.shape[4]
         if rows > slots or tokens > room:
             self._resize(rows, tokens)
