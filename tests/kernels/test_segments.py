@@ -66,5 +66,5 @@ def test_a_prefix_is_part_of_one_earlier_row(wrong: tuple[int, int]) -> None:
 
 
 def test_every_row_needs_a_prefix_or_none() -> None:
-    with pytest.raises(ValueError, match="3 rows need as many prefixes, got 1"):
+    with pytest.raises(ValueError, match="3 rows need 3 prefixes, got 1"):
         Segments.from_lengths([3, 2, 4], prefixes=[NO_PREFIX])
