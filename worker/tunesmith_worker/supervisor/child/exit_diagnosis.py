@@ -113,7 +113,7 @@ def _killed(evidence: Evidence) -> JobFailure:
     cause = (
         "the kernel's out-of-memory killer did not act"
         if evidence.kernel_kills == 0
-        else "the kernel may have done it: this host does not count out-of-memory kills"
+        else "the kernel may have killed it: this host does not count out-of-memory kills"
     )
     return JobFailure(
         category=ErrorCategory.INFRASTRUCTURE,
