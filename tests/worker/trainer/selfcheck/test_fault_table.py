@@ -21,7 +21,7 @@ from .shadow import test_first_policy_step, test_later_steps, test_resumed_step
 from .test_planted_faults import FAULTS as BEFORE
 
 Untyped = Any  # Any: transformers is untyped
-PAGE = Path(__file__).parents[4] / "docs" / "contributing" / "planted-faults.md"
+PAGE = Path(__file__).parents[3] / "planted_faults.md"
 
 
 def in_file_order(trainer: Untyped) -> None:
