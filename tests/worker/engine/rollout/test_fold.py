@@ -84,8 +84,8 @@ def test_a_change_of_adapter_or_weight_in_between_is_told() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_thousand_rollouts_leave_every_weight_as_it_was(dtype: torch.dtype) -> None:
-    """A3 of complaint A. Every fiftieth draws, the others only fold; patched as in training, so
-    that weights are views of fused ones."""
+    """Every fiftieth rollout samples tokens; the others only fold and unfold the adapter. The model
+    is patched as in training, so that its weights are views of fused weights."""
     config = transformers.LlamaConfig(**COMMON | {"num_hidden_layers": 1})
     model = with_lora(model_of(config).to(dtype).eval())
     patch(model, ["attention_block", "mlp_block"])

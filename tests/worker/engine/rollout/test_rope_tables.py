@@ -104,7 +104,7 @@ def test_windows_shorter_than_prompt_and_completion(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_larger_limit_changes_no_number(family: str) -> None:
-    """Complaint B of docs/explanation/rollouts.md: lengths bound memory, never what is computed."""
+    """The length limit bounds memory; it never changes what is computed."""
     model = make_model(family)
     (prompt,) = make_prompts(9)
     found = [

@@ -1,4 +1,4 @@
-"""B1 of complaint B: unequal prompts in one batch are as each alone, and as the model's forward."""
+"""Prompts of unequal lengths give the same results in one batch, alone and in a model forward."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_prompts_beyond_one_law_of_positions_are_not_judged() -> None:
 
 @pytest.mark.parametrize("weights", ["merged", "in_place"])
 def test_b2_max_seq_length_changes_no_bit(weights: Layout) -> None:
-    """Complaint B: the limit bounds memory, never what is computed."""
+    """The length limit bounds memory; it never changes what is computed."""
     subject = make_subject("llama-3-rope", weights=weights)
     ids = subject.prompts[0].prompt_ids
     rows = [(ids, tuple(range(20, 30))), (subject.prompts[1].prompt_ids, (7, 8, 9))]

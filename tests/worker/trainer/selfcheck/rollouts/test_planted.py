@@ -79,7 +79,7 @@ def test_a_fault_of_the_engine_is_named(name: str) -> None:
 def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """B5 (i): shorter prompts see what stands behind them."""
+    """Without the mask, a shorter prompt also sees the positions after its end."""
 
     def unmasked(self: Untyped, window: int | None) -> None:
         for buffer in (self._scores, self._weights):
@@ -91,7 +91,7 @@ def test_a_mask_that_is_ignored_in_the_native_engine_is_named(
 
 
 def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B5 (ii): RoPE scaled by two, as where a scaling is forgotten."""
+    """RoPE is off by a factor of two, as if the code had forgotten a scaling."""
     right = RopeTables.table
 
     def stretched(self: Untyped, name: Untyped, rope_key: int, length: int) -> Untyped:
@@ -107,7 +107,7 @@ def test_wrong_frequencies_in_the_engine_are_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_frequencies_that_were_rounded_on_the_way_are_named() -> None:
-    """Engine and trainer agree on them."""
+    """Engine and trainer agree, but both use the rounded frequencies."""
     subject = make_subject()
     subject.base.model.to(torch.bfloat16).float()
     (finding,) = check_positions(subject).findings
@@ -118,7 +118,7 @@ def test_frequencies_that_were_rounded_on_the_way_are_named() -> None:
 def test_an_adapter_that_is_detached_in_the_trainer_is_named(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B5 (iii), the other side."""
+    """The trainer ignores the adapter, while the engine applies it."""
     subject = make_subject()
     if where == "score":
         right = subject.score
@@ -170,14 +170,13 @@ def _with_requests(change: Callable[[Request], Request]) -> ReinforcementContext
 
 
 def test_a_prompt_that_is_truncated_between_data_and_engine_is_named() -> None:
-    """B5 (iv)"""
     cut = _with_requests(lambda one: replace(one, prompt_ids=one.prompt_ids[-10:]))
     (finding,) = check_requests(cut).findings
     assert finding.message.startswith("truncated prompt: the trainer requests 10 tokens of a")
 
 
 def test_a_prompt_that_is_truncated_in_the_data_is_named() -> None:
-    """B4: it may be dropped or refused, never cut."""
+    """A prompt that is too long may be dropped or refused, but never cut."""
     subject = make_subject()
     assert not check_prompts(subject).findings
     short = [Prompt(one.prompt_ids[:12], one.text) for one in subject.prompts]
