@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.worker.runs import QUESTIONS
 from tunesmith_schema import Evaluation, JobFailure
 from tunesmith_worker.rundir.evaluation_spec import EvaluationSpec, ModelFolders
 from tunesmith_worker.rundir.paths import write_json
-from tunesmith_worker.trainer.evaluation import on_demand
+from tunesmith_worker.trainer.evaluation import on_demand, stored_models
 from tunesmith_worker.trainer.evaluation.__main__ import command
 
 from .test_supervised import stock_loss
@@ -107,6 +108,27 @@ def test_a_grader_adds_rewards_to_losses_and_one_model_is_not_compared(
     [scores] = alone.models
     assert alone.verdict == f"not compared: loss {scores.loss:.4g}"
     assert (alone.outcome, alone.comparisons) == (None, [])
+
+
+def test_one_model_at_a_time_is_in_memory(
+    tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses and rewards of two models load four times; each time, no earlier model is left."""
+    loaded: list[weakref.ref[Any]] = []
+    load = stored_models.load
+
+    def counting(*arguments: Any) -> Any:
+        assert [one for one in loaded if one() is not None] == []
+        base = load(*arguments)
+        loaded.append(weakref.ref(base.model))
+        return base
+
+    monkeypatch.setattr(stored_models, "load", counting)
+    base = ModelFolders(name="base", base=str(tiny_model))
+    tuned = ModelFolders(name="ft:tuned", base=str(tiny_model), adapter=str(adapter))
+    found = run(tmp_path, QUESTIONS, model=tuned, against=base, grader=GRADER)
+    assert isinstance(found, Evaluation), found
+    assert len(loaded) == 4
 
 
 def test_equal_models_are_never_better(tmp_path: Path, tiny_model: Path) -> None:

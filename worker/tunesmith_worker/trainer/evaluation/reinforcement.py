@@ -94,10 +94,8 @@ class ReinforcementEvaluation:
                 else budget.part(share)
             )
             try:
-                with model.use() as used:
-                    began = budget.spent
-                    engine = self._make_engine(used)
-                    completed[model.name] = self._complete(engine, prompts, enough)
+                began = budget.spent
+                completed[model.name] = self._answer(model, prompts, enough)
             except LeftOut as reason:
                 left_out.append(f"{model.name}: {reason}")
                 continue
@@ -112,6 +110,14 @@ class ReinforcementEvaluation:
         if len(prompts) < available:
             left_out.append(f"{available - len(prompts)} of {available} prompts")
         return self._result(models, answered, prompts, left_out)
+
+    def _answer(
+        self, model: EvaluatedModel, prompts: Sequence[PromptRow], enough: Callable[[], bool]
+    ) -> list[Completion]:
+        """Return a model's completions. No reference to the model is left, so that the next one has
+        its memory."""
+        with model.use() as used:
+            return self._complete(self._make_engine(used), prompts, enough)
 
     def _complete(
         self, engine: RolloutEngine, prompts: Sequence[PromptRow], enough: Callable[[], bool]

@@ -74,6 +74,7 @@ class StoredModel:
 
     def _load(self) -> tuple[BaseModel, Untyped]:
         if self._loaded is None:
+            release_cached_memory()  # the model before this one may be garbage by now
             self._check_memory()
             try:
                 base = load(

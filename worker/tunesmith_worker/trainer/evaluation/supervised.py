@@ -68,28 +68,19 @@ class SupervisedEvaluation:
         scores: dict[ModelName, RowScores] = {}
         answers: dict[ModelName, _Answers] = {}
         left_out: list[str] = []
-        cost = 0.0  # seconds for the losses of one model
+        cost: float | None = None
         for place, model in enumerate(models):
             waiting = len(models) - place
             if model.name not in ("tuned", "base") and budget.left == 0.0:
                 left_out.append(f"{model.name}: {NO_TIME}")
                 continue
             try:
-                with model.use() as used:
-                    began = budget.spent
-                    share = _SCORING / waiting
-                    enough = (
-                        budget.at_most(max(LATER * cost, share * budget.left))
-                        if scores
-                        else budget.part(share)
-                    )
-                    scores[model.name] = self._score(used, rows, enough)
-                    rows = rows[: len(scores[model.name])]
-                    cost = cost or budget.spent - began
-                    seconds = max(0.0, (budget.left - cost * (waiting - 1)) / waiting)
-                    answers[model.name] = self._answer(used, examples, seconds)
+                measured = self._measure(model, rows, examples, budget, waiting, cost)
             except LeftOut as reason:
                 left_out.append(f"{model.name}: {reason}")
+                continue
+            scores[model.name], answers[model.name], cost = measured
+            rows = rows[: len(scores[model.name])]
         scores = {name: found.first(len(rows)) for name, found in scores.items()}
         available = len(self._rows.dataset)
         if self._dropped:
@@ -99,6 +90,33 @@ class SupervisedEvaluation:
         if cuts := [found.cut_after for found in answers.values() if found.cut_after is not None]:
             left_out.append(f"the ends of answers that have more than {min(cuts)} tokens")
         return self._result(models, scores, answers, examples, chosen, left_out)
+
+    def _measure(
+        self,
+        model: EvaluatedModel,
+        rows: Sequence[ScoredRow],
+        examples: Sequence[_Example],
+        budget: Budget,
+        waiting: int,
+        cost: float | None,
+    ) -> tuple[RowScores, _Answers, float]:
+        """Return the scores, the answers, and the seconds for the losses of one model.
+
+        `waiting`: number of models that are not measured yet. `cost`: seconds for the losses of the
+        first model; None for the first model itself. A slower model may score fewer rows.
+        No reference to the model is left, so that the next one has its memory."""
+        with model.use() as used:
+            began = budget.spent
+            share = _SCORING / waiting
+            enough = (
+                budget.part(share)
+                if cost is None
+                else budget.at_most(max(LATER * cost, share * budget.left))
+            )
+            scores = self._score(used, rows, enough)
+            cost = budget.spent - began if cost is None else cost
+            seconds = max(0.0, (budget.left - cost * (waiting - 1)) / waiting)
+            return scores, self._answer(used, examples, seconds), cost
 
     def _sample(self) -> tuple[list[int], list[ScoredRow]]:
         """Return the indices of the chosen rows in the data set, and the rows."""
