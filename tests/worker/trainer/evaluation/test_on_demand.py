@@ -14,6 +14,7 @@ import transformers
 
 from tests.worker.runs import QUESTIONS
 from tunesmith_schema import Evaluation, JobFailure
+from tunesmith_worker.engine.serving.base import load
 from tunesmith_worker.rundir.evaluation_spec import EvaluationSpec, ModelFolders
 from tunesmith_worker.rundir.paths import write_json
 from tunesmith_worker.trainer.evaluation import on_demand, stored_models
@@ -115,7 +116,6 @@ def test_one_model_at_a_time_is_in_memory(
 ) -> None:
     """Losses and rewards of two models load four times; each time, no earlier model is left."""
     loaded: list[weakref.ref[Any]] = []
-    load = stored_models.load
 
     def counting(*arguments: Any) -> Any:
         assert [one for one in loaded if one() is not None] == []
