@@ -123,8 +123,9 @@ def test_a_resumed_reinforcement_run_proves_its_first_step(
     run = make(make_run, {"max_steps": 4, "learning_rate": 1e-2, **GROUPS[name]})
     assert interrupt(run, monkeypatch, stop=2) == 75
     assert main(run) == 0, read_result(run).error
-    detail = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d][-1]
-    assert "loss, gradient norm and gradient equal plain torch" in detail
+    reports = [d for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
+    assert [report["step"] for report in reports] == [1, 3]
+    assert "loss, gradient norm and gradient equal plain torch" in reports[1]["first_step"]
 
 
 def test_a_step_on_completions_of_an_earlier_attempt_says_what_was_not_compared(
