@@ -73,6 +73,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "benchmarks/test_layouts.py": {"test_a_tiny_cell_is_measured": ()},
     "benchmarks/test_grpo.py": {ALL: ()},
     "benchmarks/test_service.py": {ALL: ()},
+    "server/test_schedule.py": {"test_a_day_is_fair_and_quick_for_short_jobs": ()},
     # The server under a fuzzer, and the same rejected input in every kind of process.
     "server/test_page_bounds.py": {
         "test_pages_join_at_the_seams_of_their_chunks": ("*-49-50", "*-50-51", "*-1000-120"),

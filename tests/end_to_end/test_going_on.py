@@ -27,10 +27,11 @@ class Runs:
         self._adapters, self._folder = client.adapters, folder
         self._file = client.files.create(file=rows).id
 
-    def start(self, **recipe: Any) -> tunesmith.Job:
+    def start(self, *, scheduling: dict[str, Any] | None = None, **recipe: Any) -> tunesmith.Job:
         return self.jobs.create(
-            model="tiny", training_file=self._file, seed=5, recipe=RECIPE | recipe
-        )
+            model="tiny", training_file=self._file, seed=5, recipe=RECIPE | recipe,
+            scheduling=scheduling,
+        )  # fmt: skip
 
     def trained(self, **recipe: Any) -> tunesmith.Job:
         """One that has done a few steps."""
@@ -82,6 +83,19 @@ def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_al
         assert steps == list(range(step + 1, RECIPE["max_steps"] + 1))
     assert runs.result(retried) == runs.result(whole)
     assert runs.result(fork) != runs.result(whole)
+
+
+def test_a_preempted_run_ends_as_one_that_was_left_alone(runs: Runs) -> None:
+    long = runs.trained()
+    short = runs.start(max_steps=3, scheduling={"interactive": True})
+    short.wait(timeout=60)
+    assert long.refresh().state != "succeeded"
+    long.wait(timeout=120)
+    assert any(f"pre-empted by the interactive job {short.id}" in e.message for e in long.stream())
+    assert long.attempt == 2
+    whole = runs.start()
+    whole.wait(timeout=120)
+    assert runs.result(long) == runs.result(whole)
 
 
 def test_a_stopped_job_succeeds_with_what_it_has_made(runs: Runs) -> None:
