@@ -68,6 +68,7 @@ def upgrade() -> None:
         sa.Column("device_seconds", sa.Double(), nullable=False),
         sa.Column("lost_seconds", sa.Double(), nullable=False),
     )
+    op.create_index("ix_usage_days_owner", "usage_days", ["owner", "day"])
     op.create_table(
         "idle_days",
         sa.Column("day", sa.Integer(), primary_key=True),

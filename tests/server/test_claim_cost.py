@@ -11,7 +11,7 @@ from benchmarks.schedule_parts.figures import percentile
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.settings import Settings
 
-P99_SECONDS = 0.05
+CPU_SECONDS = 0.03
 """Tripwire for a busy machine; `benchmarks/schedule.py` measures against 5 ms."""
 
 
@@ -30,5 +30,5 @@ def test_the_plan_of_a_claim_uses_the_index_and_no_scan_of_jobs(
     assert "ix_jobs_claim" in plan, plan
     assert "Seq Scan on jobs" not in plan, plan
     assert "SCAN jobs" not in plan, plan
-    times = claim_cost.claim_times(database, settings, 60)
-    assert percentile(times[10:], 0.5) < P99_SECONDS, sorted(times)[-5:]
+    _, cpu = claim_cost.claim_times(database, settings, 60)
+    assert percentile(cpu[10:], 0.5) < CPU_SECONDS, sorted(cpu)[-5:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Double, Integer, String
+from sqlalchemy import Double, Index, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
@@ -12,6 +12,7 @@ class UsageRow(Base):
     """Device-time of ended attempts. A day is counted from 1970-01-01, in UTC."""
 
     __tablename__ = "usage_days"
+    __table_args__ = (Index("ix_usage_days_owner", "owner", "day"),)
 
     project_id: Mapped[str] = mapped_column(String(40), primary_key=True)
     day: Mapped[int] = mapped_column(Integer, primary_key=True)

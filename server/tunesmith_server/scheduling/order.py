@@ -68,12 +68,12 @@ def next_job(
 
 
 def _may_be_claimed(worker: Abilities) -> tuple[ColumnElement[bool], ...]:
-    with_interactive = select(_HELD.owner).where(
-        _HELD.state.in_(limits.HELD), _HELD.interactive.is_(True)
+    in_lane = select(_HELD.id).where(
+        _HELD.owner == _FIRST.owner, _HELD.state.in_(limits.HELD), _HELD.interactive.is_(True)
     )
     return (
         may_start(_FIRST),
         can_run(worker, _FIRST),
         limits.key_has_room(_FIRST.owner),
-        or_(_FIRST.interactive.is_(False), _FIRST.owner.not_in(with_interactive)),
+        or_(_FIRST.interactive.is_(False), ~in_lane.correlate(_FIRST).exists()),
     )

@@ -60,9 +60,11 @@ def database_now(session: Session) -> float:
     return session.execute(select(epoch_now())).scalar_one()
 
 
-def begin(project: ProjectRow, now: float) -> None:
+def begin(project: ProjectRow, job: JobRow) -> None:
     """Charge a claim in advance. The project is locked."""
-    project.usage_log = added(project.usage_log, now, now + CHARGE_AHEAD_SECONDS)
+    assert job.claimed_at is not None, "the job has just been claimed"
+    job.charged_until = job.claimed_at + CHARGE_AHEAD_SECONDS
+    project.usage_log = added(project.usage_log, job.claimed_at, job.charged_until)
 
 
 def continue_charging(session: Session, job: JobRow, now: float) -> None:

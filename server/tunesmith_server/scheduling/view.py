@@ -16,7 +16,7 @@ from .durations import Durations
 from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
-FAST, SLOW = 0.7, 1.5
+FAST, SLOW = 0.6, 1.7
 """Factors on the times of similar jobs, for the range of an estimate."""
 LONG_QUEUE = 200
 """Number of waiting jobs from which on a view is kept for a moment."""

@@ -92,7 +92,6 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
 def _lease(
     session: Session, settings: Settings, worker_id: str, job_id: str, project: ProjectRow
 ) -> Claim | None:
-    now = usage.database_now(session)
     job = jobs.move(
         session,
         job_id,
@@ -102,10 +101,9 @@ def _lease(
         data={"worker_id": worker_id},
         values={
             "lease_owner": worker_id,
-            "lease_until": now + settings.lease_seconds,
-            "claimed_at": now,
+            "lease_until": epoch_now() + settings.lease_seconds,
+            "claimed_at": epoch_now(),
             "claimed_step": JobRow.step,
-            "charged_until": now + usage.CHARGE_AHEAD_SECONDS,
             "fence": JobRow.fence + 1,
             "attempt": JobRow.attempt + 1,
             "source_seq": 0,
@@ -115,7 +113,7 @@ def _lease(
     )
     if job is None:
         return None
-    usage.begin(project, now)
+    usage.begin(project, job)
     waiting.withdraw_at_claim(session, job)
     ignored: list[str] = []
     method = stored_job.method(job, ignored)
