@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from tunesmith import Client
 from tunesmith_schema import JobState
+from tunesmith_server.models import DEFAULT_PROJECT, JobRow
 from tunesmith_server.services import job_summaries
 from tunesmith_server.services.job_filters import JobFilters
 
@@ -103,6 +104,7 @@ def test_a_rare_match_is_found_in_the_index_alone(server: Server) -> None:
     filters = JobFilters(states=[JobState.FAILED], method="supervised", model="m", text="x")
     with server.database.read() as session:
         query = job_summaries.query().where(*filters.conditions(session))
+        query = query.where(JobRow.project_id == DEFAULT_PROJECT)  # as a user's session does
         query = query.order_by(text("jobs.created_at DESC, jobs.id DESC")).limit(21)
         compiled = query.compile(session.get_bind(), compile_kwargs={"literal_binds": True})
         plan = session.execute(text(f"EXPLAIN QUERY PLAN {compiled}".replace(":", r"\:"))).all()

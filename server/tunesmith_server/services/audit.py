@@ -115,4 +115,5 @@ def verify(session: Session, head: str | None = None) -> Verdict:
 def entries(session: Session, after: int = 0) -> Iterator[AuditRow]:
     """Yield the entries after number `after`, oldest first."""
     query = select(AuditRow).where(AuditRow.seq > after).order_by(AuditRow.seq)
-    yield from session.scalars(query.execution_options(yield_per=500))
+    with session.scalars(query.execution_options(yield_per=500)) as rows:
+        yield from rows
