@@ -16,5 +16,5 @@ ON_POSTGRESQL = {
     *("test_event_feed", "test_events", "test_lists", "test_migrations", "test_resume_points"),
     *("test_waiting", "test_garbage", "test_installation", "test_job_delete", "test_report_order"),
     *("test_job_filters", "test_job_health", "test_fair_share", "test_job_limits"),
-    *("test_claim_cost", "test_scope", "test_audit"),
+    *("test_claim_cost", "test_scope"),
 }
