@@ -57,7 +57,8 @@ def upgrade() -> None:
             column = sa.Column(name, kind, nullable=default is None, server_default=value)
             op.add_column(table, column)
     first = (sa.text("interactive DESC"), sa.text("priority DESC"))
-    op.create_index("ix_jobs_claim", "jobs", ["project_id", "state", *first, "created_at", "id"])
+    last = ("created_at", "id", "needs_bytes", "worker_labels")
+    op.create_index("ix_jobs_claim", "jobs", ["project_id", "state", *first, *last])
     op.create_index("ix_jobs_owner", "jobs", ["owner", "state"])
     op.create_table(
         "usage_days",

@@ -26,7 +26,7 @@ def played(week: Week, folder: Path, estimates_every: float | None = None) -> Re
 
 
 def test_hours_with_deaths_and_clock_steps_lose_and_double_nothing(tmp_path: Path) -> None:
-    week = drawn((1.0, 1.0), 24, 8.0)
+    week = drawn((1.0, 1.0), 20, 6.0)
     first = played(week, tmp_path / "a")
     found = figures(week, first)
     assert (found["lost"], found["doubled"], found["starved"]) == (0, 0, 0)

@@ -120,9 +120,10 @@ class JobRow(Owned, Base):
     """Time of the last pre-emption, by the database clock."""
 
 
-# The order in which the jobs of a project are claimed (scheduling/order.py).
+# The order in which the jobs of a project are claimed (scheduling/order.py), and what tells jobs
+# that do not fit a worker. The labels are bounded, as PostgreSQL's index entries are.
 Index(
     "ix_jobs_claim",
     *(JobRow.project_id, JobRow.state, JobRow.interactive.desc(), JobRow.priority.desc()),
-    *(JobRow.created_at, JobRow.id),
+    *(JobRow.created_at, JobRow.id, JobRow.needs_bytes, JobRow.worker_labels),
 )
