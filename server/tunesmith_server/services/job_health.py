@@ -3,22 +3,28 @@ metrics."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from sqlalchemy import exists, func, null, select
+from sqlalchemy import case, exists, func, null, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobHealth
 from tunesmith_server.models import JobRow, MetricRow
 
 from . import health_rules
+from .faults import is_outage
 from .health_rules import Point
+
+log = logging.getLogger(__name__)
 
 MAX_POINTS = 200
 """Points of a curve; each point is the mean of as many logged steps as necessary."""
 GROWTH = 1.05
 """Growth of a job's steps after which its health is derived again. The cost of all derivations
 together then grows linearly with the number of steps."""
+_LARGEST = 1e100
+"""Larger values count as this one: PostgreSQL's mean of larger values overflows with an error."""
 
 
 def update(session: Session, job: JobRow) -> None:
@@ -29,8 +35,15 @@ def update(session: Session, job: JobRow) -> None:
 
 
 def derive(session: Session, job: JobRow) -> None:
-    """Derive the health of a job that this transaction has locked."""
-    job.health = health_rules.judge(curves(session, job.id)).model_dump(mode="json")
+    """Derive the health of a job that this transaction has locked. A failure of the derivation
+    keeps the previous health, and stops neither a report nor the end of a job."""
+    try:
+        with session.begin_nested():
+            job.health = health_rules.judge(curves(session, job.id)).model_dump(mode="json")
+    except Exception as error:
+        if is_outage(error):
+            raise
+        log.warning("the health of %s cannot be derived: %r", job.id, error)
 
 
 def derive_missing(session: Session, most: int) -> int:
@@ -61,12 +74,17 @@ def curves(session: Session, job_id: str) -> dict[str, list[Point]]:
     """Return the metrics that the rules read, at most `MAX_POINTS` points each."""
     of_job = (MetricRow.job_id == job_id, MetricRow.name.in_(health_rules.METRICS))
     last = session.scalar(select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id)) or 0
+    value = case(
+        (MetricRow.value > _LARGEST, _LARGEST),
+        (MetricRow.value < -_LARGEST, -_LARGEST),
+        else_=MetricRow.value,
+    )
     bucket = (MetricRow.step // (last // MAX_POINTS + 1)).label("bucket")
     rows = session.execute(
         select(
             MetricRow.name,
             func.max(MetricRow.step),
-            func.avg(MetricRow.value),
+            func.avg(value),
             func.count() - func.count(MetricRow.value),
         )
         .where(*of_job)
@@ -74,6 +92,6 @@ def curves(session: Session, job_id: str) -> dict[str, list[Point]]:
         .order_by(MetricRow.name, bucket)
     )
     points: dict[str, list[Point]] = {}
-    for name, step, value, missing in rows:
-        points.setdefault(name, []).append(Point(step, value, missing))
+    for name, step, mean, missing in rows:
+        points.setdefault(name, []).append(Point(step, mean, missing))
     return points
