@@ -11,6 +11,7 @@ from tunesmith_server.models import WorkerRow
 from tunesmith_server.services import waiting
 
 from .actors import Server
+from .callers import event
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +108,23 @@ def test_a_job_is_patient_with_a_restarting_worker(
     monkeypatch.setattr(waiting, "PATIENCE_SECONDS", -1.0)
     janitor_round(server)
     assert len(warnings(server, job_id)) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [{"reason": "a\0b"}, {"a\0b": ["\\\0", "\\u0000"]}], ids=["in a value", "in a key"]
+)
+def test_nul_in_the_data_of_a_warning_keeps_no_worker_from_its_job(
+    server: Server, data: dict[str, Any]
+) -> None:
+    """PostgreSQL stores NUL in JSON and fails when it reads a key of the value."""
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    server.worker.report(claim, events=[event(1, level="warn", data=data)])
+    server.worker.report(claim, outcome={"state": "released"})
+    janitor_round(server)
+    assert server.worker.claim()["job_id"] == job_id
+    [warning] = warnings(server, job_id)
+    shown = {name.replace("\0", "\ufffd"): value for name, value in data.items()}
+    assert warning["data"].keys() == shown.keys()
+    if "reason" not in data:
+        assert warning["data"]["a\ufffdb"] == ["\\\ufffd", "\\u0000"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import sqlite3
 import threading
@@ -27,6 +28,8 @@ from .planes import DATABASE_CONNECTIONS
 READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""NUL in JSON; after an odd number of backslashes, it would be text."""
 _KEPT_CONNECTIONS = 16
 """Idle connections that stay open."""
 
@@ -107,8 +110,10 @@ class Database:
 
 
 def _to_json(value: Any) -> str:  # Any: JSON column values
-    """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN."""
-    return to_json(value, inf_nan_mode="null").decode()
+    """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN. NUL becomes U+FFFD:
+    PostgreSQL stores it, but fails in each query that reads a key of the value."""
+    text = to_json(value, inf_nan_mode="null").decode()
+    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
 def _from_json(text: str | bytes) -> Any:  # Any: JSON column values
