@@ -123,11 +123,18 @@ def test_a_slow_second_model_shortens_a_comparison_of_rewards(
     monkeypatch.setattr(ReinforcementEvaluation, "_grade", grade)
     prompts = [PromptRow(number=n, prompt_ids=(1,), item={}, text="a") for n in range(200)]
     engine: Any = Engine
-    grading: Any = nullcontext
+    no_grading: Any = nullcontext
     evaluation = ReinforcementEvaluation(
-        prompts, None, engine, grading, on="validation_file", file="v.jsonl", seed=0,
-        max_tokens=1, stop_tokens=frozenset(),
-    )  # fmt: skip
+        prompts,
+        None,
+        engine,
+        no_grading,
+        on="validation_file",
+        file="v.jsonl",
+        seed=0,
+        max_tokens=1,
+        stop_tokens=frozenset(),
+    )
     models = [
         EvaluatedModel(name=name, step=1, use=lambda name=name: nullcontext(name))  # type: ignore[misc]  # a default binds the name
         for name in ("tuned", "base")
