@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState
 from tunesmith_server.models import JobRow
+from tunesmith_server.models.scope import all_projects
 
 from .lanes import INTERACTIVE_SECONDS
 from .snapshot import Running, Waiting
@@ -81,7 +82,7 @@ def _groups(job: Example | Waiting) -> tuple[tuple[str, ...], ...]:
 
 def examples(session: Session) -> list[Example]:
     """Return the device-times of the newest jobs that succeeded."""
-    rows = session.execute(
+    newest = (
         select(
             JobRow.project_id, JobRow.model, JobRow.method_name, JobRow.training_file,
             JobRow.device_seconds,
@@ -90,6 +91,7 @@ def examples(session: Session) -> list[Example]:
         .order_by(JobRow.queued_at.desc())
         .limit(MAX_EXAMPLES)
     )  # fmt: skip
+    rows = session.execute(all_projects(newest))
     return [
         Example(
             project_id=project_id, model=model, method=method, training_file=file, seconds=seconds

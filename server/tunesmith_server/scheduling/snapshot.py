@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import JobState
 from tunesmith_schema.queue import TRAIN_QUEUE
 from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, ReservationRow, WorkerRow
+from tunesmith_server.models.scope import all_projects
 
 from . import limits, reservations, usage
 from .eligibility import Abilities, Needs, abilities, fits, unpacked
@@ -152,8 +153,8 @@ def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
         now=now,
         projects=_projects(session),
         workers=_workers(session, now),
-        running=[_running(row, now) for row in session.execute(held)],
-        waiting=[Waiting(**_fields(row)) for row in session.execute(queued)],
+        running=[_running(row, now) for row in session.execute(all_projects(held))],
+        waiting=[Waiting(**_fields(row)) for row in session.execute(all_projects(queued))],
         key_limits={key: limit for key, limit in session.execute(key_limits) if limit is not None},
         over_device_hours=frozenset(session.scalars(limits.over_device_hours())),
     )
