@@ -51,6 +51,8 @@ def test_steps_of_several_micro_batches_are_packed() -> None:
     assert list(plan.layouts) == ["packed", "padding_free", "padded"]
     assert plan.layouts["packed"].tokens == 1600  # the whole step
     assert planned([4000] * 50).first == "padding_free"  # 8 rows are more than fit in a pack
+    assert planned([16] * 50).first == "padded"  # 128 tokens without padding
+    assert planned([16] * 49 + [20]).first == "packed"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 (docs/contributing/log)."""
 PADDED_TOKENS = 1024
 """Maximum tokens of a micro-batch for which padding is faster on a CPU."""
+EQUAL_TOKENS = 128
+"""Maximum tokens of a micro-batch of equally long rows that is faster than a packed one on a CPU."""
 PADDED_WORK = 8e7
 """Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
 MOST_PADDING = 2.0
@@ -103,13 +105,19 @@ def plan_layouts(
         return _only("padding_free", free, f"packing saves little in a run of {total_steps} steps")
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     most = min(PACKED_TOKENS["gpu" if device.is_gpu else "cpu"], rows * passes * longest)
-    packable = recipe.per_device_train_batch_size == "auto" and passes > 1 and rows * mean < most
     padding = padded_slots_per_token(lengths, rows, rows * passes)
     paddable = (
         not device.is_gpu
         and rows * mean <= PADDED_TOKENS
         and (padding - 1) * rows * mean * parameters <= PADDED_WORK
         and longest <= MOST_PADDING * mean
+    )
+    small_and_equal = paddable and padding == 1.0 and rows * mean <= EQUAL_TOKENS
+    packable = (
+        recipe.per_device_train_batch_size == "auto"
+        and passes > 1
+        and rows * mean < most
+        and not small_and_equal
     )
     layouts = {"padding_free": free, "padded": padded}
     if packable:
