@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from .base import Request, Response, Text
-from .bounds import MAX_COUNT, MAX_SECONDS, MAX_STEP, ObjectId
+from .bounds import MAX_COUNT, MAX_SECONDS, MAX_STEP, JsonBound, ObjectId, at_most
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-WorkerLabels = Annotated[dict[Label, Label], Field(max_length=16)]
+WorkerLabels = Annotated[dict[Label, Label], at_most(16), JsonBound(4 * 1024)]
 """At most 16 labels; names and values have letters, digits, dots, hyphens and underscores."""
 
 
@@ -74,6 +74,7 @@ class EstimatedStart(Response):
     """Expected start of a waiting job, in Unix seconds."""
 
     at: int
+    """Expected start."""
     earliest: int
     """If the jobs ahead end as early as similar jobs have."""
     latest: int
@@ -90,7 +91,9 @@ class QueuedJob(Response):
     model: str | None = None
     """Base model; null for a job of another project."""
     priority: int
+    """Priority among the jobs of the project."""
     interactive: bool
+    """True if the job uses the lane for short jobs."""
     worker: str | None = None
     """Id of the worker that runs the job; null for a waiting job."""
     started_at: int | None = None
@@ -133,16 +136,21 @@ class ProjectShare(Response):
     id: str
     object: Literal["queue.project"] = "queue.project"
     name: str
+    """Name of the project."""
     weight: float
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int
     """Devices that the project gets before others get more than their guarantee."""
     max_running_jobs: int | None = None
+    """Most jobs of the project that run at a time; null means no limit."""
     max_queued_jobs: int | None = None
+    """Most jobs of the project that wait at a time; null means no limit."""
     max_device_hours: float | None = None
-    """Device-hours in 30 days; null means no limit, like the other two limits."""
+    """Most device-hours in 30 days; null means no limit."""
     running_jobs: int
+    """Jobs that run now."""
     queued_jobs: int
+    """Jobs that wait now."""
     decayed_device_seconds: float
     """Used device-time, halved each day. It orders the queue, divided by the weight."""
 
@@ -151,16 +159,20 @@ class Limits(Request):
     """Changed limits of a key; fields that are left out stay, null removes a limit."""
 
     max_running_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
+    """Most jobs that run at a time."""
     max_queued_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
+    """Most jobs that wait at a time."""
     max_device_hours: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
-    """Device-hours in 30 days."""
+    """Most device-hours in 30 days."""
 
 
 class ShareChange(Limits):
     """Changed share and limits of a project; fields that are left out stay."""
 
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
+    """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
+    """Devices that the project gets before others get more than their guarantee."""
 
 
 class KeyLimits(Response):
@@ -169,9 +181,13 @@ class KeyLimits(Response):
     id: str
     object: Literal["queue.key"] = "queue.key"
     name: str
+    """Name of the key."""
     max_running_jobs: int | None = None
+    """Most jobs of the key that run at a time; null means no limit."""
     max_queued_jobs: int | None = None
+    """Most jobs of the key that wait at a time; null means no limit."""
     max_device_hours: float | None = None
+    """Most device-hours in 30 days; null means no limit."""
 
 
 class WorkerState(StrEnum):
@@ -191,12 +207,15 @@ class WorkerStatus(Response):
     id: str
     object: Literal["worker"] = "worker"
     host: str
+    """Name of the worker's host."""
     device: str
     """`cpu`, or the GPU's name."""
     device_bytes: int | None = None
     """Memory of the device; null if unknown."""
     labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the worker, which jobs can ask for."""
     state: WorkerState
+    """State of the worker."""
     job_id: str | None = None
     """Job that the worker runs; null for a job of another project."""
     project: str | None = None
@@ -210,6 +229,7 @@ class WorkerStatus(Response):
     reason: str | None = None
     """Reason for which the worker takes no job, or the reservation that limits it."""
     version: str
+    """Version of Tunesmith on the worker."""
 
 
 class DrainRequest(Request):
@@ -231,6 +251,7 @@ class ReservationCreate(Request):
     ends_at: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
     """End, Unix seconds; null: until it is deleted."""
     reason: Text = Field(default="", max_length=200)
+    """Shown to users whose jobs wait."""
 
 
 class Reservation(Response):
@@ -243,8 +264,11 @@ class Reservation(Response):
     project_id: str | None = None
     """Project whose jobs run meanwhile; null for a drain."""
     starts_at: int
+    """Start, Unix seconds."""
     ends_at: int | None = None
+    """End, Unix seconds; null until somebody ends it."""
     reason: str
+    """Text for users whose jobs wait."""
 
 
 class ReservationDeleted(Response):
@@ -279,7 +303,9 @@ class DeviceUsage(Response):
     days: int
     """Number of days, today included."""
     device_seconds: float
+    """Time in which jobs had a device, lost work included."""
     lost_seconds: float
+    """Time whose work was lost with a worker."""
     idle_seconds: float
     """Time in which ready workers had no job, over all projects."""
     data: list[DeviceUsageItem]

@@ -22,7 +22,7 @@ from tunesmith_schema.queue import (
 )
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.queue import WakeUps
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import DEFAULT_PROJECT, JobRow
 
 from .actors import FakeWakeUps, Server
 
@@ -134,7 +134,7 @@ def test_a_failed_flush_in_a_savepoint_keeps_earlier_messages(database_url: str)
     def fail(session: Session) -> None:
         with session.begin_nested():
             wake_ups.send_after_commit(session, TRAIN_TASK, "inside")
-            session.add(JobRow(id="incomplete"))
+            session.add(JobRow(id="incomplete", project_id=DEFAULT_PROJECT))
 
     with database.write.begin() as session:
         wake_ups.send_after_commit(session, TRAIN_TASK, "before")

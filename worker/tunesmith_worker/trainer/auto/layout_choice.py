@@ -24,7 +24,7 @@ PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 PADDED_TOKENS = 1024
 """Maximum tokens of a micro-batch for which padding is faster on a CPU."""
 EQUAL_TOKENS = 128
-"""Maximum tokens of a micro-batch of equally long rows that is faster than a packed one on a CPU."""
+"""Maximum tokens of a micro-batch of equally long rows for which padding beats packing on a CPU."""
 PADDED_WORK = 8e7
 """Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
 MOST_PADDING = 2.0

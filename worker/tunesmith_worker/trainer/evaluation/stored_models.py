@@ -75,8 +75,8 @@ class StoredModel:
     def _load(self) -> tuple[BaseModel, Untyped]:
         if self._loaded is None:
             release_cached_memory()  # the model before this one may be garbage by now
-            self._check_memory()
             try:
+                self._check_memory()
                 base = load(
                     self.folders.name, self.folders.base, self._device, self._tokenizer_folder
                 )

@@ -87,7 +87,7 @@ def test_a_resumed_run_proves_its_first_step(
     rows = {"packed": "all 16 rows: ", "rest of an epoch": "all 4 rows: "}.get(name, "all 8 rows: ")
     detail = reports[1]["first_step"]
     assert detail.startswith(f"{rows}loss, gradient norm and gradient equal plain torch")
-    assert "weights is that of AdamW" in detail
+    assert "weights equals AdamW in plain torch" in detail
     report = RunReport.model_validate_json((run / "report.json").read_bytes())
     assert report.first_step == f"step 3, the first after resuming: {detail}"
 
