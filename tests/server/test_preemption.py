@@ -88,7 +88,7 @@ def test_a_free_device_needs_no_preemption(server: Server) -> None:
 
 def test_a_guarantee_takes_a_device_back(server: Server, admin: Caller) -> None:
     file_id = server.good_file()
-    server.create_job(file_id)
+    long = server.create_job(file_id)
     claim = server.worker.claim()
     with server.database.write.begin() as session:
         session.add(ProjectRow(id="proj-2", name="two", created_at=0.0, guaranteed_devices=1))
@@ -96,6 +96,9 @@ def test_a_guarantee_takes_a_device_back(server: Server, admin: Caller) -> None:
     server.change_job(waiting, project_id="proj-2")
     assert make_room(server) == 1
     assert control(server, claim) == "pause"
+    [message] = [text for text in server.messages(long) if "pre-empted" in text]
+    assert message.startswith("pre-empted by a job of the project two, which has fewer devices")
+    assert waiting not in message
 
 
 def test_lost_work_is_not_charged(server: Server) -> None:

@@ -74,7 +74,7 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
                 continue
             # The lowest priority; then the youngest, because it has done the least.
             victim = min(victims, key=lambda one: (one.priority, -one.claimed_at, one.id))
-            chosen[victim.id] = Preemption(job_id=victim.id, reason=_reason(job, project))
+            chosen[victim.id] = Preemption(job_id=victim.id, reason=_reason(job, project, victim))
             devices[victim.project_id] -= 1
         devices[project.id] += 1
         if job.interactive:
@@ -114,9 +114,16 @@ def _place(project: Project, devices: int, job: Waiting) -> Place:
     return place(project, devices, project.usage, job)
 
 
-def _reason(job: Waiting, project: Project) -> str:
+def _reason(job: Waiting, project: Project, victim: Running) -> str:
+    """Return the reason for the events of `victim`, which name no job of another project."""
+    own = job.project_id == victim.project_id
     if job.interactive:
-        return f"pre-empted by the interactive job {job.id}"
+        return (
+            f"pre-empted by the interactive job {job.id}"
+            if own
+            else (f"pre-empted by an interactive job of the project {project.name}")
+        )
+    name = job.id if own else f"a job of the project {project.name}"
     if job.priority > 0:
-        return f"pre-empted by {job.id} with priority {job.priority}"
-    return f"pre-empted by {job.id}, because its project has fewer devices than its guarantee"
+        return f"pre-empted by {name} with priority {job.priority}"
+    return f"pre-empted by {name}, which has fewer devices than its guarantee"
