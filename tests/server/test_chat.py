@@ -20,6 +20,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.inference import process
+from tunesmith_server.models import DEFAULT_PROJECT
 
 from . import fake_inference
 from .actors import FakeWakeUps, Server, serving
@@ -109,7 +110,7 @@ def test_answers_of_a_base_model(client: OpenAI, chatting: Server) -> None:
         {
             "model": BASE, "n": 2, "temperature": 0.0, "top_p": 0.5, "seed": 7, "stop": ["a", "b"],
             "max_completion_tokens": 9, "frequency_penalty": 1.0, "presence_penalty": -1.0,
-            "logprobs": True, "top_logprobs": 3,
+            "logprobs": True, "top_logprobs": 3, "cache_salt": DEFAULT_PROJECT,
             "messages": [
                 {"role": "system", "content": "be kind"}, {"role": "user", "content": "hel"},
                 {"role": "user", "content": "hello you"},
@@ -143,7 +144,10 @@ def test_completions(client: OpenAI, chatting: Server) -> None:
     tokens = client.completions.create(model=BASE, prompt=[[1, 2], [3]], echo=True, logprobs=2)
     assert tokens.object == "text_completion"
     request = told(chatting)["requests"][-1]
-    assert request == {"model": BASE, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}
+    assert request == {
+        "model": BASE, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2,
+        "cache_salt": DEFAULT_PROJECT,
+    }  # fmt: skip
     # The strict client refuses the null that OpenAI sends as finish_reason of a part.
     client._strict_response_validation = False
     parts = list(client.completions.create(model=BASE, prompt="a b", stream=True))

@@ -73,7 +73,10 @@ class _EngineResponse(Response):
         super().__init__()
         self._state, self._principal, self._path = state, principal, path
         self._model, self._is_stream = request.model, bool(request.stream)
-        self._body = json.dumps(request.for_engine()).encode()
+        # The engine keeps prefixes apart by this field, whose name is vLLM's: `cached_tokens` and
+        # the time of an answer tell nothing about other projects' prompts.
+        body = request.for_engine() | {"cache_salt": principal.project_id}
+        self._body = json.dumps(body).encode()
         self._completions = completions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

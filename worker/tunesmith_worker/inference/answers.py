@@ -247,6 +247,7 @@ def _generation(
         stop_token_ids=eos_ids,
         stop=params.stop,
         adapter=adapter,
+        cache_salt=params.cache_salt,
         top_logprobs=params.top_logprobs,
         prompt_logprobs=params.echo and params.top_logprobs is not None,
         json_schema=params.json_schema,

@@ -36,6 +36,7 @@ _COMMON = frozenset(
     {
         *("model", "stream", "stream_options", "n", "stop", "seed", "temperature", "top_p"),
         *("presence_penalty", "frequency_penalty", "max_tokens", "logit_bias", "logprobs"),
+        "cache_salt",
     }
 )
 _CHAT = frozenset(
@@ -62,6 +63,8 @@ class Parameters:
     stop: tuple[str, ...]
     top_logprobs: int | None
     json_schema: str | None = None
+    cache_salt: str = ""
+    """Only requests with the same value use each other's keys and values."""
     echo: bool = False
     """The answer starts with the prompt."""
 
@@ -153,6 +156,7 @@ def _shared(
         stop=_stop(body.get("stop")),
         top_logprobs=top_logprobs,
         json_schema=json_schema,
+        cache_salt="" if body.get("cache_salt") is None else _text(body, "cache_salt"),
         echo=echo,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,10 @@ def test_the_next_turn_of_a_conversation_computes_only_its_new_tokens(folder: Pa
         streams = client.send([other])
         reference.check(other, client.wait(streams)[0])
         assert streams[0].cached_tokens == 0, "keys of another adapter were used"
+        foreign = replace(second, cache_salt="another project")
+        streams = client.send([foreign])
+        reference.check(foreign, client.wait(streams)[0])
+        assert streams[0].cached_tokens == 0, "keys of another project were used"
 
 
 def test_choices_of_one_prompt_compute_it_once(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Keys and values of finished requests, kept for the next turn of a conversation.
 
-A kept sequence is used again by a request with the same adapter whose prompt starts with the same
-tokens. The least recently used sequences are dropped first.
+A kept sequence is used again by a request with the same adapter and cache salt whose prompt starts
+with the same tokens. So the projects of a service, which have different salts, cannot guess each
+other's prompts from the number of cached tokens. The least recently used sequences are dropped
+first.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .protocol import PrefixSpace
+
 MIN_TOKENS = 8
 """Minimum length of a reused prefix in tokens. Shorter prefixes are computed again."""
 
 
 @dataclass(eq=False)
 class KeptPrefix:
-    adapter: str | None
+    space: PrefixSpace
     rope_key: int
     tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
     kv: torch.Tensor
@@ -49,12 +53,12 @@ class PrefixStore:
         return size <= self.max_bytes
 
     def add(
-        self, adapter: str | None, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
+        self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
     ) -> None:
         """Keep a sequence; drop kept sequences that are a prefix of it, and the oldest ones."""
-        new = KeptPrefix(adapter, rope_key, np.array(tokens, dtype=np.int64), kv)
+        new = KeptPrefix(space, rope_key, np.array(tokens, dtype=np.int64), kv)
         for key, old in list(self._kept.items()):
-            same = old.adapter == adapter and old.rope_key == rope_key
+            same = old.space == space and old.rope_key == rope_key
             if same and common_length(old.tokens, new.tokens) == len(old.tokens):
                 del self._kept[key]
         self._kept[id(new)] = new
@@ -62,7 +66,7 @@ class PrefixStore:
             self.drop_oldest()
 
     def find(
-        self, adapter: str | None, rope_key: int, tokens: Sequence[int]
+        self, space: PrefixSpace, rope_key: int, tokens: Sequence[int]
     ) -> tuple[KeptPrefix, int] | None:
         """Return the sequence with the longest common prefix, and the prefix's length; None if
         that is shorter than MIN_TOKENS. The last of `tokens` is never part of the prefix, because
@@ -70,7 +74,7 @@ class PrefixStore:
         wanted = np.array(tokens[:-1], dtype=np.int64)
         best, length = None, MIN_TOKENS - 1
         for one in self._kept.values():
-            if one.adapter == adapter and one.rope_key == rope_key:
+            if one.space == space and one.rope_key == rope_key:
                 common = common_length(one.tokens, wanted)
                 if common > length:
                     best, length = one, common
@@ -88,7 +92,7 @@ class PrefixStore:
 
     def forget(self, adapter: str | None) -> None:
         """Drop the sequences of one adapter."""
-        self._kept = OrderedDict((k, v) for k, v in self._kept.items() if v.adapter != adapter)
+        self._kept = OrderedDict((k, v) for k, v in self._kept.items() if v.space[0] != adapter)
 
 
 def common_length(

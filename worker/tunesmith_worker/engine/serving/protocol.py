@@ -55,6 +55,10 @@ class UnsupportedAdapter(ServingError):
     """Raised if the native engine cannot compute an adapter exactly as PEFT does."""
 
 
+PrefixSpace = tuple[str | None, str]
+"""Adapter and cache salt: requests with the same value may share keys and values."""
+
+
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
@@ -74,6 +78,8 @@ class Generation:
     """Texts that end the completion. The text of the completion ends before them."""
     adapter: str | None = None
     """Name of a loaded adapter; None for the base model."""
+    cache_salt: str = ""
+    """Only requests with the same value use each other's keys and values."""
     top_logprobs: int | None = None
     """Number of most likely tokens to report per token; None: no log-probs at all."""
     prompt_logprobs: bool = False
@@ -128,6 +134,10 @@ class Stream:
     """Any value of the caller; the engine does not read it."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again, because an earlier request computed them."""
+
+    @property
+    def prefix_space(self) -> PrefixSpace:
+        return self.request.adapter, self.request.cache_salt
 
 
 Deliver = Callable[[Sequence[Output]], None]

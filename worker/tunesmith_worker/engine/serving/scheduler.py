@@ -193,7 +193,7 @@ class Scheduler:
 
     def _keep(self, row: Row, kv: torch.Tensor) -> None:
         tokens = row.tokens[: row.cached]
-        self._kept.add(row.stream.request.adapter, row.rope_key, tokens, kv)
+        self._kept.add(row.stream.prefix_space, row.rope_key, tokens, kv)
         self._shrink_kept(0)
 
     def _live_bytes(self) -> int:
@@ -272,12 +272,12 @@ class Scheduler:
     def _reuse(self, row: Row) -> None:
         """Copy the longest known prefix of a row from a kept sequence or from a running row."""
         assert row.buffer is not None
-        adapter = row.stream.request.adapter
-        found = self._kept.find(adapter, row.rope_key, row.tokens)
+        space = row.stream.prefix_space
+        found = self._kept.find(space, row.rope_key, row.tokens)
         length = found[1] if found is not None else MIN_TOKENS - 1
         source = found[0].kv if found is not None else None
         for slot, other in enumerate(self._decoding):
-            if other.stream.request.adapter == adapter and other.rope_key == row.rope_key:
+            if other.stream.prefix_space == space and other.rope_key == row.rope_key:
                 common = common_length_of(other.tokens[: other.cached], row.tokens[:-1])
                 if common > length:
                     source, length = self._cache.copy_of(slot, common), common
@@ -317,6 +317,6 @@ class Scheduler:
 
 def _same_start(row: Row, other: Row) -> bool:
     """Return True if two rows have a common start that is long enough to compute it only once."""
-    if row.stream.request.adapter != other.stream.request.adapter:
+    if row.stream.prefix_space != other.stream.prefix_space:
         return False
     return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)
