@@ -17,6 +17,7 @@ from tunesmith_schema import ErrorCode, JobState
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import TooManyRequests
 from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, UsageRow
+from tunesmith_server.models.scope import all_projects
 
 from .usage import DAY, lock_project
 
@@ -63,7 +64,7 @@ def check_create(session: Session, project_id: str, owner: str) -> None:
 
 def _check(session: Session, whose: ColumnElement[bool], limit: int | None, name: str) -> None:
     count = select(func.count()).select_from(JobRow).where(whose, JobRow.state.in_(WAITING))
-    waiting = session.scalar(count) or 0
+    waiting = session.scalar(all_projects(count)) or 0  # an admin key has jobs in several projects
     if limit is not None and waiting >= limit:
         raise TooManyRequests(
             ErrorCode.QUOTA_EXCEEDED,

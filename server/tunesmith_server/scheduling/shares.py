@@ -50,9 +50,13 @@ def change_share(session: Session, project_id: str, body: ShareChange) -> Projec
 
 
 def change_key(session: Session, key_id: str, project_id: str | None, body: Limits) -> KeyLimits:
-    """Change the limits of a key. `project_id` limits the keys to one project."""
+    """Change the limits of a key. `project_id` limits the keys to those of one project; admin keys
+    belong to none."""
     key = session.get(ApiKeyRow, key_id, with_for_update=True)
-    if key is None or project_id not in (None, key.project_id):
+    is_hidden = project_id is not None and (
+        key is None or key.role == "admin" or key.project_id != project_id
+    )
+    if key is None or is_hidden:
         raise NotFound(
             ErrorCode.NOT_FOUND,
             f"no key {key_id!r}",

@@ -25,6 +25,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, FileRow, JobRow
+from tunesmith_server.models.scope import all_projects, project_of
 
 from . import files, served_models, workers
 from .pages import PageBuilder, json_of, read_page
@@ -87,11 +88,15 @@ def create(
 
 
 def _created_earlier(session: Session, request_key: str, digest: str) -> EvaluationRow | None:
-    row = session.scalar(select(EvaluationRow).where(EvaluationRow.request_key == request_key))
-    if row is not None and row.request_sha256 != digest:
+    # An admin key may have used the same Idempotency-Key in another project.
+    own = select(EvaluationRow).where(EvaluationRow.request_key == request_key)
+    row = session.scalar(all_projects(own))
+    elsewhere = row is not None and project_of(session) not in (None, row.project_id)
+    if row is not None and (elsewhere or row.request_sha256 != digest):
+        where = "in another project" if elsewhere else f"(evaluation {row.id})"
         raise Conflict(
             ErrorCode.IDEMPOTENCY_CONFLICT,
-            f"the Idempotency-Key was used for another request (evaluation {row.id})",
+            f"the Idempotency-Key was used for another request {where}",
             hint="use a new key for a new evaluation",
         )
     return row
@@ -129,7 +134,10 @@ def refusal(row: FileRow, *, has_grader: bool) -> str | None:
 
 
 def _against(session: Session, settings: Settings, body: EvaluationCreate) -> str | None:
-    """Return the name of the second model. Raises NotFound."""
+    """Return the name of the second model. Raises NotFound.
+
+    The base of a shared model is left out if it is a tuned model of the other project that is not
+    shared."""
     if body.against is not None:
         served_models.resolve(session, settings, body.against, param="against")
         return body.against
@@ -138,7 +146,10 @@ def _against(session: Session, settings: Settings, body: EvaluationCreate) -> st
         return None
     job = session.get(JobRow, row.job_id)
     from_scratch = job is not None and bool((job.recipe or {}).get("from_scratch"))
-    return None if from_scratch else row.base_model
+    base = row.base_model
+    is_tuned = select(AdapterRow.id).where(AdapterRow.model == base)
+    is_foreign = base.startswith("ft:") and session.scalar(is_tuned) is None
+    return None if from_scratch or is_foreign else base
 
 
 def _task_verdict(results: TaskResults) -> str:

@@ -36,13 +36,19 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
 
 
 def _idle_since(session: Session, worker: WorkerRow | None, now: float) -> float | None:
-    """Return the last report of a worker that has been ready since then and has no job."""
+    """Return the last report of a worker that has been ready since then and has neither a job nor
+    an evaluation."""
     if worker is None or worker.not_ready or now - worker.last_seen > READY_SECONDS:
         return None
     holds = select(JobRow.id).where(
         JobRow.lease_owner == worker.worker_id, JobRow.state.in_(limits.HELD)
     )
-    return worker.last_seen if session.scalar(holds.limit(1)) is None else None
+    evaluates = select(EvaluationRow.id).where(
+        EvaluationRow.lease_owner == worker.worker_id,
+        EvaluationRow.status == EvaluationStatus.RUNNING,
+    )
+    is_busy = any(session.scalar(found.limit(1)) for found in (holds, evaluates))
+    return None if is_busy else worker.last_seen
 
 
 def _files_waiting(session: Session) -> list[str]:
