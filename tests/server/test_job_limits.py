@@ -29,7 +29,7 @@ def test_64_creates_at_once_do_not_exceed_the_limit(server: Server) -> None:
     assert Counter(reply.status_code for reply in replies) == {200: 10, 429: CREATES - 10}
     error = next(reply for reply in replies if reply.status_code == 429).json()["error"]
     assert (error["code"], error["message"]) == (
-        "quota_exceeded", "the project has 10 waiting jobs, and its limit is 10",
+        "quota_exceeded", "the project has 10 waiting jobs and evaluations, and its limit is 10",
     )  # fmt: skip
     server.worker.claim()
     assert server.create_reply(file_id).status_code == 200

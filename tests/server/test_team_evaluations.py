@@ -7,12 +7,13 @@ from typing import Any
 
 from sqlalchemy import update
 
-from tunesmith_server.models import AdapterRow, ApiKeyRow, WorkerRow
+from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, ProjectRow, WorkerRow
 from tunesmith_server.scheduling import usage
+from tunesmith_server.services import evaluation_leases
 
 from .actors import ROWS, Server
 from .teams import caller, new_project, two_teams
-from .test_requested_evaluations import BASE, PATH, claim, create, end
+from .test_requested_evaluations import BASE, PATH, RESULT, claim, create, end, renew
 
 
 def test_a_repeated_key_of_an_admin_shows_no_evaluation_of_another_project(server: Server) -> None:
@@ -90,3 +91,51 @@ def test_a_worker_that_evaluates_is_not_idle(server: Server) -> None:
         if not expected:
             failure = {"category": "data", "code": "dataset_invalid", "message": "bad"}
             assert end(server, claimed, "failed", error=failure).status_code == 200
+
+
+def test_evaluations_of_one_project_do_not_block_another(server: Server) -> None:
+    admin = caller(server, "admin")
+    two = replace(server, user=caller(server, "member", new_project(admin)))
+    file_id, foreign = server.good_file(), two.good_file(ROWS * 2)
+    for _ in range(evaluation_leases.MAX_CANDIDATES + 1):
+        create(server, file=file_id)
+    later, job_id = create(two, file=foreign), two.create_job(foreign)
+    claimed = claim(server)
+    with server.database.write.begin() as session:
+        since = EvaluationRow.lease_until - 60
+        session.execute(update(EvaluationRow).values(lease_until=since))
+    assert renew(server, claimed) == 200  # charges a minute to the first project
+    next_one = claim(server, "worker-2")
+    assert next_one["evaluation_id"] == later["id"]
+    assert claim(server, "worker-3") is None, "a job of the other project goes first"
+    assert server.worker.claim("worker-3")["job_id"] == job_id
+    assert claim(server, "worker-4")["evaluation_id"]
+    [used] = server.user.json("/v1/usage")["data"]
+    assert abs(used["device_seconds"] - 60) < 5
+
+
+def test_an_interactive_job_goes_before_older_evaluations(server: Server) -> None:
+    file_id = server.good_file()
+    create(server, file=file_id)
+    job_id = server.create_job(file_id, scheduling={"interactive": True})
+    assert claim(server) is None
+    assert server.worker.claim()["job_id"] == job_id
+    assert claim(server, "worker-2") is not None
+
+
+def test_limits_count_evaluations(server: Server) -> None:
+    file_id = server.good_file()
+    with server.database.write.begin() as session:
+        session.execute(update(ProjectRow).values(max_running_jobs=1, max_queued_jobs=2))
+    for _ in range(2):
+        create(server, file=file_id)
+    full = server.user.post(PATH, json={"model": BASE, "file": file_id})
+    assert (full.status_code, full.json()["error"]["code"]) == (429, "quota_exceeded")
+    first = claim(server)
+    assert claim(server, "worker-2") is None
+    server.create_job(file_id)
+    assert server.worker.claim_reply("worker-3").status_code == 204
+    end(server, first, "succeeded", result=RESULT)
+    with server.database.write.begin() as session:
+        session.execute(update(ProjectRow).values(max_device_hours=0.0))
+    assert claim(server, "worker-2") is None

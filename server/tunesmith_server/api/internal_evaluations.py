@@ -75,5 +75,5 @@ def outcome(
 ) -> dict[str, bool]:
     """Store the result, the failure or the release."""
     worker_access.check_self(worker, body.worker_id, "train")
-    evaluation_leases.finish(session, state.wake_ups, evaluation_id, body)
+    evaluation_leases.finish(session, state.settings, state.wake_ups, evaluation_id, body)
     return {"stored": True}

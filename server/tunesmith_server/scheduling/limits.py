@@ -1,4 +1,5 @@
 """Limits of a project and of a key: queued jobs, running jobs, and device-hours in 30 days.
+Evaluations on demand count as jobs.
 
 A create counts the waiting jobs, and a claim the running jobs, after it has locked the row that
 has the limit. So requests at the same time cannot exceed a limit together.
@@ -13,10 +14,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from tunesmith_schema import ErrorCode, JobState
+from tunesmith_schema import ErrorCode, EvaluationStatus, JobState
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import TooManyRequests
-from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, UsageRow
+from tunesmith_server.models import ApiKeyRow, EvaluationRow, JobRow, ProjectRow, UsageRow
 from tunesmith_server.models.scope import all_projects
 
 from .usage import DAY, lock_project
@@ -40,7 +41,7 @@ class _Link:
         return refers
 
 
-_HELD, _USED = aliased(JobRow), aliased(UsageRow)
+_HELD, _USED, _EVALUATED = aliased(JobRow), aliased(UsageRow), aliased(EvaluationRow)
 _PROJECT = _Link(column="project_id", table=ProjectRow)
 _KEY = _Link(column="owner", table=ApiKeyRow)
 
@@ -56,33 +57,47 @@ def check_create(session: Session, project_id: str, owner: str) -> None:
     of_project, of_key = limits or (None, None)
     if of_project is not None:
         limit = lock_project(session, project_id).max_queued_jobs
-        _check(session, JobRow.project_id == project_id, limit, "the project")
+        _check(session, "project_id", project_id, limit, "the project")
     if of_key is not None:
         limit = _lock_key(session, owner).max_queued_jobs
-        _check(session, JobRow.owner == owner, limit, "this key")
+        _check(session, "owner", owner, limit, "this key")
 
 
-def _check(session: Session, whose: ColumnElement[bool], limit: int | None, name: str) -> None:
-    count = select(func.count()).select_from(JobRow).where(whose, JobRow.state.in_(WAITING))
-    waiting = session.scalar(all_projects(count)) or 0  # an admin key has jobs in several projects
+def _check(session: Session, column: str, value: str, limit: int | None, name: str) -> None:
+    waiting = 0
+    for row, is_waiting in (
+        (JobRow, JobRow.state.in_(WAITING)),
+        (EvaluationRow, EvaluationRow.status == EvaluationStatus.QUEUED),
+    ):
+        count = select(func.count()).select_from(row)
+        count = count.where(getattr(row, column) == value, is_waiting)
+        # An admin key has jobs in several projects.
+        waiting += session.scalar(all_projects(count)) or 0
     if limit is not None and waiting >= limit:
         raise TooManyRequests(
             ErrorCode.QUOTA_EXCEEDED,
-            f"{name} has {waiting} waiting jobs, and its limit is {limit}",
+            f"{name} has {waiting} waiting jobs and evaluations, and its limit is {limit}",
             hint="wait until a job has started, or cancel one",
         )
 
 
 def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
-    """Return True if the limits allow another running job. The project is locked."""
+    """Return True if the limits allow another running job or evaluation. The project is locked."""
     key = session.get(ApiKeyRow, owner)
     if key is not None and key.max_running_jobs is not None:
         key = _lock_key(session, owner)
-    for row, whose in ((project, JobRow.project_id == project.id), (key, JobRow.owner == owner)):
+    for row, column in ((project, "project_id"), (key, "owner")):
         if row is None or row.max_running_jobs is None:
             continue
-        running = select(func.count()).select_from(JobRow).where(whose, JobRow.state.in_(HELD))
-        if (session.scalar(running) or 0) >= row.max_running_jobs:
+        running = 0
+        for work, is_running in (
+            (JobRow, JobRow.state.in_(HELD)),
+            (EvaluationRow, EvaluationRow.status == EvaluationStatus.RUNNING),
+        ):
+            count = select(func.count()).select_from(work)
+            count = count.where(getattr(work, column) == row.id, is_running)
+            running += session.scalar(count) or 0
+        if running >= row.max_running_jobs:
             return False
     return True
 
@@ -92,7 +107,7 @@ def project_has_room() -> ColumnElement[bool]:
     return and_(
         or_(
             ProjectRow.max_running_jobs.is_(None),
-            running_jobs(_PROJECT) < ProjectRow.max_running_jobs,
+            _running(_PROJECT) < ProjectRow.max_running_jobs,
         ),
         or_(
             ProjectRow.max_device_hours.is_(None),
@@ -106,7 +121,7 @@ def key_has_room(owner: Any) -> ColumnElement[bool]:  # Any: a column of an alia
     is_full = or_(
         and_(
             ApiKeyRow.max_running_jobs.is_not(None),
-            running_jobs(_KEY) >= ApiKeyRow.max_running_jobs,
+            _running(_KEY) >= ApiKeyRow.max_running_jobs,
         ),
         and_(
             ApiKeyRow.max_device_hours.is_not(None),
@@ -138,6 +153,15 @@ def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
     """Return the number of running jobs, of the outer query's project by default."""
     query = select(func.count()).select_from(_HELD).where(link.of(_HELD), _HELD.state.in_(HELD))
     return query.correlate(link.table).scalar_subquery()
+
+
+def _running(link: _Link) -> ColumnElement[int]:
+    """Return the number of running jobs and evaluations."""
+    evaluations = select(func.count()).select_from(_EVALUATED)
+    evaluations = evaluations.where(
+        link.of(_EVALUATED), _EVALUATED.status == EvaluationStatus.RUNNING
+    )
+    return running_jobs(link) + evaluations.correlate(link.table).scalar_subquery()
 
 
 def _used_seconds(link: _Link) -> ColumnElement[float]:

@@ -36,10 +36,15 @@ def of_jobs(jobs: Jobs) -> tuple[Any, ...]:  # Any: SQLAlchemy's own
 
 def of_queue() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
     """Return the order of the whole queue, for `ProjectRow` joined with `JobRow`."""
+    interactive, *rest = of_jobs(JobRow)
+    return (interactive, *of_projects(), *rest)
+
+
+def of_projects() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
+    """Return the order of the projects, for `ProjectRow`."""
     is_guaranteed = limits.running_jobs() < ProjectRow.guaranteed_devices
     usage = func.coalesce(ProjectRow.usage_log, NO_USAGE) - func.ln(ProjectRow.weight)
-    interactive, *rest = of_jobs(JobRow)
-    return (interactive, case((is_guaranteed, 0), else_=1), usage, *rest)
+    return (case((is_guaranteed, 0), else_=1), usage)
 
 
 @lru_cache(maxsize=512)  # building the query takes longer than executing it

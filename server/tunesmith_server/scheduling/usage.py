@@ -99,6 +99,17 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
     job.charged_until = None
 
 
+def charge(
+    session: Session, project_id: str, owner: str, model: str, start: float, end: float
+) -> None:
+    """Charge device-time that is no job's, and add it to the totals."""
+    project = lock_project(session, project_id)
+    project.usage_log = added(project.usage_log, start, end)
+    for day, begun, stop in split_days(start, end):
+        key = {"project_id": project_id, "day": day, "owner": owner, "model": model}
+        _add(session, UsageRow, key, {"device_seconds": stop - begun, "lost_seconds": 0.0})
+
+
 def add_idle(session: Session, host: str, start: float, end: float) -> None:
     """Count the time in which a ready worker had no job."""
     for day, begun, stop in split_days(start, end):

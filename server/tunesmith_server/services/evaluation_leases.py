@@ -3,6 +3,9 @@ the end.
 
 Every write needs the number of the newest claim, so a result is stored exactly once. Only the
 janitor ends the lease of a silent worker.
+
+Evaluations have the place of their project in the queue: their device-time is charged with each
+renewal, and limits of running jobs and device-hours count them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -43,10 +46,11 @@ from tunesmith_server.models import (
     EvaluationRow,
     FileRow,
     JobRow,
+    ProjectRow,
     ReservationRow,
     WorkerRow,
 )
-from tunesmith_server.scheduling import order, reservations
+from tunesmith_server.scheduling import limits, order, reservations, usage
 from tunesmith_server.scheduling.eligibility import abilities
 
 from . import evaluations, files, served_models, workers
@@ -60,21 +64,15 @@ MAX_CANDIDATES = 20
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationClaim | None:
-    """Lease the oldest evaluation that the worker can serve and that waits longer than any job;
-    return None if there is none. An evaluation that cannot run fails."""
-    rows = session.scalars(
-        select(EvaluationRow)
-        .where(workers.evaluation_waits())
-        .order_by(EvaluationRow.created_at, EvaluationRow.id)
-        .limit(MAX_CANDIDATES)
-        .with_for_update(skip_locked=True)
-    ).all()
+    """Lease the first evaluation that the worker can serve and that comes before all jobs; return
+    None if there is none. An evaluation that cannot run fails."""
+    rows = session.scalars(_candidates()).all()
     worker = session.get(WorkerRow, worker_id)
     reserved = reservations.of_worker(session, worker_id, worker.host if worker else None)
     for row in rows:
         if reservations.refuses(reserved, row.project_id):
             continue
-        if _older_job_waits(session, worker, reserved, row):
+        if _job_goes_first(session, worker, reserved, row):
             return None
         try:
             claimed = _claim_of(session, settings, row)
@@ -84,6 +82,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
             continue
         if not _can_load(worker, claimed):
             continue
+        project = usage.lock_project(session, row.project_id)
+        if not limits.may_run(session, project, row.owner):
+            continue  # another claim used up the limit
         now = session.execute(select(epoch_now())).scalar_one()
         row.status, row.fence, row.lease_owner = EvaluationStatus.RUNNING, claimed.fence, worker_id
         row.lease_until = now + settings.lease_seconds
@@ -92,19 +93,45 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
     return None
 
 
-def _older_job_waits(
+def _candidates() -> Select[EvaluationRow]:
+    """Return a query of waiting evaluations: the oldest one of each project first, so that no
+    project's evaluations hide those of others; projects in the order of the queue."""
+    place = (EvaluationRow.created_at, EvaluationRow.id)
+    turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
+    numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())
+    waiting = numbered.subquery()
+    return (
+        select(EvaluationRow)
+        .join(waiting, waiting.c.id == EvaluationRow.id)
+        .join(ProjectRow, ProjectRow.id == EvaluationRow.project_id)
+        .where(limits.project_has_room(), limits.key_has_room(EvaluationRow.owner))
+        .order_by(waiting.c.turn, *order.of_projects(), *place)
+        .limit(MAX_CANDIDATES)
+        .with_for_update(of=EvaluationRow, skip_locked=True)
+    )
+
+
+def _job_goes_first(
     session: Session,
     worker: WorkerRow | None,
     reserved: Sequence[ReservationRow],
     row: EvaluationRow,
 ) -> bool:
-    """Return True if the worker would get a job that was created before the evaluation."""
+    """Return True if the worker would get a job that comes before the evaluation: an interactive
+    one, one of a project that comes first, or one of higher priority or age."""
     only = reserved[0].project_id if reserved else None
     next_job = session.execute(order.next_job(abilities(worker), only)).first()
     if next_job is None:
         return False
-    created_at = select(JobRow.created_at).where(JobRow.id == next_job.id)
-    return session.scalars(created_at).one() < row.created_at
+    columns = (JobRow.interactive, JobRow.priority, JobRow.created_at)
+    job = session.execute(select(*columns).where(JobRow.id == next_job.id)).one()
+    if job.interactive:
+        return True
+    both = (next_job.project_id, row.project_id)
+    places = select(ProjectRow.id, *order.of_projects()).where(ProjectRow.id.in_(both))
+    place = {project_id: (*rest,) for project_id, *rest in session.execute(places)}
+    theirs, mine = place[next_job.project_id], place[row.project_id]
+    return (theirs, -job.priority, job.created_at) < (mine, 0, row.created_at)
 
 
 def _claim_of(session: Session, settings: Settings, row: EvaluationRow) -> EvaluationClaim:
@@ -179,7 +206,7 @@ def renew(
 ) -> EvaluationRenewal:
     """Extend the lease. Raises Conflict if the worker no longer holds it."""
     row = _held(session, evaluation_id, lease)
-    now = session.execute(select(epoch_now())).scalar_one()
+    now = _charge(session, settings, row)
     row.lease_until = now + settings.lease_seconds
     return EvaluationRenewal(lease_seconds=settings.lease_seconds)
 
@@ -203,7 +230,11 @@ def model_file(
 
 
 def finish(
-    session: Session, wake_ups: WakeUps, evaluation_id: str, outcome: EvaluationOutcome
+    session: Session,
+    settings: Settings,
+    wake_ups: WakeUps,
+    evaluation_id: str,
+    outcome: EvaluationOutcome,
 ) -> None:
     """Store the end of a worker's evaluation. Repeating the report is safe; a result that comes
     after a cancel is dropped."""
@@ -212,6 +243,7 @@ def finish(
     if row.status in evaluations.ENDED and (row.fence, row.lease_owner) == reported_by:
         return
     row = _held(session, evaluation_id, outcome)
+    _charge(session, settings, row)
     if outcome.state == "released":
         _queue_again(session, wake_ups, row)
     elif outcome.state == "crashed" and outcome.error is not None:
@@ -226,6 +258,15 @@ def finish(
         row.verdict = outcome.result.verdict.replace("\0", "\ufffd")[:1000]
     elif outcome.error is not None:
         _fail(row, outcome.error)
+
+
+def _charge(session: Session, settings: Settings, row: EvaluationRow) -> float:
+    """Charge the device-time since the claim or the last renewal, and return the database's time.
+    A lost worker's time after its last renewal is not charged."""
+    now = usage.database_now(session)
+    since = now if row.lease_until is None else row.lease_until - settings.lease_seconds
+    usage.charge(session, row.project_id, row.owner, row.model, since, now)
+    return now
 
 
 def take_back_expired(session: Session, wake_ups: WakeUps) -> int:

@@ -25,7 +25,9 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, FileRow, JobRow
+from tunesmith_server.models.owned import DEFAULT_PROJECT
 from tunesmith_server.models.scope import all_projects, project_of
+from tunesmith_server.scheduling import limits
 
 from . import files, served_models, workers
 from .pages import PageBuilder, json_of, read_page
@@ -70,6 +72,7 @@ def create(
         row.task_results = body.task_results.model_dump(mode="json")
         row.verdict = _task_verdict(body.task_results)
     else:
+        limits.check_create(session, project_of(session) or DEFAULT_PROJECT, owner)
         file = usable_file(session, body)
         row.file, row.filename = file.id, file.filename
         row.against = _against(session, settings, body)
