@@ -27,6 +27,7 @@ def attacks() -> Iterator[Attack]:
     yield from _jobs()
     yield from _files()
     yield from _models()
+    yield from _evaluations()
     yield from _organization()
 
 
@@ -81,7 +82,22 @@ def _models() -> Iterator[Attack]:
     yield "POST", "/v1/completions", {"json": {"model": "{model}", "prompt": "hi"}}
 
 
+def _evaluations() -> Iterator[Attack]:
+    one = "/v1/evaluations/{evaluation_id}"
+    yield from (("GET", one, {}), ("POST", f"{one}/cancel", {}), ("DELETE", one, {}))
+    yield "GET", "/v1/evaluations?after={evaluation_id}", {}
+    yield "GET", "/v1/evaluations?model={model}", {}
+    for change in ({"model": "{model}"}, {"against": "{model}"}, {"file": "{file_id}"}):
+        body = {"model": "tiny-llama", "file": "[file_id]", **change}
+        yield "POST", "/v1/evaluations", {"json": body}
+    results = {"harness": "h", "tasks": [{"task": "t", "metrics": {"acc": 1.0}}]}
+    stored = {"kind": "tasks", "model": "{model}", "task_results": results}
+    yield "POST", "/v1/evaluations", {"json": stored}
+    yield "GET", "/v1/models/{model}/tokenizer", {}
+
+
 def _organization() -> Iterator[Attack]:
+    yield "POST", "/v1/queue/keys/{key_id}", {"json": {"max_running_jobs": 0}}
     project = "/v1/organization/projects/{project_id}"
     for path in ("", "/users", "/api_keys", "/users/{user_id}", "/api_keys/{key_id}"):
         yield "GET", project + path, {}
@@ -141,7 +157,8 @@ def test_a_foreign_id_answers_like_an_unknown_id(server: Server) -> None:
         ]
         assert replies[0] == replies[1], (method, path, options)
         status, text = replies[0]
-        searched = method == "GET" and path.startswith(f"{JOBS}?") and "after" not in path
+        lists = (f"{JOBS}?", "/v1/evaluations?")
+        searched = method == "GET" and path.startswith(lists) and "after" not in path
         assert status in (400, 404) or (searched and '"data":[]' in text), (method, path, status)
     assert _inventory(other) == before
 

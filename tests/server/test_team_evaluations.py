@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 
 from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, ProjectRow, WorkerRow
-from tunesmith_server.scheduling import usage
+from tunesmith_server.scheduling import snapshot, usage
 from tunesmith_server.services import evaluation_leases
 
 from .actors import ROWS, Server
@@ -139,3 +141,33 @@ def test_limits_count_evaluations(server: Server) -> None:
     with server.database.write.begin() as session:
         session.execute(update(ProjectRow).values(max_device_hours=0.0))
     assert claim(server, "worker-2") is None
+
+
+def test_a_worker_that_evaluates_is_busy(server: Server) -> None:
+    file_id = server.good_file()
+    create(server, file=file_id)
+    claim(server)
+    job_id = server.create_job(file_id)
+    [worker] = server.user.json("/v1/workers")["data"]
+    assert worker["state"] == "busy"
+    assert server.user.json("/v1/queue")["free_devices"] == 0
+    job = server.job(job_id)
+    assert job["waiting_because"] == {
+        "code": "devices_busy",
+        "message": "the only device that fits is busy (evaluations: 1)",
+    }
+    assert 30 < job["estimated_start"]["at"] - time.time() < 90
+
+
+def test_jobs_of_one_project_do_not_hide_those_of_another(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = replace(server, user=caller(server, "member", new_project(caller(server, "admin"))))
+    monkeypatch.setattr(snapshot, "MAX_WAITING", 2)
+    ids = []
+    for team, content in ((server, ROWS), (two, ROWS * 2)):
+        file_id = team.good_file(content)
+        first, *_ = [team.create_job(file_id) for _ in range(3)]
+        ids.append(first)
+    places = [server.job(ids[0])["queue_position"], two.job(ids[1])["queue_position"]]
+    assert sorted(places) == [1, 2]

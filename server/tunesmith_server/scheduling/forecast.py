@@ -16,6 +16,9 @@ from .durations import Durations
 from .eligibility import Needs
 from .snapshot import Project, Running, Snapshot, Waiting, Worker, place
 
+EVALUATION_SECONDS = 60.0
+"""Time that a running evaluation is expected to take from now on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -120,6 +123,8 @@ class _Forecast:
                 self._hold(held)
                 self._ledger.hold(held)
                 self._wake(now + self._durations.remaining(held, now), held.worker_id or "")
+        for worker_id in self._snapshot.evaluating:
+            self._wake(now + EVALUATION_SECONDS, worker_id)
         for job in self._snapshot.waiting:
             self._enqueue(job, now)
         while True:

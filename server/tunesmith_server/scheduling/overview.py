@@ -93,10 +93,11 @@ def _worker(
 ) -> WorkerStatus:
     mine = [one for one in reserved if one.worker in (row.worker_id, row.host)]
     is_drained = any(one.project_id is None for one in mine)
-    state = WorkerState.BUSY if job else WorkerState.IDLE
+    is_busy = job is not None or row.worker_id in view.snapshot.evaluating
+    state = WorkerState.BUSY if is_busy else WorkerState.IDLE
     if row.last_seen <= view.snapshot.now - READY_SECONDS:
         state = WorkerState.GONE
-    elif job is None and (is_drained or row.not_ready):
+    elif not is_busy and (is_drained or row.not_ready):
         state = WorkerState.DRAINED if is_drained else WorkerState.NOT_READY
     since = job.claimed_at if job else row.first_seen
     return WorkerStatus(

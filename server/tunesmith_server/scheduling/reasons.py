@@ -90,12 +90,15 @@ def _turn(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBeca
     """Return the reason of a job that waits for its turn or for a device."""
     ahead = max(0, (position or 1) - 1)
     queue = f"{ahead} jobs are ahead" if ahead > 1 else "1 job is ahead" if ahead else ""
-    busy = Counter[str]()
+    busy, evaluating = Counter[str](), 0
     holders = {other.worker_id: other for other in snapshot.running}
     for worker in snapshot.workers:
         if not worker.takes(job.project_id, job.needs):
             continue
         holder = holders.get(worker.id)
+        if holder is None and worker.id in snapshot.evaluating:
+            evaluating += 1
+            continue
         if holder is None:
             return (
                 _why(WaitingCode.BEHIND, queue)
@@ -104,10 +107,12 @@ def _turn(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBeca
             )
         project = snapshot.projects.get(holder.project_id)
         busy[project.name if project else holder.project_id] += 1
-    count = sum(busy.values())
-    by_project = ", ".join(f"{name}: {number}" for name, number in busy.most_common())
+    count = sum(busy.values()) + evaluating
+    parts = [f"{name}: {number}" for name, number in busy.most_common()]
+    whose = [f"running jobs of {', '.join(parts)}"] if parts else []
+    whose += [f"evaluations: {evaluating}"] if evaluating else []
     devices = "the only device that fits is" if count == 1 else f"all {count} devices that fit are"
-    message = f"{devices} busy (running jobs of {by_project})" + (f"; {queue}" if queue else "")
+    message = f"{devices} busy ({'; '.join(whose)})" + (f"; {queue}" if queue else "")
     return _why(WaitingCode.BEHIND if ahead else WaitingCode.DEVICES_BUSY, message)
 
 

@@ -12,22 +12,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobState
+from tunesmith_schema import EvaluationStatus, JobState
 from tunesmith_schema.queue import TRAIN_QUEUE
-from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, ReservationRow, WorkerRow
+from tunesmith_server.models import (
+    ApiKeyRow,
+    EvaluationRow,
+    JobRow,
+    ProjectRow,
+    ReservationRow,
+    WorkerRow,
+)
 from tunesmith_server.models.scope import all_projects
 
 from . import limits, reservations, usage
 from .eligibility import Abilities, Needs, abilities, fits, unpacked
 from .limits import HELD
+from .order import of_jobs
 
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
 MAX_WAITING = 10_000
-"""Waiting jobs that are read, in the order of their projects' queues."""
+"""Waiting jobs that are read: the first ones of each project, so that no project's jobs hide those
+of others."""
 
 Place = tuple[bool, bool, float, int, float, str]
 
@@ -95,7 +104,9 @@ class Snapshot:
     workers: Sequence[Worker]
     running: Sequence[Running]
     waiting: Sequence[Waiting]
-    """Queued jobs by project; the jobs of one project are in its order."""
+    """Queued jobs; the jobs of one project are in its order."""
+    evaluating: frozenset[str] = frozenset()
+    """Workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
     """`max_running_jobs` of keys that have it."""
     over_device_hours: frozenset[str] = frozenset()
@@ -106,7 +117,7 @@ class Snapshot:
         return Counter(job.project_id for job in self.running)
 
     def free_workers(self) -> list[Worker]:
-        busy = {job.worker_id for job in self.running}
+        busy = {job.worker_id for job in self.running} | self.evaluating
         return [worker for worker in self.workers if worker.id not in busy]
 
 
@@ -138,13 +149,15 @@ _HELD_COLUMNS = (
 def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
     """Read the queue. With `only_urgent`, read only waiting jobs that may pre-empt others."""
     now = usage.database_now(session)
-    queued = select(*_COLUMNS).where(JobRow.state == JobState.QUEUED)
+    turn = func.row_number().over(partition_by=JobRow.project_id, order_by=of_jobs(JobRow))
+    numbered = select(*_COLUMNS, turn.label("turn")).where(JobRow.state == JobState.QUEUED)
     if only_urgent:
-        queued = queued.where(is_urgent())
-    queued = queued.order_by(
-        JobRow.project_id, JobRow.interactive.desc(), JobRow.priority.desc(), JobRow.created_at,
-        JobRow.id,
-    ).limit(MAX_WAITING)  # fmt: skip
+        numbered = numbered.where(is_urgent())
+    jobs = numbered.subquery()
+    queued = select(jobs).order_by(jobs.c.turn, jobs.c.project_id).limit(MAX_WAITING)
+    evaluating = select(EvaluationRow.lease_owner).where(
+        EvaluationRow.status == EvaluationStatus.RUNNING, EvaluationRow.lease_owner.is_not(None)
+    )
     held = select(*_COLUMNS, *_HELD_COLUMNS).where(JobRow.state.in_(HELD))
     key_limits = select(ApiKeyRow.id, ApiKeyRow.max_running_jobs).where(
         ApiKeyRow.max_running_jobs.is_not(None)
@@ -155,6 +168,7 @@ def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
         workers=_workers(session, now),
         running=[_running(row, now) for row in session.execute(all_projects(held))],
         waiting=[Waiting(**_fields(row)) for row in session.execute(all_projects(queued))],
+        evaluating=frozenset(filter(None, session.scalars(all_projects(evaluating)))),
         key_limits={key: limit for key, limit in session.execute(key_limits) if limit is not None},
         over_device_hours=frozenset(session.scalars(limits.over_device_hours())),
     )
