@@ -98,6 +98,9 @@ class Janitor(threading.Thread):
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
                 "make room": making_room.make_room,
+                "move evaluations": lambda session: evaluation_leases.take_back_reserved(
+                    session, wake_ups
+                ),
             } | steps
         if self._has_old_jobs:
             steps["derive the health of older jobs"] = self._derive_health

@@ -171,3 +171,35 @@ def test_jobs_of_one_project_do_not_hide_those_of_another(
         ids.append(first)
     places = [server.job(ids[0])["queue_position"], two.job(ids[1])["queue_position"]]
     assert sorted(places) == [1, 2]
+
+
+def test_a_withdrawn_model_is_not_evaluated(server: Server) -> None:
+    admin, own, other = two_teams(server)
+    for team in (own, other):
+        team.server.user.post(f"{PATH}/{team.evaluation_id}/cancel")
+    theirs = {"openai-project": other.project_id}
+    path = f"/v1/fine_tuning/checkpoints/{other.model}/permissions"
+    body = {"project_ids": [own.project_id]}
+    [permission] = admin.post(path, json=body, headers=theirs).json()["data"]
+    made = create(own.server, model=other.model, file=own.file_id)
+    again = create(own.server, model=other.model, file=own.file_id)
+    assert claim(server)["evaluation_id"] == made["id"]
+    assert admin.delete(f"{path}/{permission['id']}", headers=theirs).status_code == 200
+    assert claim(server, "worker-2") is None
+    found = own.server.user.json(f"{PATH}/{again['id']}")
+    assert (found["status"], found["error"]["code"]) == ("failed", "model_not_found")
+
+
+def test_an_evaluation_leaves_a_drained_worker(server: Server) -> None:
+    made = create(server, file=server.good_file())
+    claimed = claim(server)
+    admin = caller(server, "admin")
+    for name in ("worker-1", admin.json("/v1/workers")["data"][0]["host"]):
+        assert admin.post(f"/v1/workers/{name}/drain").status_code == 200
+    with server.database.write.begin() as session:
+        assert evaluation_leases.take_back_reserved(session, server.wake_ups) == 1
+    assert renew(server, claimed) == 409
+    assert claim(server) is None
+    for name in ("worker-1", admin.json("/v1/workers")["data"][0]["host"]):
+        assert admin.delete(f"/v1/workers/{name}/drain").status_code == 200
+    assert claim(server, "worker-2")["evaluation_id"] == made["id"]

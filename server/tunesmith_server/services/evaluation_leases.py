@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -46,6 +46,7 @@ from tunesmith_server.models import (
     EvaluationRow,
     FileRow,
     JobRow,
+    ModelPermissionRow,
     ProjectRow,
     ReservationRow,
     WorkerRow,
@@ -75,6 +76,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
         if _job_goes_first(session, worker, reserved, row):
             return None
         try:
+            _check_permissions(session, row)
             claimed = _claim_of(session, settings, row)
         except (ServiceError, ValueError, TypeError) as error:
             log.warning("evaluation %s cannot run: %s", row.id, error)
@@ -132,6 +134,20 @@ def _job_goes_first(
     place = {project_id: (*rest,) for project_id, *rest in session.execute(places)}
     theirs, mine = place[next_job.project_id], place[row.project_id]
     return (theirs, -job.priority, job.created_at) < (mine, 0, row.created_at)
+
+
+def _check_permissions(session: Session, row: EvaluationRow) -> None:
+    """Raise NotFound if another project has withdrawn a model since the evaluation was created."""
+    for param, name in (("model", row.model), ("against", row.against)):
+        owner = session.scalar(select(AdapterRow.project_id).where(AdapterRow.model == name))
+        shared = select(ModelPermissionRow.id).where(
+            ModelPermissionRow.model == name, ModelPermissionRow.project_id == row.project_id
+        )
+        if owner not in (None, row.project_id) and session.scalar(shared) is None:
+            raise NotFound(
+                ErrorCode.MODEL_NOT_FOUND, f"no model {name!r} on this server", param=param,
+                hint="ask the project that trained the model to share it",
+            )  # fmt: skip
 
 
 def _claim_of(session: Session, settings: Settings, row: EvaluationRow) -> EvaluationClaim:
@@ -290,6 +306,28 @@ def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
     return len(expired)
 
 
+def take_back_reserved(session: Session, wake_ups: WakeUps) -> int:
+    """Queue the evaluations again whose worker is drained or reserved for another project; return
+    their number. The worker notices at its next renewal, and another one starts from the first
+    row."""
+    reserved_for = ReservationRow.project_id
+    refused = session.scalars(
+        select(EvaluationRow)
+        .join(WorkerRow, WorkerRow.worker_id == EvaluationRow.lease_owner)
+        .join(ReservationRow, ReservationRow.worker.in_([WorkerRow.worker_id, WorkerRow.host]))
+        .where(
+            EvaluationRow.status == EvaluationStatus.RUNNING,
+            or_(reserved_for.is_(None), reserved_for != EvaluationRow.project_id),
+            reservations.active(),
+        )
+        .with_for_update(of=EvaluationRow, skip_locked=True)
+    )
+    rows = refused.unique().all()  # a worker may have several reservations
+    for row in rows:
+        _queue_again(session, wake_ups, row)
+    return len(rows)
+
+
 def _held(
     session: Session, evaluation_id: str, lease: EvaluationLease, *, lock: bool = True
 ) -> EvaluationRow:
@@ -331,7 +369,8 @@ def _failure_of(error: Exception) -> JobFailure:
             category=ErrorCategory.USER,
             code=error.code,
             message=error.message[:4000],
-            hint="it was deleted after the evaluation was created; create another evaluation",
+            hint="since the evaluation was created, it was deleted or is no longer shared; create "
+            "another evaluation",
             param=error.param,
         )
     refused = isinstance(error, _Refused)
