@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -37,3 +38,11 @@ def test_an_event_waits_for_its_end(end: bytes) -> None:
 
 def test_a_last_event_without_an_end_gets_one() -> None:
     assert passed_on(b"data: 1\n\ndata: [DONE]\n") == [b"data: 1\n\n", b"data: [DONE]\n\n\n"]
+
+
+def test_an_event_of_many_pieces_is_searched_once() -> None:
+    """The event with the log-probs of a long echoed prompt must not occupy the event loop."""
+    piece = b"\n" + b"x" * 16383
+    began = time.thread_time()
+    assert passed_on(*[piece] * 1000, b"\n\n") == [piece * 1000 + b"\n\n"]
+    assert time.thread_time() - began < 1.0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,8 +38,8 @@ router = APIRouter(tags=["chat"], route_class=ChatRoute)
 
 _ENGINE = "x-tunesmith-engine"
 """Header that names the engine: `native` or `transformers`."""
-_EVENTS = re.compile(rb".*(?:\n\n|\r\n\r\n)", re.DOTALL)
-"""All complete server-sent events."""
+_ENDS = (b"\n\n", b"\r\n\r\n")
+"""Ends of a server-sent event; some servers end lines with CR and LF."""
 
 
 @router.post("/chat/completions", response_model=None, responses={200: {"model": ChatCompletion}})
@@ -172,15 +171,22 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 async def _whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; the rest of a broken stream is dropped.
 
-    Some servers end lines with CR and LF."""
-    rest = b""
+    Only new bytes are searched: an event with the log-probs of a long prompt has many pieces."""
+    rest = bytearray()
     async for piece in response.aiter_bytes():
+        new = max(0, len(rest) - 3)  # an end may be divided between two pieces
         rest += piece
-        if events := _EVENTS.match(rest):
-            yield events[0]
-            rest = rest[events.end() :]
+        if stop := max(_stop_of(rest, end, new) for end in _ENDS):
+            yield bytes(rest[:stop])
+            del rest[:stop]
     if rest.strip():
-        yield rest + b"\n\n"
+        yield bytes(rest) + b"\n\n"
+
+
+def _stop_of(content: bytearray, end: bytes, start: int) -> int:
+    """Return the position after the last `end` in `content[start:]`; 0 if there is none."""
+    found = content.rfind(end, start)
+    return 0 if found < 0 else found + len(end)
 
 
 def _interrupted() -> ServiceError:
