@@ -61,11 +61,11 @@ def evaluate(
     """
     with connected(ctx) as client:
         if tasks is None:
-            only_tasks: dict[str, object] = {
-                "--include-path": include_path,
-                "--limit": limit,
-            }
-            _refuse_options("--data", only_tasks)
+            if data is None:
+                raise InvalidArgumentError(
+                    "nothing to evaluate on", hint="pass --data FILE, or --tasks NAME,..."
+                )
+            _refuse_options("--data", {"--include-path": include_path, "--limit": limit})
             _evaluate_rows(client, model, data, against, grader, as_json)
             return
         _refuse_options("--tasks", {"--data": data, "--against": against, "--grader": grader})
@@ -90,15 +90,11 @@ def _refuse_options(option: str, others: dict[str, object]) -> None:
 def _evaluate_rows(
     client: Client,
     model: str,
-    data: str | None,
+    data: str,
     against: str | None,
     grader: str | None,
     as_json: bool,
 ) -> None:
-    if data is None:
-        raise InvalidArgumentError(
-            "nothing to evaluate on", hint="pass --data FILE, or --tasks NAME,..."
-        )
     names = compared_models(client, model, against)
     created = client.evaluations.create(
         model=model,

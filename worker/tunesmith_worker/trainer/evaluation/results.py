@@ -47,6 +47,7 @@ def comparison(pair: Pair, difference: Difference, on: EvaluatedOn, unit: str) -
 
 _REFERENCES: tuple[ModelName, ...] = ("base", "against")
 """Models that the verdict compares with."""
+_WORDS = {"tuned": "tuned", "base": "base", "model": "first", "against": "second"}
 
 
 def conclude(
@@ -61,14 +62,15 @@ def conclude(
         "tuned": finite(tuned),
     }
     first = next((c for c in evaluation.comparisons if c.against in _REFERENCES), None)
-    reference = next((name for name in models if name in _REFERENCES), None)
-    if first is None and reference is None:
-        update["verdict"] = f"not compared: {evaluation.metric} {_number(tuned)}"
-    elif first is None:
-        left_out = "the base model" if reference == "base" else "the second model"
-        update["verdict"] = f"not compared: {left_out} was left out"
-    else:
+    wanted = next((pair for pair in pairs(models) if pair[1] in _REFERENCES), None)
+    if first is not None:
         update |= {"verdict": first.verdict, "outcome": first.outcome}
+    elif wanted is None:
+        update["verdict"] = f"not compared: {evaluation.metric} {_number(tuned)}"
+    elif missing := [name for name in wanted if name not in values]:
+        update["verdict"] = f"not compared: the {_WORDS[missing[0]]} model was left out"
+    else:
+        update["verdict"] = f"not compared: no row has a {evaluation.metric} for both models"
     return evaluation.model_copy(update=update)
 
 

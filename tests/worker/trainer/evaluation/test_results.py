@@ -1,0 +1,35 @@
+"""The verdict of an evaluation without a comparison names the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tunesmith_schema import Evaluation
+from tunesmith_schema.evaluation import ModelName
+from tunesmith_worker.trainer.evaluation.results import conclude
+
+
+@pytest.mark.parametrize(
+    ("values", "models", "reason"),
+    [
+        ({"tuned": 0.5}, ["tuned"], "reward 0.5"),
+        ({"tuned": 0.5}, ["tuned", "base"], "the base model was left out"),
+        ({"base": 0.5}, ["tuned", "base", "last"], "the tuned model was left out"),
+        ({"model": 0.5}, ["model", "against"], "the second model was left out"),
+        (
+            {"tuned": math.nan, "base": 0.5},
+            ["tuned", "base"],
+            "no row has a reward for both models",
+        ),
+    ],
+)
+def test_the_reason_of_a_missing_comparison_is_named(
+    values: Mapping[ModelName, float], models: Sequence[ModelName], reason: str
+) -> None:
+    found = Evaluation(
+        verdict="", metric="reward", on="validation_file", file="v", rows=9, rows_available=9
+    )
+    assert conclude(found, values, models).verdict == f"not compared: {reason}"
