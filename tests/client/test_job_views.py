@@ -89,6 +89,10 @@ def test_jobs_are_compared_side_by_side(
 ) -> None:
     for name, rate, losses in (("a", 1.0, [1.6, 19.0, 2.7]), ("b", 1e-3, [1.6, 1.4, 1.2])):
         found = ended(f"ftjob-{name}", suffix=f"run-{name}", recipe={"learning_rate": rate})
+        found["evaluation"] = {
+            **{"verdict": f"verdict {name}", "metric": "loss", "on": "validation_file"},
+            **{"rows": 80, "base": 1.6, "tuned": losses[-1]},
+        }
         server.answers[f"GET {JOBS}/ftjob-{name}"] = found
         points = [metric(n, train_loss=loss) for n, loss in enumerate(losses, start=1)]
         points[-1]["values"]["valid_loss"] = 1.5
@@ -99,6 +103,8 @@ def test_jobs_are_compared_side_by_side(
     words = " ".join(done.stdout.split())
     assert "learning_rate 1 0.001" in words
     assert "job ftjob-a ftjob-b" in words
+    assert "evaluation verdict a verdict b" in words
+    assert "base, tuned loss 1.6, 2.7 loss 1.6, 1.2" in words
     assert "A run-a, training a run-a, validation B run-b, training" in words
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     compared = json.loads(tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--json").stdout)

@@ -101,11 +101,21 @@ def _results(job: Job) -> dict[str, str]:
         "state": state_text(job),
         "health": health_text(job),
         "evaluation": evaluation_text(job),
+        "base, tuned": _figures(job),
         "last metrics": metrics_text(job),
         "step": step_text(job),
         "duration": duration_text(job),
     }
     return {"id": job.id} | {name: value for name, value in rows.items() if value}
+
+
+def _figures(job: Job) -> str | None:
+    """Return the evaluated loss or reward of base and tuned model."""
+    found = job.evaluation
+    if found is None:
+        return None
+    values = ["-" if value is None else f"{value:.4g}" for value in (found.base, found.tuned)]
+    return f"{found.metric} {', '.join(values)}"
 
 
 def _result_rows(jobs: Sequence[Job]) -> list[tuple[str, ...]]:

@@ -248,6 +248,12 @@ def test_a_request_is_bounded_before_anything_is_built(running: Inference) -> No
     body = {"model": "base", "messages": MESSAGES, "n": 128, "logprobs": True, "top_logprobs": 20}
     answer = running.http.post("/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_completion_tokens")
+    body = {"model": "base", "prompt": [[7] * 100] * 200, "max_tokens": 400, "logprobs": 20}
+    error = running.http.post("/v1/completions", json=body).json()["error"]
+    assert (error["param"], "lower max_tokens, n or logprobs" in error["message"]) == (
+        "max_tokens",
+        True,
+    )
 
 
 def test_a_tiny_temperature_is_greedy_and_harms_nobody(running: Inference) -> None:

@@ -122,7 +122,7 @@ class Answer:
         for prompt, start in zip(prompts, echoed, strict=True):
             limit = check_length(len(prompt), params, base.context, param)
             scored = limit + len(prompt) if params.echo else limit
-            check_logprobs(len(prompts) * params.n, scored, params)
+            check_logprobs(len(prompts) * params.n, scored, params, chat=self._kind == "chat")
             self._prompt_tokens += len(prompt)
             for number in range(params.n):
                 request = _generation(prompt, limit, number, params, adapter, base.eos_ids)

@@ -252,18 +252,20 @@ def check_size(prompts: int, params: Parameters) -> None:
         )
 
 
-def check_logprobs(streams: int, limit: int, params: Parameters) -> None:
+def check_logprobs(streams: int, limit: int, params: Parameters, *, chat: bool) -> None:
     """Raise ApiError if the log-probs of the longest answer would fill the memory. `limit`: tokens
-    of each of `streams` completions, with the prompt if it is echoed."""
+    of each of `streams` completions, with the prompt if it is echoed. `chat`: False for text
+    completions, whose parameters have other names."""
+    names = ("max_completion_tokens", "top_logprobs") if chat else ("max_tokens", "logprobs")
     top = params.top_logprobs
     if top is not None and streams * limit * (1 + top) > _MOST_LOGPROBS:
         raise ApiError(
             400,
             f"{streams} completions of up to {limit:,} tokens with {top} top "
             f"log-probs are too many; at most {_MOST_LOGPROBS:,} log-probs are allowed: lower "
-            "max_completion_tokens, n or top_logprobs",
+            f"{names[0]}, n or {names[1]}",
             code="invalid_value",
-            param="max_completion_tokens",
+            param=names[0],
         )
 
 
@@ -275,7 +277,8 @@ def check_length(prompt_tokens: int, params: Parameters, context: int | None, pa
     if left < (0 if params.max_tokens == 0 else 1):
         raise ApiError(
             400,
-            f"the prompt has {prompt_tokens} tokens, but the model's context has {context}",
+            f"the prompt has {prompt_tokens} tokens, but the model's context has {context}: "
+            "shorten it",
             code="context_length_exceeded",
             param=param,
         )
