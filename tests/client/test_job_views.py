@@ -90,8 +90,12 @@ def test_jobs_are_compared_side_by_side(
     for name, rate, losses in (("a", 1.0, [1.6, 19.0, 2.7]), ("b", 1e-3, [1.6, 1.4, 1.2])):
         found = ended(f"ftjob-{name}", suffix=f"run-{name}", recipe={"learning_rate": rate})
         found["evaluation"] = {
-            **{"verdict": f"verdict {name}", "metric": "loss", "on": "validation_file"},
-            **{"rows": 80, "base": 1.6, "tuned": losses[-1]},
+            "verdict": f"verdict {name}",
+            "metric": "loss",
+            "on": "validation_file",
+            "rows": 80,
+            "base": 1.6,
+            "tuned": losses[-1],
         }
         server.answers[f"GET {JOBS}/ftjob-{name}"] = found
         points = [metric(n, train_loss=loss) for n, loss in enumerate(losses, start=1)]

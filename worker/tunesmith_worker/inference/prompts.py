@@ -22,6 +22,8 @@ def text_size(body: Mapping[str, Any]) -> int:
 
 def _size(value: Any) -> int:
     if isinstance(value, list):
+        if value and isinstance(value[0], int):
+            return len(value)  # token ids, which may be half a million
         return len(value) + sum(map(_size, value))
     if isinstance(value, dict):
         return sum(map(_size, value.values()))

@@ -1,4 +1,4 @@
-"""The verdict of an evaluation without a comparison names the reason."""
+"""The verdict of an evaluation without a comparison, and two metrics in one evaluation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tunesmith_schema import Evaluation
+from tunesmith_schema import Evaluation, ModelScores
 from tunesmith_schema.evaluation import ModelName
-from tunesmith_worker.trainer.evaluation.results import conclude
+from tunesmith_worker.trainer.evaluation.results import combined, conclude
+
+
+def evaluation(models: list[ModelScores]) -> Evaluation:
+    return Evaluation(
+        verdict="",
+        metric="reward",
+        on="validation_file",
+        file="v",
+        rows=9,
+        rows_available=9,
+        models=models,
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,7 +41,14 @@ from tunesmith_worker.trainer.evaluation.results import conclude
 def test_the_reason_of_a_missing_comparison_is_named(
     values: Mapping[ModelName, float], models: Sequence[ModelName], reason: str
 ) -> None:
-    found = Evaluation(
-        verdict="", metric="reward", on="validation_file", file="v", rows=9, rows_available=9
-    )
+    found = evaluation([])
     assert conclude(found, values, models).verdict == f"not compared: {reason}"
+
+
+def test_a_model_that_one_metric_left_out_keeps_its_other_scores() -> None:
+    rewards = evaluation([ModelScores(model="model", reward=1.0)])
+    losses = evaluation(
+        [ModelScores(model="model", loss=0.5), ModelScores(model="against", loss=0.7)]
+    )
+    first, second = combined(rewards, losses).models
+    assert (first.reward, first.loss, second.loss) == (1.0, 0.5, 0.7)

@@ -97,6 +97,14 @@ def test_a_third_model_without_time_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert [one.model for one in evaluation.models] == ["tuned", "base"]
 
 
+def test_both_models_of_an_evaluation_on_demand_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evaluation, _ = run(monkeypatch, {"model": 30.0, "against": 30.0})
+    assert [one.model for one in evaluation.models] == ["model", "against"]
+    assert (evaluation.rows, len(evaluation.comparisons)) == (8, 1)
+
+
 def test_equally_fast_models_have_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluation, _ = run(monkeypatch, {"tuned": 0.01, "base": 0.012, "best": 0.01})
     assert evaluation.rows == ROWS

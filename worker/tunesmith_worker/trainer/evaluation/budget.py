@@ -13,6 +13,8 @@ LEAST_SECONDS = 2.0
 LATER = 1.5
 """Time that a later model may take for the same rows, as a multiple of the first model's time. It
 then has fewer rows, and all models are compared on these."""
+ALWAYS = 2
+"""Number of models that are measured even if no time is left: the verdict compares them."""
 NO_TIME = "no time was left"
 
 

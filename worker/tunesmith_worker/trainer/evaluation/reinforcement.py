@@ -19,7 +19,7 @@ from tunesmith_worker.rundir.events import finite
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.rewards import CompletionText, Graded, Grading
 
-from .budget import LATER, NO_TIME, Budget
+from .budget import ALWAYS, LATER, NO_TIME, Budget
 from .models import EvaluatedModel, LeftOut
 from .results import comparison, conclude, pairs, storable
 
@@ -84,7 +84,7 @@ class ReinforcementEvaluation:
         left_out: list[str] = []
         cost = 0.0  # seconds for the answers of the first model
         for place, model in enumerate(models):
-            if model.name not in ("tuned", "base") and budget.left == 0.0:
+            if place >= ALWAYS and budget.left == 0.0:
                 left_out.append(f"{model.name}: {NO_TIME}")
                 continue
             share = 1 / (len(models) - place)

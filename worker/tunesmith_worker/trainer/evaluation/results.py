@@ -85,6 +85,8 @@ def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
             found = scores.get(own.model)
             known = {} if found is None else found.model_dump(exclude_defaults=True)
             models.append(own.model_copy(update=known))
+        names = {own.model for own in models}
+        models += [own for own in other.models if own.model not in names]
         first = first.model_copy(
             update={
                 "models": models,

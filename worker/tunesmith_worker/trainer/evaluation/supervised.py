@@ -15,7 +15,7 @@ from tunesmith_worker.engine.evaluation.compare import compare_losses
 from tunesmith_worker.engine.evaluation.scores import IGNORED, RowScores, ScoredRow, score_rows
 from tunesmith_worker.rundir.events import finite
 
-from .budget import LATER, NO_TIME, Budget
+from .budget import ALWAYS, LATER, NO_TIME, Budget
 from .models import EvaluatedModel, LeftOut
 from .results import comparison, conclude, pairs, storable
 
@@ -71,7 +71,7 @@ class SupervisedEvaluation:
         cost: float | None = None
         for place, model in enumerate(models):
             waiting = len(models) - place
-            if model.name not in ("tuned", "base") and budget.left == 0.0:
+            if place >= ALWAYS and budget.left == 0.0:
                 left_out.append(f"{model.name}: {NO_TIME}")
                 continue
             try:
