@@ -37,13 +37,15 @@ PngFile = Annotated[
 
 def compare(
     ctx: typer.Context,
-    job_ids: Annotated[list[str], typer.Argument(metavar="ID ID...", help="Two to six jobs.")],
+    job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Two to six jobs.")],
     png: PngFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Compare jobs: settings that differ, results, and curves."""
+    """Compare jobs: results and evaluations, settings that differ, and curves."""
     if not 2 <= len(job_ids) <= MAX_JOBS:
-        raise typer.BadParameter(f"got {len(job_ids)} jobs, want 2 to {MAX_JOBS}")
+        raise typer.BadParameter(
+            f"got {len(job_ids)} job ids: name 2 to {MAX_JOBS}; `tunesmith jobs list` shows them"
+        )
     with connected(ctx) as client:
         jobs = [client.fine_tuning.jobs.retrieve(job_id) for job_id in job_ids]
         points = [job.metrics() for job in jobs]

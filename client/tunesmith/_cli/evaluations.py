@@ -36,7 +36,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="MODEL2",
-            help="Model to compare with (default: the base model of a tuned model).",
+            help="Model to compare with. The default for a tuned model is `base`, its base model.",
         ),
     ] = None,
     grader: Annotated[
