@@ -94,7 +94,7 @@ class ResponseFormat(Request):
     type: Literal["text", "json_object", "json_schema"]
     """Any text, any JSON object, or JSON that fulfils `json_schema`."""
     json_schema: NamedSchema | None = None
-    """The schema as `schema`, and its `name`. Answers always fulfil the schema, also without
+    """Schema in `schema`, and its name in `name`. Answers always fulfil the schema, also without
     `strict`, unless they are cut off."""
 
     @model_validator(mode="after")
@@ -222,7 +222,7 @@ class ChatChoice(Response):
     finish_reason: FinishReason
     """`stop`: end of the text or a stop text; `length`: the maximum number of tokens."""
     logprobs: ChoiceLogprobs | None = None
-    """Only with `logprobs`."""
+    """Log-probabilities of the tokens; null without `logprobs`."""
 
 
 class ChatCompletion(Response):
@@ -245,7 +245,7 @@ class ChatDelta(Response):
     role: str | None = None
     """Only in the first chunk of an answer."""
     content: str | None = None
-    """Text to append."""
+    """Text to append to the answer."""
 
 
 class ChatChunkChoice(Response):
@@ -258,7 +258,7 @@ class ChatChunkChoice(Response):
     finish_reason: FinishReason | None = None
     """Only in the last chunk of an answer."""
     logprobs: ChoiceLogprobs | None = None
-    """Only with `logprobs`: the tokens of this part."""
+    """Log-probabilities of the tokens of this part; null without `logprobs`."""
 
 
 class ChatChunk(Response):

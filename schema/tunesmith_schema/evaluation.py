@@ -130,7 +130,7 @@ class Evaluation(EvaluationSummary):
     seconds: float = 0.0
     """Duration of the evaluation."""
     job_share: float | None = None
-    """Duration as a share of the trainer's time before the evaluation."""
+    """Duration of the evaluation, divided by the time that the trainer ran before it."""
 
     def summary(self) -> EvaluationSummary:
         return EvaluationSummary.model_validate(

@@ -31,11 +31,11 @@ class EvaluationStatus(StrEnum):
     """State of an evaluation."""
 
     QUEUED = "queued"
-    """Waits until its file is validated and a train worker is free."""
+    """The evaluation waits until its file is validated and a train worker is free."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """`error` has the reason."""
+    """The evaluation failed; `error` has the reason."""
     CANCELLED = "cancelled"
 
 
@@ -47,7 +47,7 @@ class TaskResult(Request):
     metrics: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)]
     """Values by metric and filter, such as `acc,none`."""
     errors: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)] = Field(default_factory=dict)
-    """Standard errors, with the same keys."""
+    """Standard errors of the values, with the same keys."""
     samples: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     """Number of documents."""
     n_shot: int | None = Field(default=None, ge=0, le=MAX_STEP)
@@ -64,7 +64,7 @@ class TaskResults(Request):
     tasks: Annotated[list[TaskResult], Field(min_length=1, max_length=MAX_TASKS)]
     """Result of each task."""
     limit: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Maximum number of documents of a task; null: all."""
+    """Maximum number of documents of a task; null means all."""
 
 
 class EvaluationCreate(Request):
@@ -97,7 +97,7 @@ class EvaluationCreate(Request):
             if getattr(self, name) is not None:
                 raise ValueError(f"'{name}' is not allowed if 'kind' is '{self.kind}'")
         if self.against == self.model:
-            raise ValueError("'against' must be another model than 'model'")
+            raise ValueError("'against' and 'model' must be different models")
         return self
 
 
@@ -109,7 +109,7 @@ class RequestedEvaluation(Response):
     kind: Literal["data", "tasks"]
     """`data`: measured on a file. `tasks`: results of lm-eval."""
     created_at: int
-    """Unix seconds."""
+    """Time of creation, in Unix seconds."""
     started_at: int | None = None
     """Time of the first claim by a worker, in Unix seconds."""
     finished_at: int | None = None
@@ -117,7 +117,7 @@ class RequestedEvaluation(Response):
     model: str
     """Evaluated model."""
     against: str | None = None
-    """Model that it is compared with."""
+    """Model that the evaluated model is compared with."""
     file: str | None = None
     """Id of the data file."""
     filename: str | None = None
@@ -129,16 +129,16 @@ class RequestedEvaluation(Response):
     status: EvaluationStatus
     """State of the evaluation."""
     error: JobError | None = None
-    """Reason of `failed`."""
+    """Reason of the failure, if `status` is `failed`."""
     waiting_for: str | None = None
-    """What a queued evaluation waits for; only if it is retrieved alone."""
+    """Reason for which the evaluation is still queued; lists leave it out."""
     verdict: str | None = None
     """Result in words."""
     result: Evaluation | None = None
-    """Result of `data`, as at the end of a job: `model` and `against` name the models in it. Lists
-    leave it out."""
+    """Result, if `kind` is `data`. It has the form of a job's evaluation, in which `model` and
+    `against` name the models. Lists leave it out."""
     task_results: TaskResults | None = None
-    """Results of `tasks`."""
+    """Results of lm-eval, if `kind` is `tasks`."""
 
 
 class EvaluationDeleted(Response):
@@ -168,7 +168,7 @@ class EvaluationClaim(Response):
 
     evaluation_id: str
     fence: int
-    """Number of the claim; only the newest claim may report."""
+    """Number of the claim. Only the worker with the newest claim may report."""
     lease_seconds: float
     """Duration of the lease, counted from now."""
     model: ClaimedModel
@@ -176,7 +176,7 @@ class EvaluationClaim(Response):
     file: ClaimedFile
     """Data file."""
     on: EvaluatedOn
-    """`training_file` if the model was trained on the file."""
+    """`training_file` if the model was trained on the data file."""
     grader: Grader | None = None
     losses: bool = True
     """True if the rows have answers, so that losses are measured."""
@@ -197,20 +197,20 @@ class EvaluationRenewal(Response):
 
 
 class EvaluationOutcome(EvaluationLease):
-    """End of a worker's evaluation."""
+    """Outcome of an evaluation, as a worker reports it."""
 
     state: Literal["succeeded", "failed", "released", "crashed"]
     """`released`: the worker shuts down; another worker evaluates. `crashed`: the process was
     killed; after several crashes the evaluation fails."""
     result: Annotated[Evaluation, JsonBound(512 * 1024)] | None = None
-    """Result of a success."""
+    """Result, if `state` is `succeeded`."""
     error: JobFailure | None = None
-    """Reason of `failed` or `crashed`."""
+    """Reason, if `state` is `failed` or `crashed`."""
 
     @model_validator(mode="after")
     def _has_what_its_state_needs(self) -> Self:
         if (self.result is not None) != (self.state == "succeeded"):
-            raise ValueError("'result' is required for, and only allowed for, 'succeeded'")
+            raise ValueError("'result' is required with 'state': 'succeeded', and only then")
         if (self.error is not None) != (self.state in ("failed", "crashed")):
-            raise ValueError("'error' is required for, and only allowed for, a failure")
+            raise ValueError("'error' is required after a failure, and only then")
         return self

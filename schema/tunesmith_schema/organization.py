@@ -42,11 +42,11 @@ class Project(Response):
     """Name of the project."""
     created_at: int
     archived_at: int | None = None
-    """Time since when no key opens the project."""
+    """Time when the project was archived; since then, no key opens it."""
     status: Literal["active", "archived"]
     """`active` or `archived`."""
     slug: str
-    """Second part of the names of the project's tuned models."""
+    """Part of the names of the project's tuned models that stands for the project."""
     max_bytes: int | None = None
     """Quota of stored bytes; None means no quota."""
     base_models: list[str] | None = None
@@ -94,11 +94,11 @@ class UserCreate(Request):
     """Request to add a person."""
 
     email: Email
-    """E-mail address; no two users have the same one."""
+    """E-mail address; another user must not have the same address."""
     name: Name
     """Name of the person."""
     role: UserRole = "member"
-    """`admin`, or `member`, whose rights come from projects."""
+    """`admin`, or `member`. The rights of a `member` come from projects."""
 
 
 class UserUpdate(Request):
@@ -130,7 +130,7 @@ class ProjectUserCreate(Request):
     """Request to add a user to a project."""
 
     user_id: ObjectId | None = None
-    """Id of the user; give this or `email`."""
+    """Id of the user; give either `user_id` or `email`."""
     email: Email | None = None
     """E-mail address of the user."""
     role: ProjectRole = "member"
@@ -196,7 +196,7 @@ class ProjectApiKey(Response):
     owner: KeyOwner
     """Owner of the key."""
     owner_project_access: Literal["active", "inactive"] = "active"
-    """OpenAI's field; a key without access is not listed."""
+    """OpenAI's field; always `active`, because only keys with access are listed."""
     role: Role
     """Role of the key."""
     verbs: list[Verb] | None = None
@@ -239,7 +239,7 @@ class AdminKeyOwner(Response):
     name: str
     """Name of the key."""
     role: str = "owner"
-    """OpenAI's word for an admin."""
+    """Always `owner`, which is OpenAI's word for an admin."""
     created_at: int
 
 

@@ -30,9 +30,9 @@ def _absent(value: Any) -> Any:  # Any: whatever JSON the caller sent
 
 
 Unsupported = Annotated[Any, JsonBound(64 * 1024), AfterValidator(_absent)]  # Any: JSON
-"""Parameter that would change the output; only null and empty values are accepted."""
+"""Parameter that is not supported; only null and empty values are accepted."""
 IGNORED = "ignored"
-"""Mark of a field that is not sent to the inference server."""
+"""Marks a field that is not sent to the inference server."""
 Ignored = Annotated[Any, JsonBound(64 * 1024), IGNORED]  # Any: JSON
 """Parameter that does not change the output."""
 ModelName = Annotated[Text, Field(min_length=1, max_length=512)]
@@ -56,7 +56,7 @@ class Sampling(Request):
     stream: bool | None = None
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
-    """Only with `stream`."""
+    """Options of the stream; allowed only with `stream`."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """Number of answers; the default is 1."""
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
@@ -70,7 +70,7 @@ class Sampling(Request):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Subtracted from the logit of each token that occurs in the answer; the default is 0."""
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    """The same seed and parameters give the same answer."""
+    """Seed of the sampling. The same seed and parameters give the same answer."""
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
     """Up to 4 texts; generation ends before the first of them."""
     logit_bias: Unsupported = None
@@ -105,7 +105,7 @@ class Usage(Response):
     completion_tokens: int
     """Generated tokens of all answers."""
     total_tokens: int
-    """Sum of both."""
+    """Sum of prompt tokens and generated tokens."""
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]

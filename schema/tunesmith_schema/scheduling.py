@@ -1,4 +1,4 @@
-"""Scheduling of jobs: what a job asks for, and why and how long it waits."""
+"""Scheduling of jobs: the requests of a job, and the reason and the time for which it waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WorkerLabels = Annotated[dict[Label, Label], at_most(16), JsonBound(4 * 1024)]
 
 
 class Scheduling(Request):
-    """Requests of a job to the queue and to its worker."""
+    """Priority of a job, and the properties that its worker must have."""
 
     priority: int = Field(default=0, ge=-100, le=100)
     """Jobs with a higher priority are claimed earlier, among the jobs of the project. They may
@@ -28,8 +28,8 @@ class Scheduling(Request):
     worker_labels: WorkerLabels = Field(default_factory=dict)
     """Labels that the worker must have, for example `{"gpu": "h100"}`."""
     device_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Smallest memory of the device, in bytes. By default, the predicted peak of an earlier
-    attempt, once there is one."""
+    """Smallest memory of the device, in bytes. The default is the predicted peak of an earlier
+    attempt, if there was one."""
 
 
 class WaitingCode(StrEnum):
@@ -48,7 +48,7 @@ class WaitingCode(StrEnum):
     NO_MEMORY = "no_memory"
     """The job needs more memory than the largest device has."""
     RESERVED = "reserved"
-    """All workers that fit are drained or reserved for other projects."""
+    """All workers that could run the job are drained or reserved for other projects."""
     PROJECT_LIMIT = "project_limit"
     KEY_LIMIT = "key_limit"
     LANE_BUSY = "lane_busy"
@@ -56,7 +56,7 @@ class WaitingCode(StrEnum):
     BEHIND = "behind"
     """Other jobs come first."""
     DEVICES_BUSY = "devices_busy"
-    """All devices that fit are busy, and this job is the next."""
+    """All devices that can run the job are busy, and this job starts next."""
     STARTING = "starting"
     """A free worker will claim the job."""
 
@@ -76,9 +76,9 @@ class EstimatedStart(Response):
     at: int
     """Expected start."""
     earliest: int
-    """If the jobs ahead end as early as similar jobs have."""
+    """Start if the jobs ahead are shorter than similar jobs were."""
     latest: int
-    """If the jobs ahead take as long as similar jobs have."""
+    """Start if the jobs ahead are longer than similar jobs were."""
 
 
 class QueuedJob(Response):
@@ -105,13 +105,13 @@ class QueuedJob(Response):
     total_steps: int | None = None
     """Optimiser steps of the whole run; null until known."""
     steps_per_second: float | None = None
-    """Rate of the current attempt, its start included; null before the first step."""
+    """Optimiser steps per second of the current attempt; null before the first step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
     waiting_because: WaitingBecause | None = None
     """Reason for which the job waits; null for a running job."""
     estimated_start: EstimatedStart | None = None
-    """Expected start; null for a running job, and if nothing can be said."""
+    """Expected start; null for a running job, and if there is no estimate."""
 
 
 class Queue(Response):
@@ -131,7 +131,7 @@ class Queue(Response):
 
 
 class ProjectShare(Response):
-    """Share of a project in the devices."""
+    """Share of the devices that a project gets."""
 
     id: str
     object: Literal["queue.project"] = "queue.project"
@@ -140,7 +140,7 @@ class ProjectShare(Response):
     weight: float
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int
-    """Devices that the project gets before others get more than their guarantee."""
+    """Devices that the project gets before another project gets more than its guarantee."""
     max_running_jobs: int | None = None
     """Most jobs of the project that run at a time; null means no limit."""
     max_queued_jobs: int | None = None
@@ -152,11 +152,11 @@ class ProjectShare(Response):
     queued_jobs: int
     """Jobs that wait now."""
     decayed_device_seconds: float
-    """Used device-time, halved each day. It orders the queue, divided by the weight."""
+    """Used device-time, which halves each day. The queue is ordered by this time / weight."""
 
 
 class Limits(Request):
-    """Changed limits of a key; fields that are left out stay, null removes a limit."""
+    """New limits of a key. A missing field stays unchanged; null removes the limit."""
 
     max_running_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
     """Most jobs that run at a time."""
@@ -167,7 +167,7 @@ class Limits(Request):
 
 
 class ShareChange(Limits):
-    """Changed share and limits of a project; fields that are left out stay."""
+    """New share and limits of a project. A missing field stays unchanged."""
 
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
@@ -236,7 +236,7 @@ class DrainRequest(Request):
     """Body of `POST /v1/workers/{worker}/drain`."""
 
     reason: Text = Field(default="", max_length=200)
-    """Shown to users whose jobs wait."""
+    """Reason, which is shown to users whose jobs wait."""
 
 
 class ReservationCreate(Request):
@@ -245,11 +245,11 @@ class ReservationCreate(Request):
     worker: Text = Field(min_length=1, max_length=255)
     """Id of a worker, or name of a host."""
     project_id: ObjectId | None = None
-    """Project whose jobs run meanwhile; null for maintenance, without jobs."""
+    """Project whose jobs may run meanwhile; null if no job may run (maintenance)."""
     starts_at: int = Field(ge=0, le=MAX_SECONDS)
-    """Start, Unix seconds. Other jobs then save a resume point and leave."""
+    """Start, Unix seconds. Jobs of other projects then save a resume point and leave."""
     ends_at: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
-    """End, Unix seconds; null: until it is deleted."""
+    """End, Unix seconds; null if the reservation lasts until it is deleted."""
     reason: Text = Field(default="", max_length=200)
     """Shown to users whose jobs wait."""
 
@@ -262,7 +262,7 @@ class Reservation(Response):
     worker: str
     """Id of a worker, or name of a host."""
     project_id: str | None = None
-    """Project whose jobs run meanwhile; null for a drain."""
+    """Project whose jobs may run meanwhile; null for a drain."""
     starts_at: int
     """Start, Unix seconds."""
     ends_at: int | None = None
@@ -283,7 +283,7 @@ class DeviceUsageItem(Response):
     """Device-time of one group."""
 
     project: str | None = None
-    """Name of the project; null unless grouped by it, like the next three."""
+    """Name of the project. A field is null if `group_by` does not name it."""
     user: str | None = None
     """Name of the user, or of the key of a service."""
     model: str | None = None
@@ -291,7 +291,7 @@ class DeviceUsageItem(Response):
     day: str | None = None
     """Day in UTC, `2026-01-31`."""
     device_seconds: float
-    """Time in which jobs had a device, lost work included."""
+    """Time in which jobs had a device, including lost work."""
     lost_seconds: float
     """Time whose work was lost with a worker; projects are not charged for it."""
 
@@ -307,6 +307,6 @@ class DeviceUsage(Response):
     lost_seconds: float
     """Time whose work was lost with a worker."""
     idle_seconds: float
-    """Time in which ready workers had no job, over all projects."""
+    """Time in which ready workers had no job of any project."""
     data: list[DeviceUsageItem]
     """One item per group, the largest first."""

@@ -78,7 +78,7 @@ def compared_models(client: Client, model: str, against: str | None) -> list[str
 
 
 def _talk(conversations: list[Conversation]) -> None:
-    with contextlib.suppress(ImportError):  # with it, `input` can edit lines
+    with contextlib.suppress(ImportError):  # after this import, `input` can edit lines
         import readline  # noqa: F401  # importing it gives input() line editing
     names = " and ".join(conversation.model for conversation in conversations)
     typer.echo(f"{names}  (Ctrl-C stops an answer, Ctrl-D or /quit ends)", err=True)

@@ -31,7 +31,7 @@ def add_to(cli: typer.Typer) -> None:
 def evaluate(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Base model, tuned model (ft:...) or checkpoint.")],
-    data: Annotated[str | None, typer.Option(help="Rows: a local file or a file id.")] = None,
+    data: Annotated[str | None, typer.Option(help="Local file or file id with the rows.")] = None,
     against: Annotated[
         str | None,
         typer.Option(

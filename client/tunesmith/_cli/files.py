@@ -32,7 +32,7 @@ def upload(
     ctx: typer.Context,
     path: Annotated[Path, typer.Argument(help="File in JSONL, JSON, CSV or Parquet format.")],
     purpose: Annotated[
-        str, typer.Option(help="Purpose of the file; a data set needs fine-tune.")
+        str, typer.Option(help="Purpose of the file; use `fine-tune` for a data set.")
     ] = "fine-tune",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the file is validated.")] = False,
     as_json: AsJson = False,
@@ -101,7 +101,7 @@ def download(
             "-o",
             "--output",
             metavar="FILE",
-            help="Path to write (default: the file's own name).",
+            help="Path to write (default: the name of the file).",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -36,7 +36,7 @@ class JobMethod(StrEnum):
 
 
 SHORT_PHASE_SECONDS = 0.1
-"""Phases shorter than this are noise in the log."""
+"""The log leaves out phases shorter than this many seconds."""
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 
@@ -72,10 +72,10 @@ def create(
     ] = None,
     metadata: MetadataPairs = None,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="Higher is claimed earlier, in the project.")
+        int, typer.Option(min=-100, max=100, help="Priority in the project; higher starts earlier.")
     ] = 0,
     interactive: Annotated[
-        bool, typer.Option("--interactive", help="Use the lane for jobs of up to 10 minutes.")
+        bool, typer.Option("--interactive", help="Use the interactive lane (up to 10 minutes).")
     ] = False,
     label: Annotated[
         list[str] | None,
@@ -95,7 +95,7 @@ def create(
     if method is JobMethod.REINFORCEMENT and grader is None:
         raise typer.BadParameter("reinforcement needs --grader", param_hint="--method")
     if method is JobMethod.SUPERVISED and grader is not None:
-        raise typer.BadParameter("supervised training takes no grader", param_hint="--grader")
+        raise typer.BadParameter("supervised training uses no grader", param_hint="--grader")
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.create(
             model=model,
@@ -133,10 +133,10 @@ def list_jobs(
     metadata: MetadataPairs = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Created since: 30m, 12h, 7d, or 2026-01-31."),
+        typer.Option(metavar="TIME", help="Created since (30m, 12h, 7d, 2026-01-31)."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Created before, as for --since.")
+        str | None, typer.Option(metavar="TIME", help="Created before; same forms as --since.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -38,7 +38,7 @@ Quota = Annotated[
 ]
 BaseModels = Annotated[
     list[str] | None,
-    typer.Option("--base-model", help="Allowed base model; repeat it. `all` allows all."),
+    typer.Option("--base-model", help="Allowed base model; repeatable. `all` allows every one."),
 ]
 
 
@@ -232,7 +232,7 @@ def create_key(
     role: Role = "member",
     verbs: Annotated[
         list[str] | None,
-        typer.Option("--verb", help="Limit the key to read, write, chat or manage; repeat it."),
+        typer.Option("--verb", help="Allow only `read`, `write`, `chat` or `manage`. Repeatable."),
     ] = None,
     days: Annotated[
         float | None, typer.Option(min=0.001, help="Days until the key expires.")
@@ -242,7 +242,7 @@ def create_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key; it is shown only once."""
+    """Create a key. Only this command shows it."""
     chosen = project_role(role)
     for verb in verbs or []:
         if verb not in get_args(Verb):

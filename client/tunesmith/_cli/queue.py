@@ -1,4 +1,4 @@
-"""`tunesmith top`, `tunesmith why` and `tunesmith usage`: the queue, a reason, the bill."""
+"""`tunesmith top`, `tunesmith why` and `tunesmith usage`: queue, reasons and device-hours."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def top(
 
 
 def why(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Say why a job waits, at which place, and when it is expected to start."""
+    """Show why a job waits, its position in the queue, and its expected start."""
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.retrieve(job_id)
     because = job.waiting_because

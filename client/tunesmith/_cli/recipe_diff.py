@@ -36,7 +36,7 @@ def changed_settings(job: Job) -> Settings:
 
 
 def differing_settings(jobs: list[Job]) -> dict[str, list[Any]]:
-    """Return the settings in which jobs differ: dotted name -> value of each job."""
+    """Return the settings in which jobs differ, by dotted name, with the value of each job."""
     every: list[Settings] = [
         {
             "model": job.model,

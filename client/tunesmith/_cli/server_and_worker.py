@@ -47,7 +47,7 @@ COMMANDS = {
     "serve": _server("serve", "Start the whole service on this machine."),
     "api": _server("api", "Start the API alone."),
     "migrate": _server("migrate", "Create or upgrade the database."),
-    "gc": _server("gc", "Delete stored content that nothing refers to."),
+    "gc": _server("gc", "Delete stored content that is not used."),
     "keys": _server("keys", "Create, list and revoke API keys."),
     "audit": _server("audit", "Show and verify the audit log."),
     "worker": _worker(

@@ -14,11 +14,11 @@ from rich.text import Text
 from .conversation import Answer, Conversation
 
 WIDE = 100
-"""Columns of a terminal from which two answers fit side by side."""
+"""Minimum width of a terminal for two answers side by side, in columns."""
 _SECONDS = 0.1
 """Time between two updates of the screen."""
 _LEAVE_SECONDS = 2.0
-"""Time in which a stopped answer's connection is closed."""
+"""Maximum seconds to wait until the connection of a stopped answer is closed."""
 
 
 def answer_both(conversations: Sequence[Conversation], question: str) -> list[Answer]:
@@ -51,7 +51,7 @@ def answer_both(conversations: Sequence[Conversation], question: str) -> list[An
 
 def _read(conversation: Conversation, question: str, answer: Answer, stop: Event) -> None:
     for _ in conversation.ask(question, answer, stop):
-        pass  # `answer` has the text
+        pass  # `answer` already has the text
 
 
 def _show_columns(console: Console, names: Sequence[str], answers: Sequence[Answer]) -> None:

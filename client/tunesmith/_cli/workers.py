@@ -37,7 +37,7 @@ def run(ctx: typer.Context) -> None:
 
 @_app.command("list")
 def list_workers(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the train workers: device, running job, and why one takes no job."""
+    """List the train workers: device, running job, and the reason if it takes no job."""
     with connected(ctx) as client:
         workers = client.workers.list()
     if as_json:
@@ -50,10 +50,10 @@ def list_workers(ctx: typer.Context, as_json: AsJson = False) -> None:
 def drain(
     ctx: typer.Context,
     name: Name,
-    reason: Annotated[str, typer.Option(help="Shown to users whose jobs wait.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown to users whose jobs wait.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let running jobs save a resume point and leave; start no job on a worker or host."""
+    """Start no job on a worker or host; its running jobs save a resume point and leave."""
     with connected(ctx) as client:
         reservation = client.workers.drain(name, reason=reason)
     if as_json:

@@ -23,7 +23,7 @@ from tunesmith_schema import (
 from .files import DataFile, Files, Order
 
 _CHECKED_LATER = "file-"
-"""Place of a file in the check of the other arguments; a path may be longer than a file id."""
+"""File id for the check of the other arguments, because a path may be longer than an id."""
 _FIRST_POLL, _SLOWEST_POLL = 0.25, 2.0
 
 
@@ -113,7 +113,7 @@ class Evaluations:
         return self._http.post(RequestedEvaluation, path)
 
     def delete(self, evaluation_id: str) -> EvaluationDeleted:
-        """Delete an ended evaluation. Raises BadRequestError (`not_deletable`) before its end."""
+        """Delete an evaluation. Raises BadRequestError (`not_deletable`) if it has not ended."""
         return self._http.delete(EvaluationDeleted, path_of("evaluations", evaluation_id))
 
     def wait(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .progress import ProgressView
 
 _CHECKED_LATER = "file-"
-"""Place of a file in the check of the other arguments; a path may be longer than a file id."""
+"""File id for the check of the other arguments, because a path may be longer than an id."""
 
 
 class Jobs(JobOutput):
@@ -154,8 +154,8 @@ class Jobs(JobOutput):
         return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job, which continues from its resume point, or withdraw a pause in
-        progress.
+        """Queue a paused job, which continues from its resume point, or cancel a pause that
+        has not taken effect.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """

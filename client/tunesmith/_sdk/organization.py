@@ -27,7 +27,7 @@ _ROOT = "organization"
 
 
 class _Unset:
-    """Type of `UNSET`: None has a meaning of its own."""
+    """Type of `UNSET`, which is needed because None removes a value."""
 
 
 UNSET = _Unset()

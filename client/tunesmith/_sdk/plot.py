@@ -12,12 +12,12 @@ from tunesmith._http.errors import TunesmithError
 from tunesmith_schema import MetricPoint
 
 COLOURS = ("#4477aa", "#cc3311", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Distinguishable for the colour-blind (Paul Tol's palette)."""
+"""Colours that colour-blind people can distinguish (Paul Tol's palette)."""
 AXES = (
     ("loss (nats per token)", "train_loss", "valid_loss"),
     ("mean reward", "reward", "valid_reward"),
 )
-"""Panel of a plot: label of the y axis, metric of the training and of the validation."""
+"""Panels of a plot: label of the y axis, training metric and validation metric."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
-"""`client.queue`, `client.workers`, `client.reservations`, `client.usage`: who runs where, who
-waits and why, and who has used how much."""
+"""`client.queue`, `client.workers`, `client.reservations` and `client.usage`: running and waiting
+jobs, devices, times in which they take no jobs, and used device-time.
+"""
 
 from __future__ import annotations
 
