@@ -1,7 +1,7 @@
 """Installation id: a random id in the database and in the store, which must be the same.
 
-Without the id, an API that was started with the wrong store or on an empty database would take
-other content for its own. The first start writes the id to both.
+Without the id, an API that was started with the wrong store or database would not notice that the
+store and the database do not belong together. The first start writes the id to both of them.
 """
 
 from __future__ import annotations

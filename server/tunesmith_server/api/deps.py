@@ -109,7 +109,7 @@ _IS_BULK = "_is_bulk"
 
 
 def bulk(endpoint: Endpoint) -> Endpoint:
-    """Mark a route that transfers file contents: it runs in the bulk plane."""
+    """Mark a route that transfers file contents, so that it runs in the bulk plane."""
     setattr(endpoint, _IS_BULK, True)
     return endpoint
 

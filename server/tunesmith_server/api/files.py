@@ -70,7 +70,7 @@ def create(
     filename = file.filename or "file"
     sha256, size = hash_of(file.file)
     files.check_size(filename, size)
-    if principal.project.max_bytes is not None:  # before the bytes are stored
+    if principal.project.max_bytes is not None:  # checked before the bytes are stored
         with project_reader(state, principal) as reader:
             quotas.check(reader, size)
     store(state, file.file, sha256, size)

@@ -114,7 +114,7 @@ def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedRep
         bare = body.model_copy(update={"events": [], "run_report": None, "outcome": None})
         if body.outcome is None:
             return store(bare)
-        with contextlib.suppress(Exception):  # the first error is the answer
+        with contextlib.suppress(Exception):  # the first error is returned to the worker
             store(bare)
         raise
 

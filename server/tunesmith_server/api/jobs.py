@@ -194,7 +194,7 @@ def pause(caller: CallerDep, session: SessionDep, job_id: IdPath) -> Job:
 
 @router.post("/{job_id}/resume")
 def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath) -> Job:
-    """Resume a paused job where it left off, or withdraw a pause in progress."""
+    """Resume a paused job where it left off, or cancel a pause that has not taken effect."""
     return job_control.resume(session, state.wake_ups, job_id)
 
 

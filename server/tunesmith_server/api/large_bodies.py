@@ -20,7 +20,7 @@ LARGE_BYTES = 64 * 1024
 """Smaller bodies have no limit: they fit into the connection's buffer."""
 AT_ONCE = 4
 SECONDS = 30.0
-"""Time in which a large body must arrive, so that slow clients do not keep others waiting."""
+"""Maximum seconds until a large body has arrived, so that slow clients do not delay others."""
 
 _gates: RunVar[tuple[asyncio.Semaphore, asyncio.Lock]] = RunVar("tunesmith_large_bodies")
 
@@ -42,7 +42,7 @@ async def admitted(request: Request, *, is_form: bool) -> AsyncIterator[None]:
     async with reading:
         try:
             async with asyncio.timeout(SECONDS):
-                await request.body()  # the route reads it again, from memory
+                await request.body()  # the route reads the body again, from memory
         except TimeoutError:
             raise Unavailable(
                 ErrorCode.UNAVAILABLE, f"the body did not arrive within {SECONDS:.0f} s",

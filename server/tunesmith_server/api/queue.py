@@ -18,7 +18,7 @@ router = APIRouter(prefix="/queue", tags=["queue"], route_class=KeyRoute)
 
 
 def visible_to(principal: Principal) -> Callable[[str], bool]:
-    """Return a function that tells if the caller may see the things of a project."""
+    """Return a function that returns True if the caller may see the jobs of a project."""
     return lambda project_id: principal.is_admin or project_id == principal.project_id
 
 

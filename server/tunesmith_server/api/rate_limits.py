@@ -17,7 +17,7 @@ from tunesmith_server.core.errors import TooManyRequests
 from tunesmith_server.core.principal import Principal
 
 _MAX_BUCKETS = 10_000
-"""Number of buckets after which full ones are dropped; a full bucket has no information."""
+"""Number of buckets above which full ones are dropped; a full bucket equals a new one."""
 
 
 @dataclass

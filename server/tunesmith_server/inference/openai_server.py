@@ -27,7 +27,7 @@ from .upstream import error_of, new_client, refusal, unreachable
 
 _STATUS_SECONDS = 1.5
 KEEP_SECONDS = 7 * 86400.0
-"""Time after the last loading until an adapter's files are deleted."""
+"""Seconds between the last loading of an adapter and the deletion of its files."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

@@ -24,7 +24,7 @@ COMMAND = (
     *("--host", "127.0.0.1", "--port", "0"),
 )
 START_SECONDS = 180.0
-"""Time in which the process must listen; it imports torch first."""
+"""Maximum seconds until the process listens; it first imports torch."""
 STOP_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 RETRY_SECONDS = 10.0
@@ -72,7 +72,7 @@ class InferenceProcess:
         return self.url, self._token
 
     async def noticed_end(self) -> None:
-        """Wait shortly for the end of a process whose connection broke."""
+        """Give a process whose connection broke a moment to end."""
         for _ in range(10):
             if self._process is None or self._process.poll() is not None:
                 return
@@ -122,7 +122,7 @@ class InferenceProcess:
         self._token = secrets.token_urlsafe(32)
         env = {
             "TUNESMITH_INFERENCE_TOKEN": self._token,
-            "TUNESMITH_SUPERVISOR_PID": str(os.getpid()),  # it ends with this process
+            "TUNESMITH_SUPERVISOR_PID": str(os.getpid()),  # the child ends with this process
         }
         with self._log_file.open("ab") as output:
             start = output.tell()
@@ -156,7 +156,7 @@ class InferenceProcess:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _fail(self, reason: str, last: str = "") -> None:
-        """`last`: last line of the process's log, which may name files of this host."""
+        """Raise Unavailable. `last`: last line of the log, which may name files of this host."""
         self.problem, self._failed_at = reason, time.monotonic()
         log.error("inference did not start: %s: %s; its log is %s", reason, last, self._log_file)
         raise _cannot_start(self.problem, int(RETRY_SECONDS))

@@ -27,9 +27,9 @@ class ServedModel:
     """`base`: a base model, found by its name; `adapter`: a LoRA adapter on `base`; `full`: all
     weights, with the configuration of `base`."""
     base: ServedModel | None = None
-    """Base of an adapter or of full weights."""
+    """Base model that the adapter or the full weights were trained from."""
     files: tuple[StoredFile, ...] = ()
-    """Files of an adapter or of full weights."""
+    """Files of the adapter or of the full weights; empty for a base model."""
 
     @property
     def digest(self) -> str:
@@ -46,7 +46,7 @@ class EngineStatus:
     status: str
     """`not started`, `ready`, `loading`, `waiting` or `unreachable`."""
     waiting_for: str | None = None
-    """Reason of `waiting` or `unreachable`."""
+    """Reason, if the state is `waiting` or `unreachable`."""
 
 
 class Engine(Protocol):

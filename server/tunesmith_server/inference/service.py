@@ -38,7 +38,7 @@ larger."""
 ABSENT_SECONDS = 10.0
 """Time in which a model is not registered again after the server refused it as unknown."""
 FORGET_SECONDS = 30.0
-"""Time between two looks for registered models that have been deleted since."""
+"""Seconds between two checks whether registered models have been deleted."""
 
 
 class Inference:
@@ -108,7 +108,7 @@ class Inference:
             error = await error_of(response)
             if response.status_code != 404 or error.code not in (NOT_LOADED, None):
                 break
-            if may_repeat:  # the server has restarted since, or is one that unloads models
+            if may_repeat:  # the server has restarted since, or unloads models by itself
                 self._forget_registrations(registered)
         if response.status_code == 404 and error.code == NOT_LOADED:
             raise Unavailable(
@@ -134,7 +134,7 @@ class Inference:
         self._absent.pop(model.id, None)
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model; if the server does not answer, only log it."""
+        """Unload a deleted model. If the server does not answer, log this and go on."""
         known = self._registered.pop(model_id, None)
         if self._engine is not None and known is not None:
             try:
@@ -178,7 +178,7 @@ class Inference:
     async def _ensure_registered(
         self, engine: Engine, model: ServedModel
     ) -> dict[str, tuple[str, int]]:
-        """Register a model and its base unless they are; return their registrations by name."""
+        """Register a model and its base model if necessary; return their registrations by name."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self._ensure_registered(engine, model.base)

@@ -1,2 +1,2 @@
-"""The queue: the order of jobs, limits, usage, forecasts. Services call this package; it changes no
+"""The queue: order of jobs, limits, usage and forecasts. Services call this package; it changes no
 job's state."""

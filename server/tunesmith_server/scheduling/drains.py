@@ -47,7 +47,7 @@ def reserve(session: Session, body: ReservationCreate, by: str) -> Reservation:
     if body.ends_at is not None and body.ends_at <= body.starts_at:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"ends_at: the reservation ends at {body.ends_at}, not after its start",
+            f"ends_at: the reservation ends at {body.ends_at}, which is not after its start",
             param="ends_at",
             hint="give a later end, or null for none",
         )
@@ -72,7 +72,7 @@ def reserve(session: Session, body: ReservationCreate, by: str) -> Reservation:
 
 
 def list_all(session: Session) -> list[Reservation]:
-    """Return the active and the future reservations, by their start."""
+    """Return the active and the future reservations, ordered by their start."""
     ahead = or_(ReservationRow.ends_at.is_(None), ReservationRow.ends_at > epoch_now())
     rows = session.scalars(select(ReservationRow).where(ahead).order_by(ReservationRow.starts_at))
     return [to_wire(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Durations of jobs: a running job by its progress, a waiting job by similar jobs that ended."""
+"""Estimate durations: of running jobs from their progress, of waiting jobs from ended jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .snapshot import Running, Waiting
 UNKNOWN_SECONDS = 3600.0
 """Assumed device-time of a job if no job has ended yet."""
 MAX_EXAMPLES = 1000
-"""Newest ended jobs that estimates are made from."""
+"""Number of ended jobs, newest first, that estimates are made from."""
 MIN_REMAINING_SECONDS = 5.0
 
 

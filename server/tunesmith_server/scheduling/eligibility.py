@@ -1,5 +1,8 @@
-"""Jobs that a worker can run: the base model, the device's memory, and labels. Each rule exists as
-an SQL condition, for the claim, and as a function, for forecasts; a test holds them together."""
+"""Jobs that a worker can run: the base model, the device's memory, and labels.
+
+Each rule exists as an SQL condition, for the claim, and as a function, for forecasts. A test checks
+that both give the same result.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +53,13 @@ def unpacked(text: str | None) -> dict[str, str]:
 
 
 def may_start(jobs: Jobs = JobRow) -> ColumnElement[bool]:
-    """Return an SQL condition: the job is queued and its retry delay is over."""
+    """Return the SQL condition that the job is queued and its retry delay is over."""
     in_time = or_(jobs.not_before.is_(None), jobs.not_before <= epoch_now())
     return and_(jobs.state == "queued", in_time)
 
 
 def can_run(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
-    """Return an SQL condition: the worker can run the job."""
+    """Return the SQL condition that the worker can run the job."""
     return and_(has_model(worker.models, jobs), has_memory(worker, jobs), has_labels(worker, jobs))
 
 
@@ -77,7 +80,7 @@ def has_memory(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
 
 
 def has_labels(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
-    """Nothing is left of the job's labels without those of the worker."""
+    """Return the SQL condition that the worker has all labels that the job asks for."""
     left: InstrumentedAttribute[str | None] | ColumnElement[str] = jobs.worker_labels
     for name, value in worker.labels:
         left = func.replace(left, f"|{name}={value}|", "")
@@ -86,7 +89,7 @@ def has_labels(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Properties that a job asks of a worker."""
+    """Properties that a worker must have to run a job."""
 
     model: str
     is_local: bool
@@ -105,7 +108,7 @@ def needs_of(job: JobRow) -> Needs:
 
 
 def fits(worker: Abilities, needs: Needs) -> bool:
-    """Return what `can_run` returns in SQL."""
+    """Return True if the worker can run the job. `can_run` is the same rule in SQL."""
     return not (lacks_model(worker, needs) or lacks_memory(worker, needs)) and not (
         lacks_labels(worker, needs)
     )

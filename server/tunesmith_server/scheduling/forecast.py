@@ -25,7 +25,7 @@ class Start:
     """Expected start of a waiting job."""
 
     position: int
-    """1 is the next job that starts."""
+    """Position in the queue; the next job that starts has position 1."""
     at: float
     worker_id: str
 
@@ -67,7 +67,7 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
 
 
 Kind = tuple[Needs, bool, str]
-"""Jobs of a project that are alike for a worker: their needs, the lane, and the key if it has a
+"""Jobs of a project that are alike for a worker. Members: needs, lane, and the key if it has a
 limit or the job is interactive."""
 
 
@@ -106,7 +106,7 @@ class _Forecast:
         self._lanes: set[str] = set()
         self._queues: dict[str, _Queue] = {}
         self._delayed: list[Waiting] = []
-        """Jobs whose delay is not over."""
+        """Jobs whose retry delay is not over."""
         self._events: list[tuple[float, int, str]] = []
         """Times at which something may start: the time, a number, and the worker's id or ''."""
         self._held: dict[str, Waiting] = {}

@@ -14,7 +14,7 @@ LEFT = (
 
 
 def leave_if_too_long(job: JobRow, now: float) -> bool:
-    """Take a running job out of the lane after its minutes; return True if this was done."""
+    """Take a running job out of the lane if its time there is over; return True if so."""
     if not job.interactive or job.claimed_at is None:
         return False
     if job.device_seconds + now - job.claimed_at <= INTERACTIVE_SECONDS:

@@ -2,7 +2,7 @@
 Evaluations on demand count as jobs.
 
 A create counts the waiting jobs, and a claim the running jobs, after it has locked the row that
-has the limit. So requests at the same time cannot exceed a limit together.
+has the limit. So simultaneous requests cannot exceed a limit together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KEY = _Link(column="owner", table=ApiKeyRow)
 
 
 def check_create(session: Session, project_id: str, owner: str) -> None:
-    """Refuse another waiting job beyond a limit. Locks the rows that have limits."""
+    """Refuse a new job if the waiting jobs have reached a limit. Locks the rows with limits."""
     limits = session.execute(
         select(ProjectRow.max_queued_jobs, ApiKeyRow.max_queued_jobs)
         .select_from(ProjectRow)
@@ -103,7 +103,7 @@ def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
 
 
 def project_has_room() -> ColumnElement[bool]:
-    """Return an SQL condition on `ProjectRow`: its limits allow another running job."""
+    """Return the SQL condition on `ProjectRow` that its limits allow another running job."""
     return and_(
         or_(
             ProjectRow.max_running_jobs.is_(None),
@@ -117,7 +117,7 @@ def project_has_room() -> ColumnElement[bool]:
 
 
 def key_has_room(owner: Any) -> ColumnElement[bool]:  # Any: a column of an alias
-    """Return an SQL condition: the limits of the key allow another running job."""
+    """Return the SQL condition that the limits of the key allow another running job."""
     is_full = or_(
         and_(
             ApiKeyRow.max_running_jobs.is_not(None),

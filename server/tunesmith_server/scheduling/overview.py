@@ -16,7 +16,7 @@ from .snapshot import READY_SECONDS, Project, Running, Waiting
 from .view import View
 
 Sees = Callable[[str], bool]
-"""Return True if the caller may see the things of a project."""
+"""Return True if the caller may see the jobs and files of a project."""
 
 
 def queue(view: View, sees: Sees, limit: int) -> Queue:
@@ -73,7 +73,7 @@ def _name(view: View, job: Waiting) -> str:
 
 
 def workers(session: Session, view: View, sees: Sees) -> list[WorkerStatus]:
-    """Return the train workers that have reported in the last day, by host."""
+    """Return the train workers that have reported in the last day, ordered by host."""
     rows = session.scalars(
         select(WorkerRow)
         .where(WorkerRow.queue == TRAIN_QUEUE)

@@ -22,7 +22,7 @@ from . import usage
 from .snapshot import Place, Project, Running, Snapshot, Waiting, is_urgent, place, read
 
 MIN_SECONDS_BETWEEN = 600.0
-"""Least time between two pre-emptions of a job."""
+"""Minimum time between two pre-emptions of a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def find(session: Session) -> list[Preemption]:
 def choose(snapshot: Snapshot) -> list[Preemption]:
     """Return the pre-emptions that a snapshot of the queue calls for."""
     devices, projects = snapshot.devices(), snapshot.projects
-    free = snapshot.free_workers()  # also devices that will be free soon
+    free = snapshot.free_workers()  # includes devices that will be free soon
     by_worker = {job.worker_id: job for job in snapshot.running}
     free += [worker for worker in snapshot.workers if _frees_device(by_worker.get(worker.id))]
     lanes = {job.owner for job in snapshot.running if job.interactive}
@@ -72,7 +72,7 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
             ]
             if not victims:
                 continue
-            # The lowest priority; then the youngest, because it has done the least.
+            # Lowest priority first; then the youngest job, because it loses the least work.
             victim = min(victims, key=lambda one: (one.priority, -one.claimed_at, one.id))
             chosen[victim.id] = Preemption(job_id=victim.id, reason=_reason(job, project, victim))
             devices[victim.project_id] -= 1

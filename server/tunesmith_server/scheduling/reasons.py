@@ -87,7 +87,7 @@ def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
 
 
 def _turn(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBecause:
-    """Return the reason of a job that waits for its turn or for a device."""
+    """Return the reason why a job waits for other jobs or for a device."""
     ahead = max(0, (position or 1) - 1)
     queue = f"{ahead} jobs are ahead" if ahead > 1 else "1 job is ahead" if ahead else ""
     busy, evaluating = Counter[str](), 0

@@ -14,7 +14,7 @@ from .limits import HELD
 
 
 def active() -> ColumnElement[bool]:
-    """Return an SQL condition: the reservation has begun and has not ended."""
+    """Return the SQL condition that the reservation has begun and has not ended."""
     in_time = or_(ReservationRow.ends_at.is_(None), ReservationRow.ends_at > epoch_now())
     return and_(ReservationRow.starts_at <= epoch_now(), in_time)
 
@@ -55,7 +55,7 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow) -> str:
-    """Return what happens to the worker, for people."""
+    """Return the reason why the worker takes no other jobs, for users."""
     what = "drained" if reservation.project_id is None else "reserved for another project"
     return f"{reservation.worker} is {what}" + (
         f" ({reservation.reason})" if reservation.reason else ""

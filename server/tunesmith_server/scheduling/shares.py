@@ -34,7 +34,7 @@ def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
 
 
 def change_share(session: Session, project_id: str, body: ShareChange) -> ProjectShare:
-    """Change the fields that the request names. The claims after it follow the new values."""
+    """Change the fields that the request names. Later claims use the new values."""
     if session.get(ProjectRow, project_id) is None:
         raise NotFound(
             ErrorCode.NOT_FOUND,

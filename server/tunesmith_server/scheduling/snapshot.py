@@ -61,7 +61,7 @@ class Worker:
     reservations: Sequence[ReservationRow]
 
     def takes(self, project_id: str, needs: Needs) -> bool:
-        """Return True if the worker may run such a job of the project, once it is free."""
+        """Return True if the worker may run such a job of the project when the worker is free."""
         refused = self.not_ready or reservations.refuses(self.reservations, project_id)
         return not refused and fits(self.abilities, needs)
 
@@ -80,7 +80,7 @@ class Waiting:
     created_at: float
     not_before: float | None
     done_seconds: float
-    """Device-time of earlier attempts."""
+    """Device-time of the job's earlier attempts."""
     step: int
     total_steps: int | None
 
@@ -108,9 +108,9 @@ class Snapshot:
     evaluating: frozenset[str] = frozenset()
     """Workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
-    """`max_running_jobs` of keys that have it."""
+    """`max_running_jobs` of each key that has this limit."""
     over_device_hours: frozenset[str] = frozenset()
-    """Projects and keys that have used their device-hours."""
+    """Projects and keys that have used all their device-hours."""
 
     def devices(self) -> Counter[str]:
         """Return the number of running jobs of each project."""
@@ -175,7 +175,7 @@ def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
 
 
 def is_urgent() -> Any:  # Any: SQLAlchemy's own; a condition on JobRow
-    """Return an SQL condition: the waiting job may pre-empt others."""
+    """Return the SQL condition that the waiting job may pre-empt other jobs."""
     guaranteed = select(ProjectRow.id).where(ProjectRow.guaranteed_devices > 0)
     return or_(JobRow.interactive.is_(True), JobRow.priority > 0, JobRow.project_id.in_(guaranteed))
 

@@ -25,7 +25,7 @@ CHARGE_AHEAD_SECONDS = 600.0
 """A claim charges this much device-time in advance, and a longer job charges it again each time it
 is used up. Without the advance, a project could claim all devices before it is charged anything."""
 NO_USAGE = -1e9
-"""Stands for the logarithm of zero."""
+"""Value that replaces the logarithm of zero."""
 
 
 def added(usage: float | None, start: float, end: float) -> float | None:
@@ -48,7 +48,7 @@ def removed(usage: float | None, start: float, end: float) -> float | None:
 
 
 def decayed_seconds(usage: float | None, now: float) -> float:
-    """Return the device-seconds that the usage is worth at `now`."""
+    """Return the decayed usage at `now` in device-seconds."""
     return 0.0 if usage is None else math.exp(usage - now * _RATE)
 
 

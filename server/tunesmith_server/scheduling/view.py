@@ -19,7 +19,7 @@ from .snapshot import Snapshot, Waiting
 FAST, SLOW = 0.6, 1.7
 """Factors on the times of similar jobs, for the range of an estimate."""
 LONG_QUEUE = 200
-"""Number of waiting jobs from which on a view is kept for a moment."""
+"""A view is kept for a moment if at least this many jobs wait."""
 KEEP_FACTOR = 10.0
 """A view is kept ten times as long as it took, so that views use a tenth of a core at most."""
 

@@ -252,7 +252,7 @@ def finish(
     evaluation_id: str,
     outcome: EvaluationOutcome,
 ) -> None:
-    """Store the end of a worker's evaluation. Repeating the report is safe; a result that comes
+    """Store the outcome of an evaluation. Repeating the report is safe; a result that comes
     after a cancel is dropped."""
     row = evaluations.retrieve(session, evaluation_id, lock=True)
     reported_by = (outcome.fence, outcome.worker_id)

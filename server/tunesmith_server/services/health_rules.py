@@ -32,7 +32,7 @@ POSSIBLE = 2.0
 """Number of standard errors added to a change, to get the largest change that the noise may
 hide."""
 NAN_STEPS = 3
-"""Logged NaNs that count as a divergence; the trainer fails at this number in a row."""
+"""Number of logged NaNs that counts as a divergence. This many in a row stop the trainer."""
 
 PEAK_FACTOR, PEAK_NATS = 2.0, 0.5
 """The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not fall below

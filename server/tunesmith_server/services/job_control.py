@@ -65,7 +65,8 @@ def pause(session: Session, job_id: str) -> Job:
 
 
 def resume(session: Session, wake_ups: WakeUps, job_id: str) -> Job:
-    """Queue a paused job, or withdraw a pause in progress. A running job is not changed."""
+    """Queue a paused job, or cancel a pause that has not taken effect. A running job stays
+    unchanged."""
     job = jobs.lock(session, job_id)
     _refuse_ended(job, ErrorCode.NOT_RESUMABLE, "resumed")
     if job.state == JobState.PAUSED:

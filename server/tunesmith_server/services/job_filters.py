@@ -20,7 +20,7 @@ class JobFilters:
     """Conditions that all listed jobs meet."""
 
     states: list[JobState] = field(default_factory=list)
-    """Any of these states; empty for all states."""
+    """The job must be in one of these states; empty for all states."""
     method: MethodName | None = None
     model: str | None = None
     """Name of the base model or of the tuned model."""
@@ -28,9 +28,9 @@ class JobFilters:
     """Part of the id, of the suffix, or of the base or tuned model's name, in upper or lower case.
     """
     created_after: int | None = None
-    """Unix seconds, included."""
+    """Earliest time of creation, Unix seconds."""
     created_before: int | None = None
-    """Unix seconds, excluded."""
+    """Jobs created at or after this time are left out, Unix seconds."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     without_metadata: bool = False
 

@@ -81,7 +81,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         job_id, of_project, owner = found
         project = usage.lock_project(session, of_project)
         if not limits.may_run(session, project, owner):
-            continue  # another claim used up the limit; the next query knows it
+            continue  # another claim has used up the limit; the next query leaves the job out
         lease = partial(_lease, session, settings, worker_id, job_id, project)
         if claimed := quarantine.guarded(session, job_id, "claimed", lease):
             return claimed

@@ -73,8 +73,8 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
             "the request has no worker credential",
-            hint="the worker token only enrolls workers: update the workers to the server's "
-            "version",
+            hint="update the workers to the server's version, because the worker token is only "
+            "for enrolling a worker",
         )
     row = session.get(WorkerCredentialRow, worker_id)
     if row is None or not equal_secrets(key_hash(secret), row.secret_sha256):
@@ -114,7 +114,7 @@ def check_reporter(session: Session, worker: Worker, job_id: str) -> None:
 
 
 def check_file(session: Session, worker: Worker, file: FileRow) -> None:
-    """Refuse a file that the worker has no work with."""
+    """Refuse a file that none of the worker's current work needs."""
     if worker.queue == "light":
         allowed = file.reading_until is not None and file.reader == worker.worker_id
     else:
@@ -131,7 +131,7 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
     if not allowed:
         raise Conflict(
             ErrorCode.FENCED_OUT,
-            f"{worker.worker_id} ({worker.queue}) has no work with the file {file.id}",
+            f"{worker.worker_id} ({worker.queue}) has no work that needs the file {file.id}",
             hint="a train worker reads the files of the jobs and evaluations that it holds, a "
             "light worker the files whose reading it has claimed",
         )

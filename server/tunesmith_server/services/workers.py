@@ -62,7 +62,7 @@ def _files_waiting(session: Session) -> list[str]:
 
 
 def evaluation_waits() -> ColumnElement[bool]:
-    """Return an SQL condition: the evaluation is queued, and its file is not being validated."""
+    """Return the SQL condition that the evaluation is queued and waits for no validation."""
     unread = select(FileRow.id).where(FileRow.status == "uploaded")
     return and_(
         EvaluationRow.status == EvaluationStatus.QUEUED,
