@@ -61,8 +61,8 @@ def fill(database: Database, queued: int = QUEUED) -> None:
 def claim_times(
     database: Database, settings: Settings, count: int = CLAIMS
 ) -> tuple[list[float], list[float]]:
-    """Return wall and CPU seconds of claims by as many workers, commits included. The CPU seconds
-    of PostgreSQL's processes are not counted."""
+    """Return the wall seconds and CPU seconds of `count` claims, each by another worker. The
+    times include the commit, but not the CPU time of PostgreSQL's processes."""
     wall, cpu = [], []
     for number in range(count):
         body = WorkerHello(

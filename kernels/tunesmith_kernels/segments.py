@@ -19,7 +19,7 @@ import torch
 __all__ = ["NO_PREFIX", "AttentionShape", "Prefixes", "Segment", "Segments"]
 
 NO_PREFIX = (0, 0)
-"""Prefix range of a row without a prefix."""
+"""Placeholder for the prefix range if a row has no prefix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def test_bf16_is_measured_by_stock_in_fp32_which_is_said_to_cost(
     )
     found = [out.index(words) for words in order]
     assert found == sorted(found)
-    assert "RMS error of the bf16 loss, relative to stock fp32: stock " in out
+    assert "RMS error of the bf16 loss, relative to fp32: stock trainer " in out
 
 
 @pytest.mark.parametrize(("given", "used"), [("auto", False), (False, False), (True, True)])

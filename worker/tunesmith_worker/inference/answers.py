@@ -32,7 +32,7 @@ Message = MutableMapping[str, Any]  # Any: ASGI messages
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Outputs = asyncio.Queue[Output | None]
-"""Outputs of one request; None: the client closed the connection."""
+"""Outputs of one request; None means that the client closed the connection."""
 
 
 class Deliverer:
@@ -68,7 +68,7 @@ class Answer:
         self._params = chat_parameters(body) if kind == "chat" else text_parameters(body)
         self._outputs: Outputs = asyncio.Queue()
         self._streams: dict[int, int] = {}
-        """Index of each stream's choice, by identity."""
+        """Index of each stream's choice, by the identity of the stream."""
         self._all: list[Stream] = []
         self._choices: list[wire.Choice] = []
         self._echoed: dict[int, Echoed] = {}

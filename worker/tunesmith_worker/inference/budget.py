@@ -1,4 +1,4 @@
-"""Memory that chat may take: what the device has left beside the training jobs."""
+"""Memory that chat may take, which is the memory that the training jobs do not need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USABLE = {False: 0.5, True: 0.8}
 """Share of the free memory that one model may take. Key True: on a GPU. A CPU's memory is shared
 with other programs."""
 LEAST_FREE = 1 << 26
-"""Bytes of free memory that are assumed if less is free, for short prompts on a full host."""
+"""Minimum of the assumed free memory in bytes, so that short prompts work on a full host."""
 CACHE_SHARE = 0.25
 """Share of the remaining free memory for keys and values."""
 

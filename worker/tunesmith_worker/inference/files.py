@@ -48,7 +48,7 @@ class Registration:
             raise invalid("id", "the request must be a JSON object")
         for name in ("id", "base"):
             if not isinstance(body.get(name), str) or not body[name]:
-                raise invalid(name, f"{name} must be a text")
+                raise invalid(name, f"{name} must be a string")
         if body.get("kind") not in ("base", "adapter", "full"):
             raise invalid("kind", "kind must be 'base', 'adapter' or 'full'")
         files = body.get("files") or []
@@ -132,13 +132,13 @@ class FileStore:
             os.utime(self._files / file.sha256)
 
     def used(self, registration: Registration) -> None:
-        """Note that a model is loaded now."""
+        """Record that a model is loaded now."""
         for file in registration.files:
             with suppress(OSError):
                 os.utime(self._files / file.sha256)
 
     def bound(self, registered: Sequence[Registration]) -> list[Registration]:
-        """Delete files while all together are too large, and return the models that lost theirs.
+        """Delete files while all together are too large, and return the models that lost files.
 
         The files that were unused for the longest time go first. Files of the last minutes stay,
         because the registration of their model may follow."""

@@ -12,12 +12,12 @@ from tunesmith_worker.engine.serving.protocol import ServingEngine
 from .token_text import TokenText
 
 Key = tuple[str, str | None, bool]
-"""Folder of the model, folder of its tokenizer, and True for the engine of transformers."""
+"""Key: folder of the model, folder of its tokenizer, True for the engine of transformers."""
 
 
 @dataclass(eq=False)
 class Use:
-    """Requests in progress, and the time of the last one."""
+    """Number of requests in progress, and the time of the last request."""
 
     users: int = 0
     last: float = field(default_factory=time.monotonic)

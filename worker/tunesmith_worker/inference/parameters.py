@@ -66,7 +66,7 @@ class Parameters:
     cache_salt: str = ""
     """Only requests with the same value use each other's keys and values."""
     echo: bool = False
-    """The answer starts with the prompt."""
+    """True if the answer starts with the prompt."""
 
 
 def chat_parameters(body: Body) -> Parameters:
@@ -110,7 +110,7 @@ def text_parameters(body: Body) -> Parameters:
         raise unsupported("suffix", "the model only continues text")
     choices = _integer(body, "n", 1, MAX_CHOICES) or 1
     if (_integer(body, "best_of", 1) or choices) != choices:
-        raise unsupported("best_of", "use n, and choose by log-probs")
+        raise unsupported("best_of", "use `n`, and choose by log-probs")
     echo = _boolean(body, "echo")
     limit = _integer(body, "max_tokens", 0 if echo else 1)
     return _shared(
@@ -170,7 +170,7 @@ def _check_names(body: Body, own: frozenset[str]) -> None:
 def _text(body: Body, name: str) -> str:
     value = body.get(name)
     if not isinstance(value, str) or not value:
-        raise invalid(name, f"{name} must be a text")
+        raise invalid(name, f"{name} must be a string")
     return value
 
 
@@ -217,9 +217,9 @@ def _stop(value: Any) -> tuple[str, ...]:
         return ()
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise invalid("stop", "stop must be a text or a list of texts")
+        raise invalid("stop", "stop must be a string or a list of strings")
     if len(texts) > 4:
-        raise invalid("stop", f"stop must have at most 4 texts, got {len(texts)}")
+        raise invalid("stop", f"stop must have at most 4 strings, got {len(texts)}")
     return tuple(texts)
 
 

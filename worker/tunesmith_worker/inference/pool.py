@@ -58,9 +58,9 @@ class _Plan:
     tokenizer: str | None = None
     """Folder of the adapter's own tokenizer, if the adapter added tokens."""
     stock: bool = False
-    """True if only transformers and PEFT compute the adapter."""
+    """True if the native engine cannot compute the adapter, so transformers and PEFT do."""
     adapter: str | None = None
-    """Folder of the adapter; the engine's name for it."""
+    """Folder of the adapter. It is also the adapter's name in the engine."""
 
     @property
     def key(self) -> Key:
@@ -138,7 +138,7 @@ class ModelPool:
             await asyncio.to_thread(self._files.unlink, registration)
 
     async def acquire(self, name: str) -> tuple[Loaded, str | None]:
-        """Return the loaded model and its name for the adapter, and count a request until
+        """Return the loaded model and the adapter's name in it, and count a request until
         `Loaded.end`. Raises ApiError and ServingError."""
         while True:
             await self._wait_for_memory()
@@ -229,7 +229,7 @@ class ModelPool:
 
     @property
     def _rest(self) -> float:
-        """Pause of the engines while jobs train on the same CPU."""
+        """Return the pause of the engines while jobs train on the same CPU."""
         return REST if self._trainers and not self.device.is_gpu else 0.0
 
     def _cache_bytes(self) -> int:
@@ -247,7 +247,7 @@ class ModelPool:
                 return
             if loaded is not None and self._drop_adapter(loaded):
                 continue
-            if not self._unload(reason="another model is asked for", keep=keep):
+            if not self._unload(reason="a request needs another model", keep=keep):
                 break
         raise DoesNotFit(
             f"{what} needs {needed:,} bytes, but only {usable:,} of {free:,} free bytes may be "

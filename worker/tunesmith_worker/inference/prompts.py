@@ -62,7 +62,7 @@ def _message(number: int, message: Any) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(_part(param, part) for part in content)
     if content is not None and not isinstance(content, str):
-        raise invalid(param, f"{param}.content must be a text or a list of text parts")
+        raise invalid(param, f"{param}.content must be a string or a list of text parts")
     # Trained rows have the content key even if its value is null.
     return {**turn, "content": content}
 
@@ -75,19 +75,19 @@ def _part(param: str, part: Any) -> str:
 
 
 def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int, ...]]:
-    """Return the token ids of each prompt: a text, token ids, or a list of either."""
+    """Return the token ids of each prompt. `prompt`: a string, token ids, or a list of either."""
     if prompt is None:
-        raise invalid("prompt", "prompt must be a text, a list of texts or token ids")
+        raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
     if isinstance(prompt, str):
         return [_encode(tokenizer, prompt, special=True)]
     if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt", "prompt must be a text, a list of texts or token ids")
+        raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
     if all(isinstance(text, str) for text in prompt):
         return [_encode(tokenizer, text, special=True) for text in prompt]
     lists = [prompt] if all(_is_id(one) for one in prompt) else prompt
     for ids in lists:
         if not isinstance(ids, list) or not ids or not all(_is_id(one) for one in ids):
-            raise invalid("prompt", "prompt must be a text, a list of texts or token ids")
+            raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
         if max(ids) >= vocabulary:
             raise invalid("prompt", f"token ids must be below {vocabulary}, got {max(ids)}")
     return [tuple(ids) for ids in lists]

@@ -18,7 +18,7 @@ Json = dict[str, Any]  # Any: JSON values
 
 @dataclass
 class Choice:
-    """Text, tokens and end of one completion so far."""
+    """One completion: its text and tokens so far, and the reason of its end."""
 
     text: str = ""
     tokens: int = 0

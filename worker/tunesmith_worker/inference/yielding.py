@@ -25,14 +25,14 @@ _POLL_SECONDS = 0.1
 
 
 class Yielding:
-    """Follows what workers and trainers of this host announce, and answers them."""
+    """Reads the requests of this host's workers and trainers, and answers them."""
 
     def __init__(self, pool: ModelPool, choice: Choice, folder: Path | None = None) -> None:
         self._pool, self._choice = pool, choice
         self._folder = folder or device_use_folder()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Read and answer requests until cancelled."""
         use = DeviceUse(kind="chat", gpu=self._pool.device.gpu)
         with await asyncio.to_thread(Announcement, use, self._folder) as announced:
             while True:

@@ -1,6 +1,7 @@
 """Progress marks: the trainer touches a file of the run directory while it works.
 
-The supervisor reads the file's time. A trainer that leaves no mark for a long time is stalled.
+The supervisor reads the file's modification time. A trainer that does not touch the file for a
+long time is stalled.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveC
     ):
         if exact:
             own = _rms(_relative(a, exact))
-            text = f"RMS error of the bf16 {what}, relative to stock fp32: stock {own:.1e}, ours"
+            text = f"RMS error of the bf16 {what}, relative to fp32: stock trainer {own:.1e}, ours"
             checks.append(_check(text, _rms(_relative(b, exact)), FACTOR * max(own, FLOOR[what])))
     return checks
 

@@ -80,8 +80,8 @@ def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
     if names:
         what = "parameters that do not train" if full else "modules without an adapter"
         context.events.message(
-            f"{base.architecture} has {len(names)} {what}, because the loss on rows of text does "
-            f"not use them: {_some(names)}."
+            f"{base.architecture} has {len(names)} {what}, because the loss on text does not use "
+            f"them: {_some(names)}."
         )
     return names
 

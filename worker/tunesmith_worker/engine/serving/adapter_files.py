@@ -36,7 +36,7 @@ _PLAIN: Mapping[str, object] = {
 """Settings of PEFT that change the computation, each with the value of plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
-"""Rows of a joined query, key and value projection relative to those of one projection."""
+"""Rows of a joined query, key and value projection, divided by those of one projection."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def adapter_bytes(folder: str) -> int:
             names = list(tensors.keys())
             numbers = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
             return int(_PADDED * 4 * numbers)
-    except Exception:  # safetensors raises its own class of errors; reading it will tell
+    except Exception:  # safetensors' own errors; `read_adapter` reports them
         return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 _STEP = 64
-"""The number of tokens per slot is a multiple of this number."""
+"""The number of tokens per slot is a multiple of `_STEP`."""
 
 
 @dataclass(frozen=True)

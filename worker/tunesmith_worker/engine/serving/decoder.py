@@ -39,7 +39,7 @@ class Part:
     needs_logits: bool
     """True if the part has the last token of its sequence."""
     scores: PromptScores | None = None
-    """Log-probs of the prompt, if they are wanted."""
+    """Log-probs of the prompt, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

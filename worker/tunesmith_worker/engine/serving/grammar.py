@@ -13,7 +13,7 @@ from .protocol import UnusableGrammar, UnusableOutput
 Untyped = Any  # Any: transformers and llguidance
 
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False}
-"""JSON without line breaks and indentation, which a model could repeat without end."""
+"""Options for JSON without line breaks and indentation, which a model could repeat forever."""
 
 
 class Grammars:
@@ -23,7 +23,7 @@ class Grammars:
         self._tokenizer, self._vocabulary, self._eos = tokenizer, vocabulary, sorted(eos_ids)
         self._guide: Untyped = None
         self._compiled: tuple[str, Untyped] | None = None
-        """The last schema and its matcher, in its first state."""
+        """The last schema, and its matcher before any token."""
 
     def matcher(self, schema: str) -> Matcher:
         """Compile a JSON schema. Raises UnusableGrammar. All choices of a request have the same
@@ -34,7 +34,7 @@ class Grammars:
         return Matcher(compiled[1].deep_copy(), self._vocabulary)
 
     def _compile(self, schema: str) -> Untyped:
-        import llguidance.hf  # most requests need no grammar
+        import llguidance.hf  # slow import; most requests need no grammar
 
         if self._guide is None:
             size = max(self._vocabulary, len(self._tokenizer))

@@ -38,7 +38,7 @@ class _Group:
 
     place: _Place
     tokens: torch.Tensor | None
-    """Index of the tokens; None: all tokens of the step."""
+    """Index of the tokens; None means all tokens of the step."""
 
 
 class AdaptedLinear(Linear):
@@ -110,7 +110,7 @@ class AdapterBank:
         self._files: dict[str, AdapterFile] = {}
         self._places: dict[str, _Place] = {}
         self.step: torch.Tensor | list[_Group] | None = None
-        """Mask [T, R] or groups of the current step; None: no token uses an adapter."""
+        """Mask [T, R] or groups of the current step; None if no token uses an adapter."""
         self._widened: dict[int, torch.Tensor] = {}
 
     @property

@@ -71,7 +71,7 @@ class Generation:
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    """0 to 2^64 - 1. The completion depends only on the request and the weights."""
+    """Seed, 0 to 2^64 - 1. The completion depends only on the request and the weights."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Generation:
     cache_salt: str = ""
     """Only requests with the same value use each other's keys and values."""
     top_logprobs: int | None = None
-    """Number of most likely tokens to report per token; None: no log-probs at all."""
+    """Number of most likely tokens to report per token; None means no log-probs at all."""
     prompt_logprobs: bool = False
     """Report the log-probs of the prompt's tokens too, with `top_logprobs` most likely tokens."""
     json_schema: str | None = None
@@ -111,7 +111,7 @@ class Output:
     text: str
     """New text; may be empty while a character or a possible stop text is incomplete."""
     token_ids: tuple[int, ...]
-    """New tokens. The tokens of a stop text are listed; end-of-sequence tokens too."""
+    """New tokens, including those of a stop text and end-of-sequence tokens."""
     scores: tuple[TokenScores, ...] = ()
     """One entry per new token if the request asks for log-probs."""
     finish: Finish | None = None
@@ -181,11 +181,11 @@ class ServingEngine(Protocol):
 
     def limit_cache(self, cache_bytes: int) -> None:
         """Change the maximum bytes of keys and values, without waiting. Kept sequences that do not
-        fit are dropped; running requests keep what they have."""
+        fit are dropped; running requests keep their memory."""
 
     def rest(self, share: float) -> None:
         """Pause after each step for `share` times the step's time, so that other processes have
-        the CPU and its caches; 0 (the default): never."""
+        the CPU and its caches; 0 (the default) means no pause."""
 
     def figures(self) -> Figures:
         """Return the current state, without waiting for a step."""

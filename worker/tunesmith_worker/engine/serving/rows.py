@@ -38,7 +38,7 @@ class Row:
     penalties: PenaltyState | None = None
     done: bool = False
     broken: bool = False
-    """True if the row's logits, and so its keys and values, are not finite."""
+    """True if the row's logits are not finite; its keys and values may then not be finite."""
 
     @property
     def generated(self) -> int:
@@ -77,7 +77,7 @@ class Row:
 
 
 def prompt_scores_of(request: Generation) -> PromptScores | None:
-    """Return where the log-probs of a request's prompt are collected; None if it needs none."""
+    """Return the collector of the prompt's log-probs; None if the request needs none."""
     if not request.prompt_logprobs:
         return None
     return PromptScores(request.prompt_ids, request.top_logprobs or 0)

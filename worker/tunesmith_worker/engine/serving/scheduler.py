@@ -24,7 +24,7 @@ from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
 _ROOM = 256
-"""Tokens per running row that a smaller memory budget leaves."""
+"""Number of further tokens per running row for which a smaller budget still has room."""
 KEPT_SHARE = 0.5
 """Share of the memory budget that finished requests may take."""
 
@@ -62,7 +62,7 @@ class Scheduler:
         return len(self._waiting)
 
     def limit(self, cache_bytes: int) -> None:
-        """Change the memory budget, but never below what running rows need for more tokens."""
+        """Change the memory budget, but never below the need of the running rows."""
         waiting = max((len(row.tokens) for row in self._waiting), default=0)
         tokens = _ROOM * (len(self._decoding) + 1) + 2 * round_up(waiting + 1)
         self._budget = max(cache_bytes, self._live_bytes() + tokens * self._shape.token_bytes)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Untyped = Any  # Any: transformers and peft are not typed
 
 _LONGEST_PAUSE = 1.0
-"""Seconds; the time before a token may contain the time without requests."""
+"""Maximum pause in seconds, because time without requests may count as time of a token."""
 
 
 class StockServing:

@@ -5,8 +5,8 @@ the number of modules with weights. Dot products are summed in fp32, so a module
 relative error of about e = u + 2^-24 sqrt(W). Each module rounds twice, its result and the
 elementwise operation that follows, with errors that are independent and uniform: their standard
 deviation is e / sqrt(3) each. After M modules, the relative error of the logits has the standard
-deviation e sqrt(2 M / 3). Two computations differ by sqrt(2) times that, and the largest of N
-normally distributed differences is about sqrt(2 ln N) standard deviations:
+deviation e sqrt(2 M / 3). The difference of two computations has sqrt(2) times that deviation. The
+largest of N normally distributed differences is about sqrt(2 ln N) standard deviations. Therefore:
 
     tolerance = RMS(logits) * (u + 2^-24 sqrt(W)) * sqrt(8 M ln(N) / 3)
 """

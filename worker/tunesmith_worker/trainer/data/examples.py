@@ -290,9 +290,10 @@ def no_examples_error(counts: Counts, plan: DataPlan, name: str) -> DataError:
             hint=f"{_longer_rows_hint(plan)}.",
         )
     return DataError(
-        f"{name}: none of the {counts.rows} rows has a token to train on "
-        f"({counts.dropped_too_long} too long, {counts.dropped_untrainable} without such a token; "
-        f"{counts.skipped_turns} assistant turns could not be found in the template's output).",
+        f"{name}: none of the {counts.rows} rows has a token to train on. "
+        f"{counts.dropped_too_long} rows are too long. {counts.dropped_untrainable} rows have no "
+        f"such token; {counts.skipped_turns} assistant turns could not be found in the output of "
+        "the chat template.",
         code=ErrorCode.NO_TRAINABLE_TOKENS,
         hint="Check that rows have assistant turns or completions; "
         "recipe.assistant_only_loss=false trains every token.",

@@ -9,7 +9,7 @@ SHARE = 0.06
 """Planned duration of the evaluation, as a share of the trainer's time so far. The evaluation may
 take up to a tenth, because parts may take longer than planned."""
 LEAST_SECONDS = 2.0
-"""Planned duration for short runs."""
+"""Minimum of the planned duration in seconds, for short runs."""
 LATER = 1.5
 """Time that a later model may take for the same rows, as a multiple of the first model's time. It
 then has fewer rows, and all models are compared on these."""

@@ -1,4 +1,4 @@
-"""Models that are compared after training: base, tuned, best checkpoint, last step.
+"""Models that are compared after training: base, tuned, best checkpoint and last step.
 
 With LoRA, one model in memory serves for all: the base model is the model with its adapter switched
 off, and the values of a stored adapter temporarily replace the trained values. With full tuning,
@@ -59,7 +59,7 @@ class Weights:
     best: Path | None = None
     """Folder of the best checkpoint."""
     last: Path | None = None
-    """Folder of the last step's weights, if the model in memory has the result's instead."""
+    """Folder of the last step's weights, if the model in memory has the weights of the result."""
 
 
 def lora_models(

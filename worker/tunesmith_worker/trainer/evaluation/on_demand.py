@@ -41,11 +41,11 @@ from .stored_models import StoredModel
 from .supervised import EvaluationRows, SupervisedEvaluation
 
 SECONDS = 600.0
-"""Time for one kind of figures; longer evaluations use fewer rows."""
+"""Maximum seconds for losses or for rewards; a longer evaluation uses fewer rows."""
 _SEED = 0
 """The same rows are drawn from a large file every time."""
 _UNLIMITED = 1_000_000
-"""Context of a model without a limit, in tokens."""
+"""Assumed context in tokens, if the model has no limit."""
 _FORWARD_TOKENS = 2048
 """Maximum number of positions in a forward pass of several rows."""
 _ROWS_AT_A_TIME = 64

@@ -13,7 +13,7 @@ from tunesmith_worker.rundir.events import finite
 FIT = "fit, not generalisation"
 
 Pair = tuple[ModelName, ModelName]
-"""A model, and the model that it is compared with."""
+"""Names of a model and of the model that it is compared with."""
 
 
 def pairs(measured: Sequence[ModelName]) -> list[Pair]:
