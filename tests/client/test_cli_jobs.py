@@ -145,7 +145,7 @@ def test_a_grader_makes_it_reinforcement(
     ("options", "said"),
     [
         (("--method", "reinforcement"), "reinforcement needs --grader"),
-        (("--method", "supervised", "--grader", "{}"), "supervised training takes no grader"),
+        (("--method", "supervised", "--grader", "{}"), "supervised training uses no grader"),
         (("--grader", "{]"), "the value is not JSON"),
         (("--grader", "nowhere.json"), "file not found: nowhere.json"),
         (("--grader", "."), "is a directory: ."),
