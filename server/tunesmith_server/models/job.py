@@ -113,7 +113,7 @@ class JobRow(Owned, Base):
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
-    """Device-time of the ended attempts, lost work included."""
+    """Device-time of the ended attempts, including lost work."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason for which the worker must save a resume point and free its device, else null."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
