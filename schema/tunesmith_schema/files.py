@@ -115,7 +115,7 @@ class FileValidation(Request):
             return self.refused[method].summary()
         if not self.ok:
             return BadRows(problems=self.problems, num_problems=self.num_problems).summary()
-        return f"the file was validated before method '{method}' existed: upload it again"
+        return f"the file was validated before method '{method}' existed; upload the file again"
 
 
 class FileObject(Response):

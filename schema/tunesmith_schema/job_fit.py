@@ -43,8 +43,7 @@ def _without_validation_file(recipe: Recipe, info: ValidationInfo) -> Iterator[M
         if recipe.validation_split:
             yield (
                 "validation_split",
-                "is only without a validation_file: remove recipe.validation_split, or remove "
-                "validation_file",
+                "cannot be set with a validation_file: remove one of the two",
             )
         return
     if recipe.validation_split:

@@ -165,7 +165,7 @@ def _reason_of_refusal(row: Any) -> str | None:  # Any: a row of `_WITH_RIGHTS`
     if row.expires_at is not None and row.expires_at <= time.time():
         return "has expired"
     if row.user_id is not None and row.user_role is None:
-        return "has been revoked: its user was deleted"
+        return "has been revoked, because its user was deleted"
     if row.user_id is not None and row.user_role != "admin" and row.member_role is None:
         return "has been revoked: its user is no member of the project any more"
     if row.archived_at is not None and _role(row) != "admin":

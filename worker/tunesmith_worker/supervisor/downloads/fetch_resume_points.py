@@ -129,7 +129,7 @@ def _fetched(
     try:
         with new_folder(target) as part:
             for file in point.files:
-                assert Path(file.name).name == file.name, "a resume point is flat"
+                assert Path(file.name).name == file.name, "a resume point has no subfolders"
                 retry(
                     lambda f=file: api.fetch_resume_file(  # type: ignore[misc]  # the default binds the loop's value
                         claim.job_id, claim.fence, f, part / f.name

@@ -42,7 +42,7 @@ def stays_in_eval(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def trained_only(model: Untyped, tensors: frozenset[str] | None) -> Iterator[None]:
-    """Let only some tensors have gradients within the block; None for all."""
+    """Let only some tensors have gradients within the block; None means all tensors."""
     frozen = [
         parameter
         for name, parameter in model.named_parameters()
