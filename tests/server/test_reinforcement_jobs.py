@@ -96,7 +96,7 @@ def test_a_file_is_refused_for_the_method_that_cannot_use_it(
 
 def test_a_file_read_before_there_was_reinforcement_is_sent_again(server: Server) -> None:
     error = server.create_reply(server.good_file(), method=method()).json()["error"]
-    assert "upload it again" in error["message"]
+    assert "upload the file again" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ Quota = Annotated[
 ]
 BaseModels = Annotated[
     list[str] | None,
-    typer.Option("--base-model", help="Allowed base model; repeatable. `all` allows every one."),
+    typer.Option("--base-model", help="Allowed base model; repeatable. `all`: no restriction."),
 ]
 
 

@@ -36,7 +36,7 @@ NAME = "rollout_follows_weights"
 TOKENS = 3
 """Number of tokens per completion; three tokens run both the prompt pass and the decoding pass."""
 SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
-"""Standard deviation of the noise on an adapter. Key: True in fp32."""
+"""Standard deviation of the noise on an adapter. The key is True for fp32."""
 HOT = SamplingParams(temperature=4.0)
 """High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
