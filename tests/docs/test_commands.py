@@ -119,5 +119,5 @@ def exists(group: TyperGroup, words: tuple[str, ...]) -> bool:
     """Look a command up in the command line; server and worker parse the words after theirs."""
     command = group.commands.get(words[0])
     if isinstance(command, TyperGroup):
-        return words[1] in command.commands
+        return len(words) == 1 or words[1] in command.commands
     return command is not None
