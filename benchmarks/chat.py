@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import shutil
 import statistics
@@ -29,6 +30,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from .chat_server import PROMPT, Server, our_server, prompts
 from .chat_training import beside_training
@@ -104,9 +107,20 @@ def main() -> int:
             found = {"benchmark": "chat_training"} | beside_training(
                 model, options.rounds, options.steps
             )
+        found |= {"model": described(model)}
         load = {"load_average": round(os.getloadavg()[0], 1)}
         print(json.dumps(found | load | facts()))
     return 0
+
+
+def described(model: Path) -> str:
+    """Architecture and number of parameters of the model, from its files."""
+    kind = json.loads((model / "config.json").read_text())["model_type"]
+    with safe_open(model / "model.safetensors", framework="pt") as weights:
+        count = sum(
+            math.prod(weights.get_slice(name).get_shape()) for name in weights.offset_keys()
+        )
+    return f"{kind}, {count / 1e6:.1f} M parameters"
 
 
 def measure(model: Path, rounds: int) -> dict[str, Any]:

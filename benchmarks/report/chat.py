@@ -8,8 +8,8 @@ from .tables import Result, against_bar, date, table
 def chat(results: list[Result]) -> str:
     words = (
         "## Chat\n\n"
-        "The inference process with a Qwen2 of 2 M parameters in fp32 (`python -m "
-        "benchmarks.chat`; `chat.json`). `32 streams` are tokens per second over HTTP, `one "
+        "The inference process in fp32 (`python -m benchmarks.chat --model FOLDER`; "
+        "`chat.json`). `32 streams` are tokens per second over HTTP, `one "
         "stream` is the ratio to a single stream, `transformers` the ratio to the faster of "
         "`generate_batch` and `transformers serve`. `stall` is the 99th percentile of the time "
         "between two tokens divided by the median, while another user sends 400-token prompts.\n"
@@ -18,6 +18,7 @@ def chat(results: list[Result]) -> str:
         return words + "\n**Open**: no result of `python -m benchmarks.chat` yet (`chat.json`).\n"
     rows = (
         (
+            row["model"],
             f"{row['first_token_ms']:.1f} ms",
             f"{row['tokens_per_second']['32']:,.0f}",
             against_bar(row["stream_ratio"], row["bars"]["stream_ratio"], at_least=True),
@@ -27,7 +28,7 @@ def chat(results: list[Result]) -> str:
         )
         for row in results
     )
-    head = ("first token", "32 streams", "one stream", "transformers", "stall", "date")
+    head = ("model", "first token", "32 streams", "one stream", "transformers", "stall", "date")
     return f"{words}\n{table(head, rows)}"
 
 
@@ -44,6 +45,7 @@ def beside_training(results: list[Result]) -> str:
         return words + "\n**Open**: no result yet (`chat_training.json`).\n"
     rows = (
         (
+            row["model"],
             against_bar(row["slowdown"], row["slowdown_bar"], at_least=False),
             f"{row['interval'][0]:.2f} to {row['interval'][1]:.2f}",
             f"{row['chat_tokens_per_second']:,.0f} tokens/s",
@@ -52,4 +54,4 @@ def beside_training(results: list[Result]) -> str:
         )
         for row in results
     )
-    return f"{words}\n{table(('step time', 'interval', 'chat', 'load', 'date'), rows)}"
+    return f"{words}\n{table(('model', 'step time', 'interval', 'chat', 'load', 'date'), rows)}"
