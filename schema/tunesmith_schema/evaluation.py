@@ -64,7 +64,7 @@ class ModelComparison(Response):
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval. With 95 % probability, all intervals of an evaluation
+    """Confidence level of the interval. With 99 % probability, all intervals of an evaluation
     contain the true differences."""
     outcome: Outcome
     """`no_difference` means that the rows show no difference: the interval contains 0, or there are

@@ -51,24 +51,23 @@ def test_a_really_worse_model_is_called_worse_twenty_times() -> None:
     assert [planted(seed, -0.4).outcome for seed in SEEDS] == ["worse"] * 20
 
 
-def test_equal_models_are_called_better_at_most_once_in_twenty_seeds() -> None:
+def test_equal_models_are_never_called_better_in_twenty_seeds() -> None:
     outcomes = [planted(1000 + seed, 0.0).outcome for seed in SEEDS]
-    assert outcomes.count("better") <= 1
-    assert outcomes.count("no_difference") >= 18
+    assert outcomes == ["no_difference"] * 20
 
 
 def test_equal_models_win_as_rarely_as_the_level_says_also_with_few_rows() -> None:
-    """300 equal pairs with heavy tails and 10 rows: about 2.5 % may win by chance."""
+    """1,000 equal pairs with heavy tails and 10 rows: about 0.5 % may win by chance."""
     generator = np.random.default_rng(0)
-    gains = generator.gamma(2.0, 1.0, (300, 10)) - generator.gamma(2.0, 1.0, (300, 10))
+    gains = generator.gamma(2.0, 1.0, (1_000, 10)) - generator.gamma(2.0, 1.0, (1_000, 10))
     wins = sum(compare(row, seed=i).low > 0 for i, row in enumerate(gains))
-    assert 1 <= wins <= 15
+    assert 1 <= wins <= 12
 
 
 def test_the_interval_of_normal_differences_is_a_t_interval() -> None:
     gains = np.random.default_rng(3).normal(1.0, 2.0, 40)
     found = compare(gains, seed=0)
-    half = t_quantile(0.975, 39) * gains.std(ddof=1) / math.sqrt(40)
+    half = t_quantile(0.995, 39) * gains.std(ddof=1) / math.sqrt(40)
     assert found.value == pytest.approx(gains.mean())
     assert found.margin == pytest.approx(half, rel=0.05)
 
@@ -87,7 +86,7 @@ def test_the_same_seed_gives_the_same_interval_and_more_comparisons_a_wider_one(
     gains = np.random.default_rng(1).normal(0.2, 1.0, 60)
     one, again, of_two = (compare(gains, seed=5, of=k) for k in (1, 1, 2))
     assert one == again
-    assert of_two.level == 0.975
+    assert of_two.level == 0.995
     assert of_two.margin > one.margin
 
 

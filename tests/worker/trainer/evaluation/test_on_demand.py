@@ -99,7 +99,7 @@ def test_a_grader_adds_rewards_to_losses_and_one_model_is_not_compared(
     assert isinstance(found, Evaluation), found
     assert found.metric == "reward"
     assert [c.metric for c in found.comparisons] == ["reward", "loss"]
-    assert {c.level for c in found.comparisons} == {0.975}  # both hold together with 95 %
+    assert {c.level for c in found.comparisons} == {0.995}  # both hold together with 99 %
     for scores in found.models:
         assert scores.reward is not None
         assert scores.scores.keys() == {"short"}

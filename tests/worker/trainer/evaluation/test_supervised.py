@@ -147,7 +147,7 @@ def test_weights_that_are_not_the_result_are_compared_too(
         ("tuned", "base"),
         ("tuned", "last"),
     ]
-    assert {c.level for c in found.comparisons} == {0.975}
+    assert {c.level for c in found.comparisons} == {0.995}
 
 
 def test_full_tuning_compares_the_last_step_with_the_best(make_run: MakeRun) -> None:

@@ -14,7 +14,7 @@ https://doi.org/10.1080/00031305.2015.1089789), which replaces alpha/2 by
 n - 1 degrees of freedom. The interval then is as wide as a t interval if the differences are
 normal.
 
-With alpha = 0.05, each of two equal models wins by mistake in about 2.5 % of all comparisons. A
+With alpha = 0.01, each of two equal models wins by mistake in about 0.5 % of all comparisons. A
 difference below NEGLIGIBLE counts as no difference, even if its interval is narrow.
 """
 
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from .scores import RowScores
 
-LEVEL = 0.95
+LEVEL = 0.99
 """Probability that all intervals of an evaluation contain their true differences."""
 RESAMPLES = 10_000
 LEAST_ROWS = 8
