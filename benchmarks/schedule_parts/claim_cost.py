@@ -81,8 +81,7 @@ def claim_times(
 
 
 def query_times(database: Database, count: int = CLAIMS) -> list[float]:
-    """Return wall seconds of the query that chooses a job, which is most of what a claim asks of
-    the database."""
+    """Return wall seconds of the query that chooses a job, the most expensive query of a claim."""
     times = []
     with database.read() as session:
         for _ in range(count):

@@ -85,8 +85,9 @@ def doubled(record: Record) -> int:
 
 
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
-    """Return the longest wait that fair shares allow: twice the time that the project's share of
-    devices needs for the work that the project started meanwhile, and two of the longest jobs."""
+    """Return the longest fair wait. While the job waits, its project starts other jobs; the bound
+    is twice the time that the project's share of the devices needs for these jobs, plus twice the
+    longest job."""
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]
     ahead = sum(

@@ -1,5 +1,5 @@
 """Simulated workers on the real scheduler: claims, reports, the janitor and forecasts run as in the
-service, on SQLite; only the training is a number."""
+service, on SQLite; only the training is simulated."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Device:
 
 @dataclass(kw_only=True)
 class Record:
-    """Claims, waits and ends in a simulation."""
+    """Claims, waits and ends of the jobs of a simulation."""
 
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
     """Steady time, device, job and fence of each claim."""

@@ -28,9 +28,9 @@ class CompletionRequest(Sampling):
         | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | Annotated[list[PromptTokens], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
-    """A text or a list of token ids; or a list of them, each with `n` answers."""
+    """A text, a list of token ids, or a list of several prompts; each prompt gets `n` answers."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Return the log-probabilities of the tokens, and of this many most probable tokens at each
+    """Return the log-probability of each token, and of this number of most probable tokens at each
     position."""
     echo: bool | None = None
     """Put the prompt before the answer."""

@@ -17,10 +17,9 @@ MAX_TEXT = 2000
 """Maximum characters of a prompt or an answer; the rest is left out."""
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
-"""Compared models. At the end of a job, `base`: the model before training; `tuned`: the job's
-result; `best`: the best checkpoint, if it is not the result; `last`: with LoRA, the weights of the
-last step, if they are not the result. On demand, `model` and `against`: the models of the
-request."""
+"""Compared models. At the end of a job, `base` is the model before training and `tuned` is the
+job's result. `best` is the best checkpoint, if it is not the result. `last` is the last step, with
+LoRA and if it is not the result. On demand, `model` and `against` are the models of the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 figures show the fit and not generalisation. `file`: the file of an evaluation on demand."""

@@ -1,4 +1,4 @@
-"""`/v1/evaluations`: evaluations on demand, and results of the field's harness.
+"""`/v1/evaluations`: evaluations on demand, and results of lm-eval.
 
 An evaluation on demand (`kind` is `data`) runs on a train worker between two jobs. Results of
 lm-eval (`kind` is `tasks`) are measured by the client through `/v1/completions` and stored here.

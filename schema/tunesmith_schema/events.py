@@ -73,7 +73,7 @@ class MetricPoint(Response):
     `embedding_learning_rate` if different, `grad_norm`, `epoch`, `tokens_per_second` (input tokens)
     and `trained_tokens`. About once a second, a step also has `step_seconds`,
     `data_wait_share` (share of the time outside evaluations and checkpoints) and `padding_share`
-    (share of the batch positions), averaged over the steps since these metrics were last reported.
+    (share of the batch positions), as means since the previous report of these metrics.
     About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
     `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16 adds
     `updates_lost_fraction`, the share of weights whose update was rounded away.

@@ -46,7 +46,7 @@ class Project(Response):
     status: Literal["active", "archived"]
     """`active` or `archived`."""
     slug: str
-    """Part of the names of the project's tuned models that stands for the project."""
+    """Name of the project inside the names of its tuned models."""
     max_bytes: int | None = None
     """Quota of stored bytes; None means no quota."""
     base_models: list[str] | None = None

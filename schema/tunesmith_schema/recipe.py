@@ -87,8 +87,8 @@ class Recipe(Request):
     max_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of optimiser steps; overrides `num_train_epochs`."""
     max_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
-    """Limit of the training time in seconds. After the first step that ends beyond the limit, the
-    run evaluates, keeps the weights and succeeds, as after `stop`. All attempts of the job count;
+    """Limit of the training time in seconds. After the first step that exceeds the limit, the run
+    evaluates, keeps the weights and succeeds, as after `stop`. All attempts of the job count;
     loading the model and waiting in the queue do not. The learning rate schedule still spans all
     planned steps."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"

@@ -336,8 +336,8 @@ class RunReport(Response):
     advice: Advice
     """Change with the largest expected gain."""
     first_step: str | None = None
-    """What the self-check compared with plain torch in the attempt's first step, and what it did
-    not compare; null before that step, and with `recipe.self_check: false`."""
+    """Comparison of the attempt's first step with plain torch, and the values that were not
+    compared; null before this step, and with `recipe.self_check: false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
     no_evaluation: str | None = None

@@ -1,8 +1,7 @@
 """Parameters that chat and text completions share, and the parameters that Tunesmith refuses.
 
-OpenAI's parameters that do not change the output are accepted and ignored. Those that would change
-the output and are not supported are refused by name.
-"""
+OpenAI's parameters that do not change the output are accepted and ignored. Unsupported parameters
+that would change the output are refused by name."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Scheduling(Request):
     pre-empt jobs with a lower priority."""
     interactive: bool = False
     """Use the lane for short jobs: the job is claimed first, and other jobs make room for it. A key
-    runs one interactive job at a time. After 10 minutes on a device, the job counts as any other.
+    runs one interactive job at a time. After 10 minutes on a device, it becomes an ordinary job.
     """
     worker_labels: WorkerLabels = Field(default_factory=dict)
     """Labels that the worker must have, for example `{"gpu": "h100"}`."""

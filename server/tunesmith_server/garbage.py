@@ -16,7 +16,7 @@ from . import installation
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
 """Maximum time from marking content to deleting the content; after this time, the next run deletes
-it. Writers take over content whose mark is five minutes old."""
+it. A writer may use content again whose mark is five minutes old."""
 
 
 @dataclass(frozen=True, kw_only=True)

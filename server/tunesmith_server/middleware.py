@@ -19,7 +19,7 @@ log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_LEFT = 499
-"""Status in the access log, as in that of nginx, of a request that its client broke off."""
+"""Status in the access log of a request whose client disconnected; nginx uses it too."""
 
 
 class RequestEnvelope:

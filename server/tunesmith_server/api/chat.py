@@ -79,7 +79,7 @@ class _EngineResponse(Response):
         self._completions = completions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer until the client disconnects or its key is revoked, which cancels the request to
+        """Answer the client. If the client disconnects or its key is revoked, cancel the request to
         the inference server."""
         started = False
 

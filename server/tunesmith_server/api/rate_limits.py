@@ -17,7 +17,8 @@ from tunesmith_server.core.errors import TooManyRequests
 from tunesmith_server.core.principal import Principal
 
 _MAX_BUCKETS = 10_000
-"""Number of buckets above which full ones are dropped; a full bucket equals a new one."""
+"""If there are more buckets than this, full buckets are dropped, because a full bucket equals a new
+bucket."""
 
 
 @dataclass
@@ -38,7 +39,8 @@ class RateLimits:
         self._buckets: dict[str, _Bucket] = {}
 
     def check(self, principal: Principal) -> None:
-        """Count one request. Raises TooManyRequests, with the time to wait, beyond the limit."""
+        """Count one request. Raises TooManyRequests with the time to wait if the key has exceeded
+        its limit."""
         per_minute = principal.requests_per_minute or self._default
         if not per_minute:
             return

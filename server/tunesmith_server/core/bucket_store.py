@@ -37,7 +37,7 @@ class BucketStore:
         self._store: ObjectStore = from_url(url, client_options=_CLIENT, retry_config=_RETRIES)
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Write an object; it appears complete or not at all."""
+        """Write an object completely or not at all."""
         # Not `put`: obstore would request pieces inside its own runtime, where fetching them fails.
         # Not `with writer`: after an error, it would store the truncated content.
         writer = open_writer(self._store, path, buffer_size=_CHUNK, max_concurrency=_CHUNKS)

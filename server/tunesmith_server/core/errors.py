@@ -67,7 +67,7 @@ class Forbidden(ServiceError):
 
 
 class QuotaExceeded(ServiceError):
-    """Project without room for more bytes."""
+    """Project that has used up its quota of stored bytes."""
 
     status = 403
     type = "insufficient_quota"

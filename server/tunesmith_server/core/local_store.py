@@ -40,7 +40,7 @@ class LocalStore:
         _make_folder(self._root)
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Write an object durably; it appears complete or not at all."""
+        """Write an object durably, and completely or not at all."""
         target = self._root / path
         with self._unfinished(target, pieces) as part:
             os.replace(part, target)

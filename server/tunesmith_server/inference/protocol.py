@@ -50,7 +50,7 @@ class EngineStatus:
 
 
 class Engine(Protocol):
-    """An inference server. All methods raise Unavailable if it does not answer."""
+    """An inference server. All methods raise Unavailable if the server does not answer."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         """Send a request and return the response before its body is read; the caller closes it.

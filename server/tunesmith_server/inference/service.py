@@ -189,7 +189,7 @@ class Inference:
             return registered | {model.id: self._registered[model.id]}
 
     def _forget_registrations(self, registered: dict[str, tuple[str, int]]) -> None:
-        """Forget these registrations, but not newer ones of other requests."""
+        """Remove these registrations, but keep newer registrations of other requests."""
         for name, registration in registered.items():
             if self._registered.get(name) == registration:
                 del self._registered[name]

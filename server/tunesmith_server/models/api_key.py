@@ -21,7 +21,7 @@ class ApiKeyRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     revoked_at: Mapped[float | None] = mapped_column(Double)
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
-    """Project that the key opens. An admin key opens every project; this one is its default."""
+    """Project that the key opens. An admin key opens every project; this project is its default."""
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
     """`viewer`, `member`, `lead` or `admin`. A user's key never has more rights than the user. Keys
     of earlier releases could do everything with files, jobs and models, as a lead can."""

@@ -19,7 +19,7 @@ class ReservationRow(Base):
     starts_at: Mapped[float] = mapped_column(Double)
     """Start, by the database clock."""
     ends_at: Mapped[float | None] = mapped_column(Double, index=True)
-    """End; null until somebody ends it."""
+    """End; null while the reservation has no end."""
     reason: Mapped[str] = mapped_column(String(200))
     created_by: Mapped[str] = mapped_column(String(40))
     """Id of the API key."""

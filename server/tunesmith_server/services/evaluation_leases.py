@@ -4,9 +4,8 @@ the end.
 Every write needs the number of the newest claim, so a result is stored exactly once. Only the
 janitor ends the lease of a silent worker.
 
-Evaluations have the place of their project in the queue: their device-time is charged with each
-renewal, and limits of running jobs and device-hours count them.
-"""
+Evaluations wait in the queue like jobs of their project. Each renewal charges their device-time,
+and they count for the limits of running jobs and device-hours."""
 
 from __future__ import annotations
 
@@ -96,8 +95,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 
 def _candidates() -> Select[EvaluationRow]:
-    """Return a query of waiting evaluations: the oldest one of each project first, so that no
-    project's evaluations hide those of others; projects in the order of the queue."""
+    """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
+    projects in the order of the queue. So no project's evaluations hide those of other projects."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
     numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())
@@ -120,7 +119,7 @@ def _job_goes_first(
     row: EvaluationRow,
 ) -> bool:
     """Return True if the worker would get a job that comes before the evaluation: an interactive
-    one, one of a project that comes first, or one of higher priority or age."""
+    job, a job of a project that comes first, a job of higher priority, or an older job."""
     only = reserved[0].project_id if reserved else None
     next_job = session.execute(order.next_job(abilities(worker), only)).first()
     if next_job is None:

@@ -56,7 +56,7 @@ LOST_SHARE = 0.9
 EQUAL_SHARE = 0.9
 """Share of groups with equal rewards at which there is no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
-"""Three changes of the mean reward, in units of the reward's standard deviation within a group: the
+"""Three changes of the mean reward, in standard deviations of the reward within a group: the
 smallest rise that counts as learning, the expected rise of a useful run, and the fall that counts
 as a collapse. If the noise may hide a useful rise, a flat curve is unclear."""
 

@@ -131,7 +131,7 @@ def evaluation(stored: Any) -> EvaluationSummary | None:  # Any: JSON
 
 
 def scheduling(row: JobRow) -> Scheduling:
-    """Return what the job asks of the queue and of its worker."""
+    """Return the job's requirements for the queue and the worker."""
     return Scheduling(
         priority=row.priority or 0,
         interactive=bool(row.interactive),

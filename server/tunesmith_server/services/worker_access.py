@@ -1,9 +1,8 @@
 """Credentials of workers, and what a worker may read and write.
 
-Each worker draws a secret of its own and enrolls with the shared token. All other requests carry
+Each worker generates its own secret and enrolls with the shared token. All other requests carry
 the worker's id and secret. A train worker has access only to the jobs and evaluations whose lease
-it holds and to their files; a light worker, only to files whose reading it has claimed.
-"""
+it holds, and to their files. A light worker has access only to files that it has claimed."""
 
 from __future__ import annotations
 

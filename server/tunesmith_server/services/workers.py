@@ -36,8 +36,7 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
 
 
 def _idle_since(session: Session, worker: WorkerRow | None, now: float) -> float | None:
-    """Return the last report of a worker that has been ready since then and has neither a job nor
-    an evaluation."""
+    """Return the last report of a worker that is ready and has neither a job nor an evaluation."""
     if worker is None or worker.not_ready or now - worker.last_seen > READY_SECONDS:
         return None
     holds = select(JobRow.id).where(

@@ -10,11 +10,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEAST = 16 * 1024
-"""Characters, or bytes, whose work takes longer than the change of threads."""
+"""From this many characters or bytes on, the work takes longer than a change of threads."""
 
 
 async def aside(size: int, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `function`; in a thread if its work on `size` characters takes long."""
+    """Call `function`. If its input is long (`size` characters), call it in a thread."""
     if size < _LEAST:
         return function(*args, **options)
     return await asyncio.to_thread(function, *args, **options)

@@ -1,9 +1,9 @@
-"""Use of this host's memory and GPUs, told between workers, trainers and chat through files.
+"""Use of this host's memory and GPUs: workers, trainers and chat share it through files.
 
-Each process has one JSON file in a folder of its user, and holds a lock while it lives. Training
-comes first: a trainer asks for memory before it plans, chat frees what it can and confirms the
-request in its own file. Containers that do not share the folder have memory limits of their own.
-"""
+Each process has one JSON file in a folder of its user, and locks the file until the process ends.
+Training has priority: a trainer requests memory before it makes its plan. Chat frees unused memory
+and confirms the request in its own file. Containers that do not share the folder have separate
+memory limits."""
 
 from __future__ import annotations
 

@@ -105,8 +105,7 @@ class ServerApi:
         self._http.close()
 
     def acting_as(self, identity: WorkerIdentity) -> Self:
-        """Return a client for the requests of a dead worker. It shares this client's
-        connections."""
+        """Return a client for the requests of a dead worker. Both clients share connections."""
         other = copy.copy(self)
         other.identity = identity
         return other

@@ -1,8 +1,8 @@
 """Watchdog: detect a trainer that runs but makes no progress.
 
 Progress is a new event, a progress mark of the trainer (`rundir/progress.py`) or any other write in
-the run directory. Before the first step, CPU time is progress too, because imports, loading,
-tokenising and compiling write no file for a long time; but CPU time alone counts only up to
+the run directory. Before the first step, CPU time counts as progress too, because imports, loading,
+tokenising and compiling write no file for a long time. CPU time alone counts only up to
 `CPU_FACTOR` times the limit. After the first step, CPU time no longer counts, because a process
 that waits for a hung GPU uses a whole core.
 

@@ -50,8 +50,8 @@ def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:
 
 
 def trial_rows(token_ids: Sequence[int], vocabulary: int) -> tuple[list[int], list[int]]:
-    """Return two rows of different tokens and unequal length. The tokens are from the data if it
-    has enough different ones."""
+    """Return two rows of different tokens and unequal length. The tokens come from the data if the
+    data has enough different tokens."""
     ids = list(dict.fromkeys(token_ids))[: 2 * ROW]
     if len(ids) == 1:
         ids.append((ids[0] + 1) % vocabulary)

@@ -102,7 +102,7 @@ class Decoder:
         tables: RowTables,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the device work of a step; the cache must have room for the new tokens.
+        """Run the device work of a step; the cache must have space for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
         `lengths`, the step reads only host state that stays the same until the cache's version

@@ -36,7 +36,7 @@ _PLAIN: Mapping[str, object] = {
 """Settings of PEFT that change the computation, each with the value of plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
-"""Rows of a joined query, key and value projection, divided by those of one projection."""
+"""A joined query, key and value projection has this many times the rows of one projection."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Keys and values of finished requests, kept for the next turn of a conversation.
 
-A kept sequence is used again by a request with the same adapter and cache salt whose prompt starts
-with the same tokens. So the projects of a service, which have different salts, cannot guess each
-other's prompts from the number of cached tokens. The least recently used sequences are dropped
-first.
-"""
+A request uses a kept sequence again if it has the same adapter and cache salt, and its prompt
+starts with the same tokens. So the projects of a service, which have different salts, cannot guess
+each other's prompts from the number of cached tokens. The least recently used sequences are dropped
+first."""
 
 from __future__ import annotations
 
@@ -55,7 +54,8 @@ class PrefixStore:
     def add(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
     ) -> None:
-        """Keep a sequence; drop kept sequences that are a prefix of it, and the oldest ones."""
+        """Keep a sequence. Drop kept sequences that are a prefix of it, and the oldest
+        sequences."""
         new = KeptPrefix(space, rope_key, np.array(tokens, dtype=np.int64), kv)
         for key, old in list(self._kept.items()):
             same = old.space == space and old.rope_key == rope_key
@@ -68,8 +68,8 @@ class PrefixStore:
     def find(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int]
     ) -> tuple[KeptPrefix, int] | None:
-        """Return the sequence with the longest common prefix, and the prefix's length; None if
-        that is shorter than MIN_TOKENS. The last of `tokens` is never part of the prefix, because
+        """Return the sequence with the longest common prefix, and the prefix's length; None if the
+        prefix is shorter than MIN_TOKENS. The last of `tokens` is never part of the prefix, because
         its logits are needed."""
         wanted = np.array(tokens[:-1], dtype=np.int64)
         best, length = None, MIN_TOKENS - 1

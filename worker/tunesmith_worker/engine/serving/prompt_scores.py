@@ -24,7 +24,7 @@ class PromptScores:
         """Add the scores that the logits of `count` positions give, the first at `start`.
 
         `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
-        come in order; those that are known, and those of generated tokens, are skipped."""
+        come in order. Known positions and positions of generated tokens are skipped."""
         first = len(self.found) - start
         last = min(count, len(self._prompt) - 1 - start)
         for begin in range(first, last, _POSITIONS):

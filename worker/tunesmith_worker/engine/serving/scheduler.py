@@ -1,9 +1,8 @@
 """Continuous batching: in each step, rows join and leave the batch.
 
-A step computes one token of every decoding row, and as many prompt tokens as take about as long as
-the decoding rows, so that a long prompt delays other requests little. If older rows need the memory
-of a newer row, the newer row returns to the queue and is computed again.
-"""
+A step computes one token of every decoding row. It then computes prompt tokens for about the same
+time, so that a long prompt hardly delays other requests. If older rows need the memory of a newer
+row, the newer row returns to the queue and is computed again."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Tokens:
 
 
 class TokensWriter:
-    """Writer of a cache entry into `folder`, batch by batch, without keeping batches in memory."""
+    """Writes a cache entry into `folder`, batch by batch, without keeping batches in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

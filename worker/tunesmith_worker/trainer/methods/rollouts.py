@@ -188,7 +188,7 @@ class RolloutRunner:
         ]
 
     def grade_again(self, rollout: Rollout, place: int) -> Graded | None:
-        """Decode the completion at index `place` again, and return its grade by the job's grader.
+        """Decode the completion at index `place` again, and grade it with the job's grader.
 
         None if the run has only local reward functions."""
         completion = rollout.completions[place]

@@ -38,7 +38,8 @@ class RunRecorder:
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
         self.first_step: str | None = None
-        """What the self-check compared in the attempt's first step, and what it did not."""
+        """Comparison of the attempt's first step with plain torch, and the values that were not
+        compared."""
         self.no_evaluation: str | None = None
         """Reason why the result could not be evaluated."""
 

@@ -131,9 +131,8 @@ class Grading:
         return Round(self, prompts, trainer_state, trains=trains)
 
     def grade_again(self, prompt: Prompt, sample: CompletionText) -> Graded | None:
-        """Return the grade of one completion by the job's grader; None if the run has no grader.
-
-        The grade does not become part of a step."""
+        """Grade one completion again with the job's grader; None if the run has no grader. No step
+        uses this grade."""
         return None if self._spec is None else self._spec.grade(GraderInput(prompt, sample))
 
     def close(self) -> None:

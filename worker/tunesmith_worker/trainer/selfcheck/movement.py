@@ -70,7 +70,7 @@ class Movement:
 
     @torch.no_grad()
     def keep_first_factors(self, units: Sequence[Unit]) -> None:
-        """Copy rows of LoRA's A too, or copy them again. Call this when B is not 0."""
+        """Copy the current rows of LoRA's A. Call this when B is not 0."""
         first = {id(parameter): unit for unit, parameter in first_factors(units)}
         self._kept = [kept for kept in self._kept if id(kept.parameter) not in first]
         self._kept += [

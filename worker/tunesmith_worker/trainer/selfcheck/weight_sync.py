@@ -113,8 +113,8 @@ class WeightSyncCheck:
         return make_outcome(NAME, [], detail)
 
     def _stock_change(self, module: _Module, unchanged: Generated) -> float:
-        """Return the change of the stock model's log-probs that noise on a module causes. A small
-        model may not react to noise at all."""
+        """Return the change of the stock model's log-probs that noise on a module causes. On a
+        small model, noise may have no effect."""
         before = stock_scores(self._context, unchanged)
         with module.change():
             return float((stock_scores(self._context, unchanged) - before).abs().max())

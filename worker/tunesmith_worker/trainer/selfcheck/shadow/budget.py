@@ -1,4 +1,4 @@
-"""Limits of time and memory of the comparison with plain torch, and samples that keep them."""
+"""Limits of time and memory of the comparison with plain torch, and samples within these limits."""
 
 from __future__ import annotations
 
