@@ -1,8 +1,8 @@
 """Small configurations for every causal language model that transformers knows.
 
 The defaults of a configuration class describe a released model. `small_config` replaces its sizes
-by small ones, found by the names of the fields. `EXCEPTIONS` lists the values that the names do not
-show.
+by small ones, found by the names of the fields. `EXCEPTIONS` lists values that do not follow from
+the names.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def create(session: Session, settings: Settings, body: ProjectCreate) -> Project
 
 
 def slug_of(name: str) -> str:
-    """Return the part of a model name that stands for the project. It never changes, so a project's
+    """Return the name of the project inside model names. It never changes, so a project's
     models keep one name."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "project"
 

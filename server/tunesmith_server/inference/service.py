@@ -42,7 +42,7 @@ FORGET_SECONDS = 30.0
 
 
 class Inference:
-    """Requests to the inference server that the settings name."""
+    """Requests to the inference server of the settings."""
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage

@@ -149,7 +149,8 @@ class TrainerUse:
 
 
 def read_uses(folder: Path) -> dict[str, DeviceUse]:
-    """Return what living processes announce, by name. Files of dead processes are removed."""
+    """Return the announcements of running processes, by name. Files of dead processes are
+    removed."""
     uses = {}
     for path in _files(folder):
         if _is_dead(path.with_suffix(".lock")):

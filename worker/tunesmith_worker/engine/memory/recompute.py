@@ -107,8 +107,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    Without this block, TRL's no-gradient code would turn recomputation off for the whole model,
-    later turn it on for every layer, and add a hook to the embedding."""
+    Without this block, TRL's no-gradient code would turn recomputation off, then turn it on for
+    every layer, and add a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]
