@@ -34,7 +34,7 @@ from .chat_server import PROMPT, Server, our_server, prompts
 
 STREAMS, NEW, CORES = 8, 256, 2
 WINDOW, SETTLE = 4.0, 0.5
-"""Seconds of a window, and its first seconds that do not count."""
+"""Length of a window in seconds, and length of its start that is not measured."""
 BAR = 1.10
 
 Window = tuple[bool, float, float]

@@ -93,8 +93,8 @@ def sustained_rate(
     """Measure the operations per second of torch.mm on `products`, which run back to back for about
     `seconds`, as in training.
 
-    Products with pauses between them, as in `_product_seconds`, run at a higher clock rate: the
-    limit of the device's power takes effect only after some milliseconds of work."""
+    Products with pauses between them, as in `_product_seconds`, run at a higher clock rate, because
+    the device limits its power only after some milliseconds of work."""
     operands = {product: _operands(product, device, dtype) for product in set(products)}
 
     def multiply() -> None:

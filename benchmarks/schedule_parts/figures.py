@@ -124,7 +124,8 @@ def estimate_errors(record: Record) -> tuple[list[float], float]:
 
 
 def preempted_too_soon(record: Record) -> int:
-    """Return the number of pre-emptions of a job within ten minutes of its last one."""
+    """Return the number of pre-emptions less than ten minutes after an earlier pre-emption of the
+    same job."""
     last: dict[str, float] = {}
     count = 0
     for when, job_id in record.preemptions:

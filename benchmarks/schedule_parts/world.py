@@ -87,7 +87,7 @@ class Record:
     """Claims, waits and ends of the jobs of a simulation."""
 
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
-    """Steady time, device, job and fence of each claim."""
+    """Monotonic time, device, job and fence of each claim."""
     held: dict[str, float] = field(default_factory=dict)
     """Device-seconds by project."""
     waits: dict[str, float] = field(default_factory=dict)

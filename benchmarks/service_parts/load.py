@@ -1,6 +1,6 @@
 """Requests at a fixed rate (open loop), sent from a separate process.
 
-A request's latency counts from its planned time. If the server stalls, the latencies of all
+A request's latency is measured from its planned time. If the server stalls, the latencies of all
 requests planned for this time include the delay (no coordinated omission).
 """
 

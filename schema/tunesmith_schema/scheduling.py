@@ -22,7 +22,7 @@ class Scheduling(Request):
     """Jobs with a higher priority are claimed earlier, among the jobs of the project. They may
     pre-empt jobs with a lower priority."""
     interactive: bool = False
-    """Use the lane for short jobs: the job is claimed first, and other jobs make room for it. A key
+    """Interactive job of a few minutes: it is claimed first, and it can pre-empt other jobs. A key
     runs one interactive job at a time. After 10 minutes on a device, it becomes an ordinary job.
     """
     worker_labels: WorkerLabels = Field(default_factory=dict)

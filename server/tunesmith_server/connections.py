@@ -1,8 +1,8 @@
 """Limits on connections, per address and in total.
 
-A connection waits while it has no complete request, and is busy from then until its response is
-complete. A new connection above a limit replaces the oldest waiting one, so idle sockets do not
-keep clients out. The new connection is refused only if all other connections are busy.
+A connection is waiting until it has a complete request. It is then busy until its response is
+complete. A new connection above a limit replaces the oldest waiting connection, so idle sockets do
+not block clients. The new connection is refused only if all other connections are busy.
 
 uvicorn's `limit_concurrency` is not set: above that limit, it refuses every request, including
 `/healthz`.

@@ -40,7 +40,7 @@ def find(database: Database, storage: Storage, older_than: timedelta = BLOB_GRAC
 
 def collect(database: Database, storage: Storage, older_than: timedelta = BLOB_GRACE) -> Garbage:
     """Delete unreferenced content and return it. A crash at any point is harmless: the next run
-    deletes the rest."""
+    deletes the remaining content."""
     installation.ensure(database, storage)
     found, deleted = find(database, storage, older_than).sizes, dict[str, int]()
     names = sorted(found)

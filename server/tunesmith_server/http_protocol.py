@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with limits on header bytes, on time, and on the transfer rate.
 
-httptools needs half the CPU time of h11 per request, but only h11 has a limit on headers in uvicorn
-(`h11_max_incomplete_event_size`). Neither httptools nor h11 limits the time of headers and bodies,
-or the time in which a client must read a response.
+httptools needs half the CPU time of h11 per request, but in uvicorn only h11 can limit headers.
+Neither httptools nor h11 limits the time of headers and bodies, or the time in which a client must
+read a response.
 """
 
 from __future__ import annotations

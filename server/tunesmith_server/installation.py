@@ -50,7 +50,8 @@ def ensure(database: Database, storage: Storage) -> str:
 
 
 def _claim_store(database: Database, storage: Storage, installation: str) -> None:
-    """Write the id to a store that has none: the first start, or the first after an upgrade."""
+    """Write the id to a store without an id, at the first start or at the first start after an
+    upgrade."""
     with database.read() as session:
         names = blobs.newest(session, _SAMPLE)
     if names and all(storage.size(name) is None for name in names):

@@ -95,8 +95,8 @@ def claim(
 @router.post("/jobs/{job_id}/report")
 def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
-    fails, renew the lease and answer with the command alone; the worker repeats the rest. A final
-    report fails instead; its worker repeats it until it is stored."""
+    fails, renew the lease and return only the command; the worker sends the report again. A final
+    report gets an error instead, and the worker sends the report until it is stored."""
 
     worker_access.check_self(worker, body.worker_id)
 

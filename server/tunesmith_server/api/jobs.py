@@ -174,8 +174,8 @@ def report(
 
 @router.get("/{job_id}/evaluation")
 def evaluation(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobEvaluation:
-    """Return the evaluation at the end of the job: losses or rewards of the base and the tuned
-    model on the same rows, comparisons with confidence intervals, and greedy answers."""
+    """Return the evaluation at the end of the job. It has losses or rewards of the base and the
+    tuned model on the same rows, comparisons with confidence intervals, and greedy answers."""
     return reports.retrieve_evaluation(session, jobs.retrieve(session, job_id))
 
 

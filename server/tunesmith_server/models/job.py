@@ -99,7 +99,7 @@ class JobRow(Owned, Base):
     """Failed or cancelled job that this job retries; a job has at most one retry."""
 
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """Higher is claimed earlier, among the jobs of a project."""
+    """Jobs of a project with a higher priority are claimed earlier."""
     interactive: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     """True if the job is in the lane of short jobs, which are claimed first."""
     worker_labels: Mapped[str | None] = mapped_column(String(2000))

@@ -1,7 +1,7 @@
 """Base models that a job may use, and names of tuned models.
 
-A base model is a folder in an allowed directory (on this host or on a worker's host), a Hugging
-Face id, or the full weights of an earlier job.
+A base model is a Hugging Face id, the full weights of an earlier job, or a folder in an allowed
+directory of this host or a worker's host.
 """
 
 from __future__ import annotations

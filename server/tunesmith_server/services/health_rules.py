@@ -43,7 +43,7 @@ RISE_SHARE = 0.1
 REBOUND_FACTOR, REBOUND_NATS = 1.5, 0.2
 """Rise from the lowest loss of the run to its end that counts as a divergence."""
 OVERFIT_SHARE, OVERFIT_NATS = 0.03, 0.02
-"""Rise from the lowest validation loss to the last one that counts as overfitting. Every evaluation
+"""Rise from the lowest to the last validation loss that counts as overfitting. Every evaluation
 reads the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
@@ -251,8 +251,8 @@ def _noise(values: Sequence[float]) -> float:
     than too small.
 
     The estimate uses second differences, because a steady trend does not change them. It is the
-    larger of two values: the median over the curve, which ignores a fast fall at the start, and a
-    high quantile over the second half, which ignores a few odd batches.
+    larger of two values: the median over the curve ignores a fast fall at the start, and a high
+    quantile over the second half ignores a few unusual batches.
     """
     bends = [values[at - 1] - 2 * values[at] + values[at + 1] for at in range(1, len(values) - 1)]
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise

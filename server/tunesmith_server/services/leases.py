@@ -66,7 +66,7 @@ MAX_CANDIDATES = 50
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
     """Lease the first job of the queue that the worker can run; return None if there is none. A job
-    whose row cannot be read fails, and the next one is tried."""
+    whose row cannot be read fails, and the next job is tried."""
     worker = session.get(WorkerRow, worker_id)
     only = reservations.of_worker(session, worker_id, worker.host if worker else None)
     projects = {reservation.project_id for reservation in only}
@@ -243,7 +243,7 @@ def report(
 def _store_run_report(
     session: Session, job: JobRow, run_report: RunReport | Unreadable | None
 ) -> None:
-    """Replace the run report; keep the previous one if the new one cannot be stored."""
+    """Replace the run report; keep the previous report if the new report cannot be stored."""
     reason: object = run_report.reason if isinstance(run_report, Unreadable) else None
     if isinstance(run_report, RunReport):
         try:

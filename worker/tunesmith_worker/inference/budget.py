@@ -15,8 +15,8 @@ from tunesmith_worker.rundir.process import return_freed_memory
 from .device import Device
 
 USABLE = {False: 0.5, True: 0.8}
-"""Share of the free memory that one model may take. Key: True for a GPU. A CPU's memory is shared
-with other programs."""
+"""Share of the free memory that one model may take. The key is True for a GPU. A CPU's memory is
+shared with other programs."""
 LEAST_FREE = 1 << 26
 """Minimum of the assumed free memory in bytes, so that short prompts work on a full host."""
 CACHE_SHARE = 0.25

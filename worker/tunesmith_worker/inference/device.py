@@ -34,8 +34,8 @@ class Device:
 def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
     """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers have announced.
 
-    A GPU without a worker is taken unless it is the first one, which a worker that starts later
-    would use."""
+    Chat uses a GPU without a worker, but never the first GPU, because a worker that starts later
+    would use it."""
     gpus = torch.cuda.device_count()
     if choice == "cpu" or (choice == "auto" and not gpus):
         return Device(torch.device("cpu"))

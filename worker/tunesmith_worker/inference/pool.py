@@ -238,8 +238,8 @@ class ModelPool:
     def _make_room(
         self, what: str, needed: int, loaded: Loaded | None = None, keep: Key | None = None
     ) -> None:
-        """Unload what was unused for the longest time until `needed` bytes fit. `loaded`, `keep`: a
-        model that stays; its unused adapters are unloaded first. Raises DoesNotFit."""
+        """Unload what was unused for the longest time until `needed` bytes fit. `keep`: a model
+        that stays loaded. Its unused adapters are unloaded first. Raises DoesNotFit."""
         while True:
             free = self._free()
             usable = int(free * USABLE[self.device.is_gpu])

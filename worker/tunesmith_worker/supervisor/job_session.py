@@ -58,7 +58,8 @@ REPORT_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 20.0
 PAUSE_AT = 0.75
 """If the server does not answer for this share of the lease, the trainer is paused. A report's
-timeout is the rest of the lease, so that the trainer pauses in time even if the server hangs."""
+timeout is the remaining time of the lease, so that the trainer pauses in time even if the server
+hangs."""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Phases whose end is reported immediately, because users watch the start of a job."""
 MAX_OUTPUT_LOSSES = 3

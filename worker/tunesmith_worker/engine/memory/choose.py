@@ -17,16 +17,17 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 """Value of recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Fraction of free memory that a step may use. Key True: on a GPU; key False: on a CPU. On a
-CPU the fraction is lower: predictions were up to 23 % too low (docs/reference/performance.md),
-other programs allocate memory too, and the kernel kills a process that uses too much."""
+"""Fraction of free memory that a step may use. The key is True for a GPU and False for a CPU. On a
+CPU the fraction is lower, because predictions were up to 23 % too low
+(docs/reference/performance.md). Other programs allocate memory too, and the kernel kills a process
+that uses too much."""
 _PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
 """Assumed fixed cost of a forward and backward pass, as the number of tokens that take the same
-time. Key True: on a GPU; key False: on a CPU."""
+time. The key is True for a GPU and False for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

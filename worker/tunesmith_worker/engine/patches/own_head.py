@@ -1,9 +1,9 @@
 """Loss from the model's own logits, for models whose logits TRL's fused head does not compute.
 
-TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models do
-more: BERT transforms the hidden state first, RecurrentGemma and xLSTM cap the logits under names
-that TRL does not read, and Llama 4 has no separate backbone. For such a model, the fused head would
-compute a wrong loss.
+TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models
+differ: BERT transforms the hidden state first, and Llama 4 has no separate backbone. RecurrentGemma
+and xLSTM cap the logits, with setting names that TRL does not read. For such a model, the fused
+head would compute a wrong loss.
 
 `check_head` compares the log-probs of both heads on a few tokens, and checks that the model is
 causal.
@@ -33,7 +33,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 _IGNORED = -100
 _TOKENS = 16
 _LIMITS = {True: 1e-5, False: 2e-2}
-"""Largest allowed relative difference (RMS) of log-probs. Key: True in fp32."""
+"""Largest allowed relative difference (RMS) of log-probs. The key is True for fp32."""
 
 
 def check_head(causal: Untyped) -> str | None:

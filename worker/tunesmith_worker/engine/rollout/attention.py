@@ -26,7 +26,7 @@ class StepAttention:
     def __init__(
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
-        """`cache` must have room for each row's new token; the cached lengths exclude that token.
+        """`cache` must have space for each row's new token; the cached lengths exclude that token.
 
         `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
         the attention object stays valid until the cache's version changes, and reads the whole

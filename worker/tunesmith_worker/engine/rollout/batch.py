@@ -1,4 +1,4 @@
-"""Continuous batching: rows decode together, and queued requests replace ended rows.
+"""Continuous batching: rows decode together, and waiting requests replace completed rows.
 
 Rebuilding the batch copies the cache, so the batch is rebuilt only after enough rows have ended.
 """
@@ -21,11 +21,11 @@ from .rows import Row, sample_rows
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
 _RESERVED = 1024
-"""Maximum number of completion tokens for which recorded steps reserve room in advance. With more
-room, each recorded step takes longer, because it reads all of the room. With less room, steps are
-recorded more often."""
+"""Maximum number of completion tokens for which recorded steps reserve cache space in advance. With
+more space, each recorded step takes longer, because it reads the whole space. With less space,
+steps must be recorded again more often."""
 _ENDED_SHARE = 0.25
-"""Fraction of ended rows at which the batch is rebuilt."""
+"""Fraction of completed rows at which the batch is rebuilt."""
 
 
 class Batch:
@@ -43,14 +43,14 @@ class Batch:
         on_end: Callable[[Row], None],
         interrupted: Callable[[], bool],
     ) -> None:
-        """`size`: maximum number of rows. `on_end` is called with each ended row. `interrupted` is
-        checked before each step."""
+        """`size`: maximum number of rows. `on_end` is called with each completed row. `interrupted`
+        is checked before each step."""
         self._model, self._decoder, self._rope_tables = model, decoder, rope_tables
         self._size, self._figures, self._clock = size, figures, clock
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
-        """Number of rows in the cache, including ended rows."""
+        """Number of rows in the cache, including completed rows."""
         self._cache: RowCache | None = None
 
     def run(self) -> None:
@@ -101,7 +101,7 @@ class Batch:
         return self._rope_tables.rope_key(length) != row.prefix.rope_key
 
     def _rebuild(self) -> None:
-        """Rebuild the batch: remove ended rows and add rows from the queue.
+        """Rebuild the batch: remove completed rows and add rows from the queue.
 
         Rows whose RoPE frequencies changed are recomputed."""
         old_index = {id(row): i for i, row in enumerate(self._batch)}
@@ -131,8 +131,8 @@ class Batch:
         self._cache.rebuild(places, prefixes, self._reserved(places))
 
     def _reserved(self, places: Sequence[int]) -> int:
-        """Return the number of completion tokens to reserve room for. `places`: each row's place in
-        the cache, or -1."""
+        """Return the number of completion tokens to reserve space for. `places`: each row's place
+        in the cache, or -1."""
         if self._cache is None or not self._decoder.reserves_room:
             return 0
         cached = [0 if place < 0 else self._cache.lengths[place] for place in places]

@@ -1,7 +1,7 @@
 """Key/value cache: stores each prompt once, and the completion of each row.
 
 Rows with the same prompt are adjacent, so that one matrix product reads the prompt's keys for all
-these rows. Shapes: L layers, KV key/value heads, D head size, B rows, P prompt tokens, room for T
+these rows. Shapes: L layers, KV key/value heads, D head size, B rows, P prompt tokens, space for T
 completion tokens per row.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 _STEP = 64
-"""The room for completion tokens is a multiple of this number."""
+"""The space for completion tokens is a multiple of this number."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class RowCache:
         return self._kv.numel() * self._kv.element_size() + sum(prompts.values())
 
     def rebuild(self, kept: Sequence[int], prefixes: Sequence[Prefix], reserved: int = 0) -> None:
-        """Replace the rows, with room for at least `reserved` completion tokens.
+        """Replace the rows, with space for at least `reserved` completion tokens.
 
         `prefixes` contains the prompt of each new row; equal prompts are adjacent. `kept` contains
         each new row's old row number, or -1 if the row has no cached completion."""
@@ -93,7 +93,7 @@ class RowCache:
         ]
 
     def make_room(self) -> None:
-        """Grow the cache if it has no room for one more token per row."""
+        """Grow the cache if it has no space for one more token per row."""
         needed, now = max(self.lengths, default=0) + 1, self.room
         if needed <= now:
             return

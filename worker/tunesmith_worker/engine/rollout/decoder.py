@@ -83,7 +83,7 @@ class Decoder:
 
     @property
     def reserves_room(self) -> bool:
-        """True if the cache should have room for all tokens of its rows from the start."""
+        """True if the cache should reserve space for all tokens of its rows at the start."""
         return False
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:

@@ -36,7 +36,7 @@ class RolloutFigures:
     recording_error: str = ""
     """Error that prevented recording decode steps as CUDA graphs; empty if none occurred."""
     row_steps: int = 0
-    """Number of rows computed, summed over all decode steps, including ended rows."""
+    """Number of rows computed, summed over all decode steps, including completed rows."""
     generated_tokens: int = 0
     cache_bytes: int = 0
     """Peak size of the key/value cache in bytes."""

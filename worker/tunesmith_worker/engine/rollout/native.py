@@ -1,9 +1,9 @@
 """Rollout engine that uses the training model's own weights.
 
 In each step, every row of the batch decodes one token. Each prompt is computed once for all
-requests that share it. Queued requests replace ended rows. A completion does not depend on other
-rows, apart from rounding in matrix products. Between calls, the engine holds no copied weights,
-keys or values.
+requests that share it. Waiting requests replace completed rows. A completion does not depend on
+other rows, apart from rounding in matrix products. Between calls, the engine holds no copied
+weights, keys or values.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class SlotCache:
         return self._kv[:, :, slot, :, :tokens].clone()
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Make room for `rows` rows; the longest row has `tokens` tokens."""
+        """Reserve space for `rows` rows; the longest row has `tokens` tokens."""
         slots, room = self._kv.shape[2], self._kv.shape[4]
         if rows > slots or tokens > room:
             self._resize(rows, tokens)

@@ -23,7 +23,7 @@ from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
 _ROOM = 256
-"""Number of further tokens per running row for which a smaller budget still has room."""
+"""Number of further tokens per running row that a smaller budget still allows."""
 KEPT_SHARE = 0.5
 """Share of the memory budget that finished requests may take."""
 
@@ -160,7 +160,7 @@ class Scheduler:
                 self._waiting.appendleft(row)
 
     def _remove_done(self, *, keep: bool) -> None:
-        """Remove ended rows; with `keep`, their keys and values stay for later requests."""
+        """Remove completed rows. With `keep`, their keys and values stay for later requests."""
         for slot in range(len(self._decoding) - 1, -1, -1):
             row = self._decoding[slot]
             if row.done:
@@ -245,7 +245,7 @@ class Scheduler:
         )
 
     def _admit(self) -> list[Output]:
-        """Start queued requests while there is room."""
+        """Start waiting requests while memory is free."""
         while self._waiting and len(self._decoding) + len(self._prompts) < self._max_rows:
             row = self._waiting[0]
             rows = len(self._decoding) + len(self._prompts) + 1

@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 2.0
 """Interval of lease renewals; a cancelled evaluation ends after this time."""
 MAX_SECONDS = 3600.0
-"""Maximum duration of the process. It measures for up to 600 s; the rest is for loading."""
+"""Maximum duration of the process. It measures for up to 600 s; the remaining time is for
+loading."""
 POLL_SECONDS = 0.1
 END_SECONDS = 2.0
 _TRIES, _AGAIN_SECONDS = 30, 2.0

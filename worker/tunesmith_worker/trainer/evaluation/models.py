@@ -1,8 +1,8 @@
 """Models that are compared after training: base, tuned, best checkpoint and last step.
 
-With LoRA, one model in memory serves for all: the base model is the model with its adapter switched
-off, and the values of a stored adapter temporarily replace the trained values. With full tuning,
-the base model and stored weights are read into a second model if it fits into memory.
+With LoRA, there is only one model in memory. The base model is this model with its adapter switched
+off. The values of a stored adapter temporarily replace the trained values. With full tuning, the
+base model and stored weights are read into a second model if it fits into memory.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class ReinforcementEvaluation:
     def _answer(
         self, model: EvaluatedModel, prompts: Sequence[PromptRow], enough: Callable[[], bool]
     ) -> list[Completion]:
-        """Return a model's completions. No reference to the model is left, so that the next one has
-        its memory."""
+        """Return a model's completions. No reference to the model is left, so the next model can
+        use its memory."""
         with model.use() as used:
             return self._complete(self._make_engine(used), prompts, enough)
 

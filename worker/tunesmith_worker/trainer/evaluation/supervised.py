@@ -104,7 +104,7 @@ class SupervisedEvaluation:
 
         `waiting`: number of models that are not measured yet. `cost`: seconds for the losses of the
         first model; None for the first model itself. A slower model may score fewer rows.
-        No reference to the model is left, so that the next one has its memory."""
+        No reference to the model is left, so the next model can use its memory."""
         with model.use() as used:
             began = budget.spent
             share = _SCORING / waiting

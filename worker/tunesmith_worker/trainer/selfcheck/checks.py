@@ -31,7 +31,7 @@ from .parameters import check_embeddings, check_optimizer, check_trained_paramet
 AnyContext = TypeVar("AnyContext", bound=CheckContext)
 PROBE_BYTES = 4096
 RESUME_POINTS = 2
-"""Maximum number of resume points at the same time: the last one, and one being written."""
+"""Maximum number of resume points on disk: the newest complete one, and one in progress."""
 MARGIN = 1.1
 """Factor on the predicted bytes, to cover the file system's overhead."""
 _DIRECTORY = "checkpoint_directory"

@@ -48,9 +48,9 @@ LAYERS = 8
 FP32_SHARE = 0.5
 """Share of the remaining free memory that fp32 weights and gradients may take."""
 LEAST_CHANGE = {True: 1e-5, False: 1e-3}
-"""Minimum change of a log-probability with a perturbed adapter. Key: True in fp32."""
+"""Minimum change of a log-probability with a perturbed adapter. The key is True for fp32."""
 FRESH_LIMIT = {True: 1e-4, False: 0.1}
-"""Maximum change of log-probabilities with a fresh adapter. Key: True in fp32."""
+"""Maximum change of log-probabilities with a fresh adapter. The key is True for fp32."""
 
 
 class Numerics:

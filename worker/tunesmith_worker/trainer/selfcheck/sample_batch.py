@@ -85,7 +85,7 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
     """Cut windows out of evenly spaced rows, each around the row's first label, and add a row of
     `longest` tokens.
 
-    The long row is the last one, so that attention across rows changes most labels. Rows without a
+    The long row is the last row, so that attention across rows changes most labels. Rows without a
     label are skipped; `check_labels` fails if no row has one."""
     count = len(SHORT) + 1
     spread = [len(dataset) * i // count for i in range(count)]

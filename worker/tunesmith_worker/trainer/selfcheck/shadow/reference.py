@@ -39,8 +39,8 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""In 16 bits, an error too: the distance of the reference's log-probs to the policy is below this
-share of their distance to the model before training."""
+"""In 16 bits, a second limit. It is an error if the reference's log-probs are much nearer to the
+policy than to the model before training: the ratio of the distances is below this value."""
 ROUNDING = 0.05
 """RMS difference of 16-bit log-probs that is too large for rounding."""
 

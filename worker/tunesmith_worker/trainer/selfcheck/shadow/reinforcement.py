@@ -144,7 +144,7 @@ class ReinforcementStep:
         return list(found), count
 
     def _regraded(self, count: int, rollout: Rollout) -> str:
-        """Name the rewards that were graded again, and those that were not, with the reason."""
+        """Name the rewards that were graded again, and the other rewards with the reason."""
         grading, total = self._context.trainer.runner.grading, len(rollout.completions)
         parts = []
         if grading.grader is not None:
