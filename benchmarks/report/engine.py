@@ -8,7 +8,8 @@ from .tables import NOT_MEASURED, Result, date, table, verdict, versions
 
 MIB = 2**20
 SHOWN = 3
-"""Number of rows of a long table on the page, worst first. The results file has all rows."""
+"""Maximum number of rows that the page shows of a long table; the worst rows come first. The
+results file has all rows."""
 
 
 def layouts(result: Result | None) -> str:

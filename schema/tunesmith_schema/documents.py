@@ -40,8 +40,8 @@ class Unreadable(ValueError):
 
 
 def upgraded(document: Json, version: int = 1) -> Json:
-    """Return a document in the current form. A newer version is returned unchanged; a version
-    that is not a number, in a damaged row, counts as 1."""
+    """Return a document in the current form. A newer version is returned unchanged. If the row is
+    damaged and the version is not a number, it counts as 1."""
     first = max(1, version) if type(version) is int else 1
     for step in range(first, DOCUMENT_VERSION):
         document = UPGRADES[step](document)

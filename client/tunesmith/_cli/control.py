@@ -46,7 +46,8 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete an ended job with its tuned models, checkpoints and events. Its data files stay."""
+    """Delete an ended job with its tuned models, checkpoints and events. The job's data files are
+    kept."""
     if not yes and _stdin_is_terminal():
         question = f"Delete {job_id}, with its tuned models and checkpoints?"
         if not typer.confirm(question, err=True):

@@ -111,7 +111,7 @@ def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  #
 
 
 def _numbers(items: Iterable[tuple[str, object]]) -> Iterable[tuple[str, float]]:
-    """Yield the metrics, whose names have a filter after a comma, that are finite numbers."""
+    """Yield the metrics with finite values. Their names have a filter after a comma."""
     for name, value in items:
         if "," not in name or isinstance(value, bool) or not isinstance(value, int | float):
             continue

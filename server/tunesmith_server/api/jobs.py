@@ -154,7 +154,8 @@ def delete(
     after_commit: BackgroundTasks,
 ) -> JobDeleted:
     """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
-    events. Its data files stay. A job that another unfinished job starts from is not deleted."""
+    events. The job's data files are kept. A job that another unfinished job starts from is not
+    deleted."""
     for model in job_delete.delete_job(session, job_id):
         after_commit.add_task(state.inference.forget, model)
     return JobDeleted(id=job_id)

@@ -1,4 +1,4 @@
-"""Deletion of a job and of everything that belongs to it. Its data files stay."""
+"""Deletion of a job and of everything that belongs to it. The job's data files are kept."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ GROWTH = 1.05
 """Growth of a job's steps after which its health is derived again. The cost of all derivations
 together then grows linearly with the number of steps."""
 _LARGEST = 1e100
-"""Larger values count as this one: PostgreSQL's mean of larger values overflows with an error."""
+"""Larger values are replaced by this value, because PostgreSQL's mean of larger values overflows
+with an error."""
 
 
 def update(session: Session, job: JobRow) -> None:

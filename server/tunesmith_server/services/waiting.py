@@ -1,5 +1,5 @@
-"""Reasons for which jobs wait; warnings for queued jobs whose base model is on no live train
-worker, and the withdrawal of these warnings.
+"""Reasons why jobs wait. If no live train worker has the base model of a queued job, the job gets a
+warning, which is withdrawn later.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
 warning: its `data.withdraws` has the warning's event id. The withdrawn warning has the level `info`

@@ -130,7 +130,7 @@ class ModelPool:
             return missing
 
     async def unregister(self, name: str) -> None:
-        """Raises ApiError 404 if the model is not registered. Requests in progress go on."""
+        """Raises ApiError 404 if the model is not registered. Requests in progress continue."""
         async with self._changing:
             registration = self._registered.pop(name, None)
             if registration is None:

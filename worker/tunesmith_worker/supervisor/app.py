@@ -93,7 +93,7 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
 
 
 def _after_pool(start: Callable[[Pool], None]) -> type[bootsteps.StartStopStep]:
-    """Return a step of the worker's start that calls `start` with the pool. The step does not wait
+    """Return a Celery bootstep that calls `start` with the pool. The step does not wait
     for the broker, unlike Celery's signal `worker_ready`."""
 
     class AfterPool(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
@@ -108,7 +108,7 @@ def _after_pool(start: Callable[[Pool], None]) -> type[bootsteps.StartStopStep]:
 class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
     """Worker with threads instead of an event loop around its pool.
 
-    Celery's event loop stops while the broker is unreachable, and with it the pool's input."""
+    While the broker is unreachable, Celery's event loop stops, and the pool gets no input."""
 
     def should_use_eventloop(self) -> bool:
         return False

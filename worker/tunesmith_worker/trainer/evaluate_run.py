@@ -95,8 +95,9 @@ def reinforcement_evaluation(
 
 
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
-    """Save the weights of the last step for the evaluation, if the result has those of an earlier
-    `step` and reading it back replaces the weights in memory. Return their folder, else None.
+    """Save the weights of the last step for the evaluation. This is necessary if the result is from
+    an earlier `step`, and if reading it back replaces the weights in memory. Return their folder,
+    else None.
 
     An error is not raised: the evaluation then leaves these weights out."""
     last = ready.trainer.state.global_step

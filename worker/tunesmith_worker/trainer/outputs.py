@@ -80,9 +80,9 @@ class OutputWriter:
     def _original_padding(self) -> Iterator[None]:
         """Within this block, the configuration has the padding token of the base model.
 
-        transformers' Trainer replaces it by the padding token of the tokenizer. RoBERTa and others
-        derive positions from it, so with another value the saved model would compute other
-        logits."""
+        transformers' Trainer replaces it by the padding token of the tokenizer. RoBERTa and other
+        models derive positions from this value, so another value would change the logits of the
+        saved model."""
         config = self._model.config
         aligned = getattr(config, "pad_token_id", None)
         if aligned == self._pad_token_id:

@@ -21,7 +21,7 @@ class Answer:
     token_ids: list[int]
     """Generated token ids, including the end token."""
     ended: bool
-    """True if the model ended the answer itself; False if a limit did."""
+    """True if the model ended the answer; False if a limit ended it."""
 
 
 def greedy_answers(

@@ -113,9 +113,9 @@ class RowCache:
     ) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """Return a function that writes a layer's next keys and values [B, 2 KV, D].
 
-        The function is valid for all layers of one step, until `advance` is called. `lengths` [B],
-        if given, is a tensor whose values may change between steps; the function is then valid
-        until `version` changes."""
+        The function is valid for all layers of one step, until `advance` is called. The values of
+        the optional tensor `lengths` [B] may change between steps. The function is then valid until
+        `version` changes."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
         if lengths is None and len(set(self.lengths)) == 1:  # four times as fast

@@ -54,7 +54,8 @@ def tensor_checksums(folder: Path) -> dict[str, str]:
 def name_in_file(parameter: str) -> str:
     """Return the name of a trained parameter in the adapter's file.
 
-    PEFT leaves out the adapter's name, and the wrapper of a wholly trained module."""
+    PEFT leaves out the name of the adapter. For a module that trains as a whole, it also leaves out
+    the wrapper."""
     return parameter.replace(".modules_to_save.default.", ".").replace(".default", "")
 
 

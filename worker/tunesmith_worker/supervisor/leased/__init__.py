@@ -1,1 +1,1 @@
-"""Leased work other than training: the lease is renewed by a thread while a child process works."""
+"""Leased work other than training: a thread renews the lease while a child process works."""

@@ -125,7 +125,8 @@ def tokenize(
 ) -> tuple[Batch, Counts]:
     """Return the examples of the rows in order. Each row's examples depend on that row only.
 
-    `name`: file name for messages. `vocabulary`: number of the model's embeddings. Raises RunError.
+    `name`: file name for messages. `vocabulary`: number of the model's embedding rows. Raises
+    RunError.
     """
     counts = Counts(rows=len(rows))
     examples = list(_examples(rows, tokenizer, plan, name, counts))

@@ -71,8 +71,8 @@ class _Fit:
     wrong_tokens: int
     """Number of tokens that the random number does not select."""
     wrong: int
-    """Number of tokens that the random number does not select or that have a wrong
-    log-probability."""
+    """Number of wrong tokens: tokens that the random number does not select, and tokens with a
+    wrong log-probability."""
     token_distance: float
     """Largest distance between a token's interval and its random number."""
     log_prob_distance: float

@@ -36,7 +36,7 @@ GAP_16_BITS = 0.1
 fp32, and 1e-3 to 2e-2 in 16 bits."""
 GAP_FAULT = 10
 """Factor on the maximum gap; a larger gap ends the run. A wrong sampling temperature, stale weights
-or a detached adapter cause gaps of this size, rounding does not."""
+or a detached adapter cause gaps of this size, but rounding does not."""
 EQUAL_REWARDS = 0.8
 TRUNCATED = 0.3
 CLIPPED = 0.3

@@ -96,7 +96,7 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         return inner
 
     def wanted_rates(self, update: int) -> Callable[[str, Untyped], Rates]:
-        """Return a function that gives the rates that the recipe requires of a parameter.
+        """Return a function from a parameter to the learning rates of the recipe.
 
         `update`: number of earlier updates of the run."""
         context = self.context
