@@ -27,7 +27,7 @@ DATA = [
     for n in range(1, 7)
 ]
 REWARD = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
-"""A reward that the completions of a random model do not all share."""
+"""Reward that differs between the completions of a random model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class Device:
     life: int = 0
     claim: Claim | None = None
     began: float = 0.0
-    """Steady time of the claim."""
+    """Monotonic time of the claim."""
     done_before: float = 0.0
     """Share of the job that was done before the claim."""
     sent: int = 0

@@ -279,7 +279,7 @@ class Job(Response):
     waiting_because: WaitingBecause | None = None
     """Reason for which the job does not run yet; null if it runs or has ended, and in a list."""
     estimated_start: EstimatedStart | None = None
-    """Expected start of a queued job; null if nothing can be said, and in a list."""
+    """Expected start of a queued job; null in a list, or if there is no estimate."""
     omitted: list[str] = Field(default_factory=list)
     """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
     Retrieve the job for their values."""

@@ -137,7 +137,7 @@ class Jobs(JobOutput):
 
     def delete(self, job_id: str) -> JobDeleted:
         """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics
-        and events. Its data files stay.
+        and events. The job's data files are kept.
 
         Raises BadRequestError (`not_deletable`) for a job that has not ended, and ConflictError
         (`job_in_use`) if an unfinished job starts from this job.

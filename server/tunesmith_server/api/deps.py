@@ -217,8 +217,8 @@ async def _check_worker_token(request: Request) -> None:
 
 
 async def _append_outside(request: Request, plane: Plane) -> None:
-    """Append a request whose route has no transaction for writing, such as a read of weights, to
-    the audit log, before the response is sent."""
+    """Append a request to the audit log before the response is sent. Use this for a route without a
+    transaction for writing, such as a read of weights."""
     entry: audit.Entry | None = request.state.audit_entry
     if entry is None or entry.recorded:
         return

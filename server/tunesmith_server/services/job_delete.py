@@ -28,7 +28,7 @@ _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
     EventRow, MetricRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
     IdempotencyRow,
 )  # fmt: skip
-"""Tables with rows of a job. A table stands before the tables that its rows refer to."""
+"""Tables with rows of a job. Each table comes before the tables that its rows refer to."""
 
 
 def delete_job(session: Session, job_id: str) -> list[str]:

@@ -60,8 +60,8 @@ def gpu_name(uuid: object) -> str:
 
 
 class Announcement:
-    """The file of this process. Without a folder that only this user can write, nothing is
-    announced, and nobody waits."""
+    """The file of this process. If other users can write to the folder, this process announces
+    nothing, and no process waits for it."""
 
     def __init__(self, use: DeviceUse, folder: Path | None = None) -> None:
         self.folder, self.use = folder or device_use_folder(), use

@@ -104,7 +104,7 @@ def read_adapter(folder: Path) -> AdapterFile:
 
 
 def adapter_bytes(folder: str) -> int:
-    """Return the bytes of an adapter in memory, at most; 0 if its file cannot be read.
+    """Return an upper bound of an adapter's bytes in memory; 0 if its file cannot be read.
 
     The engine computes in fp32, and pads the matrices of joined projections."""
     try:

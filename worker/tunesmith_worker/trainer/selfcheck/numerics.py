@@ -54,7 +54,7 @@ FRESH_LIMIT = {True: 1e-4, False: 0.1}
 
 
 class Numerics:
-    """All model runs on one sample batch."""
+    """Results of all model runs on one sample batch."""
 
     def __init__(self, context: SupervisedContext, sample: SampleBatch) -> None:
         self.context, self.sample = context, sample

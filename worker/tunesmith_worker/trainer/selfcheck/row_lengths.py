@@ -24,7 +24,7 @@ def longest_row(
 ) -> int:
     """Return the tokens of the longest row to check: max(window + 1, two tiles + 1, longest).
 
-    The window and the tiles count with one token more, because the last token predicts nothing.
+    One token is added to the window and to the tiles, because the last token predicts nothing.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: tokens of a completion after
     the row. Rows beyond the model's positions, or
