@@ -153,7 +153,7 @@ def in_pairs(
 
 
 class Clients:
-    """Eight clients in a process of their own."""
+    """Eight clients in a separate process."""
 
     def __init__(self, process: subprocess.Popen[bytes], count: Path) -> None:
         self._process, self._count = process, count

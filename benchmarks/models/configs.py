@@ -1,4 +1,4 @@
-"""Small configurations for every causal language model that transformers knows.
+"""Small configurations for every causal language model in transformers.
 
 The defaults of a configuration class describe a released model. `small_config` replaces its sizes
 by small ones, found by the names of the fields. `EXCEPTIONS` lists values that do not follow from

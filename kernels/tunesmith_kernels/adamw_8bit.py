@@ -11,7 +11,7 @@ moment_codes.py defines the 8-bit codes. Memory: 4 bytes per weight (weight 2, m
 bytes of scales per block of 256 weights.
 
 The random numbers depend only on `seed`, so a step can be repeated exactly. The CPU path and the
-Triton path draw different random numbers.
+Triton path use different random numbers.
 """
 
 from __future__ import annotations

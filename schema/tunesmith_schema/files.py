@@ -89,8 +89,7 @@ class FileValidation(Request):
     ok: bool
     """True if at least one method can use the file."""
     usable_for: list[MethodName | str] = Field(default_factory=list)
-    """Methods that can use every row; a newer server may list a method that this version does not
-    know."""
+    """Methods that can use every row; a newer server may list a method that this version lacks."""
     refused: dict[MethodName | str, BadRows] = Field(default_factory=dict)
     """Bad rows for each method that cannot use the file."""
     format: RowFormat | None = None

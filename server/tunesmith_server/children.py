@@ -27,7 +27,7 @@ def _die_with_parent() -> None:
 
 def without_secrets(env: dict[str, str]) -> dict[str, str]:
     """Return an environment without the secrets of database, storage and inference, which only the
-    API may know."""
+    API may have."""
     ours = ("TUNESMITH_DATABASE_URL", "TUNESMITH_STORAGE_URL", "TUNESMITH_INFERENCE_TOKEN")
     stores = ("AWS_", "AZURE_", "GOOGLE_")
     return {k: v for k, v in env.items() if k not in ours and not k.startswith(stores)}

@@ -11,7 +11,7 @@ from .deps import State
 
 def announce(state: State, name: str, size: int) -> None:
     """Commit the database row of content that is about to be written, so that garbage collection
-    knows this content."""
+    includes this content."""
     with state.database.write.begin() as session:
         blobs.announce(session, name, size)
 

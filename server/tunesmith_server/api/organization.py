@@ -47,7 +47,7 @@ def list_projects(
     limit: LimitQuery = 20,
     include_archived: bool = False,
 ) -> Page[Project]:
-    """List projects, oldest first. A lead sees only its own project."""
+    """List projects, oldest first. A lead gets only its own project."""
     return projects.list_projects(
         session,
         state.settings,

@@ -112,8 +112,8 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects durably. Missing objects cause no error. An object that came back after a
-        power cut, when its row is gone, would never be deleted."""
+        """Delete objects durably. Missing objects cause no error. If a power cut restored an object
+        after its row was deleted, the object would never be deleted."""
         targets = [self._root / path for path in paths]
         for target in targets:
             target.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 Parts of open uploads are stored under `parts/`. Object stores read their usual environment
 variables (AWS_*) for credentials and endpoint. This module never lists the store: other programs
-may use it too, so only the rows of `blobs` know which objects are ours.
+may use it too, so only the rows of `blobs` show which objects are ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The policy: which verb each route needs. A route without a rule is refused.
 
-Roles and keys have verbs (core/principal.py). The rows that a caller sees are a second matter: a
-session shows only rows of the request's project (models/scope.py), so another project's things
-answer 404 whatever the verb.
+Roles and keys have verbs (core/principal.py). In addition, a session has only rows of the request's
+project (models/scope.py), so requests for another project's objects get 404.
 """
 
 from __future__ import annotations

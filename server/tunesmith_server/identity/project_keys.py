@@ -78,7 +78,7 @@ def create(
 def list_keys(
     session: Session, project_id: str, *, after: str | None, limit: int
 ) -> Page[ProjectApiKey]:
-    """Return the project's keys that are not revoked; admin keys have a list of their own."""
+    """Return the project's keys that are not revoked; admin keys have a separate list."""
     projects.retrieve(session, project_id)
     return page_of(
         session,

@@ -134,7 +134,7 @@ class Inference:
         self._absent.pop(model.id, None)
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model. If the server does not answer, log this and go on."""
+        """Unload a deleted model. If the server does not answer, log this and continue."""
         known = self._registered.pop(model_id, None)
         if self._engine is not None and known is not None:
             try:

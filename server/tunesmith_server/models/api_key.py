@@ -17,7 +17,7 @@ class ApiKeyRow(Base):
     name: Mapped[str] = mapped_column(String(120))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     prefix: Mapped[str] = mapped_column(String(16))
-    """First characters of the key, to tell keys apart."""
+    """First characters of the key, so that users can distinguish keys."""
     created_at: Mapped[float] = mapped_column(Double)
     revoked_at: Mapped[float | None] = mapped_column(Double)
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)

@@ -1,5 +1,5 @@
 """Pages of a list as JSON. A page ends early at a number of bytes, so that no list call costs much
-memory; `has_more` then tells the client to ask for the next page."""
+memory; `has_more` is then true."""
 
 from __future__ import annotations
 

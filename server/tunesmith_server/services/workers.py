@@ -13,7 +13,8 @@ from tunesmith_server.scheduling import limits, order, usage
 from tunesmith_server.scheduling.eligibility import abilities
 
 READY_SECONDS = 35.0
-"""Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
+"""Time without a report after which a worker counts as lost: three missed reports, one every 10
+s."""
 MAX_FILES_WAITING = 8
 """Maximum number of files that an answer to a heartbeat names."""
 

@@ -36,7 +36,8 @@ class SpawnSettings:
     token_cache: str | None = None
     """Shared cache folder of tokenised files; None: no cache."""
     device_use: str | None = None
-    """Folder in which the processes of this host tell which devices they use; None: the default."""
+    """Folder in which the processes of this host record the devices that they use; None: the
+    default."""
 
     @classmethod
     def from_environment(cls) -> Self:

@@ -45,7 +45,7 @@ class HeldClaim(BaseModel):
     secret: str = ""
     """Secret of the worker, so that another worker on this host can report for it."""
     outcome: Outcome | None = None
-    """Outcome of the attempt, if the server may not know it yet."""
+    """Outcome of the attempt, if the server may not have it yet."""
 
 
 class ClaimRecord:

@@ -1,4 +1,4 @@
-"""Identity of a worker process: its id, its queue, and a secret that only it knows.
+"""Identity of a worker process: its id, its queue, and a secret that no other process has.
 
 Each start generates a new secret. The worker enrolls with the shared token (`ServerApi.enroll`);
 all its other requests carry the id and the secret, so one worker cannot speak for another.

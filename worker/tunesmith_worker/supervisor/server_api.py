@@ -69,7 +69,7 @@ class ContentMissing(ServerRefused):
 
 
 class NotEnrolled(Exception):
-    """Raised inside this module if the server does not know the worker's credential."""
+    """Raised inside this module if the server does not have the worker's credential."""
 
 
 class ServerApi:

@@ -39,7 +39,7 @@ class AcceptedRun:
 def wait_for_run() -> AcceptedRun | None:
     """Import the modules, then wait for a run and accept it.
 
-    Return None if the supervisor is gone, the code has changed or the base model is quantised."""
+    Return None if the supervisor has ended, the code has changed or the base model is quantised."""
     began = time.time()
     with quick_imports():
         for name in ENGINE:

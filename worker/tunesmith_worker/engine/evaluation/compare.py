@@ -5,7 +5,7 @@ under the first model minus its loss under the second, in nats. w is the row's n
 tokens, so d is the difference of the losses per token. For scores, x is the difference of the row's
 scores and w is 1.
 
-The bootstrap draws n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
+The bootstrap samples n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
 d (B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
 alpha/2 and 1 - alpha/2 give intervals that are too narrow for few rows. We use the expanded
 percentile interval of T. Hesterberg (What Teachers Should Know about the Bootstrap, 2015,

@@ -48,7 +48,8 @@ class DoesNotFit(ServingError):
 
 
 class UnusableOutput(Exception):
-    """Raised if one request cannot go on; the message gives the reason without further details."""
+    """Raised if one request cannot continue; the message gives the reason without further
+    details."""
 
 
 class UnsupportedAdapter(ServingError):

@@ -1,4 +1,4 @@
-"""Device and memory of this process, as the files of `rundir.device_use` tell them."""
+"""Device and memory of this process, in the form of `rundir.device_use`."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Remove names of tensors that may train: biases if the recipe says so, token rows, whole
+    """Remove names of tensors that may train: biases if the recipe trains them, token rows, whole
     matrices."""
     biases = config.bias != "none"
     return [

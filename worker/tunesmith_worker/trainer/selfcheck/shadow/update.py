@@ -30,8 +30,8 @@ CHECK = "first_update"
 BETAS, EPS = (0.9, 0.999), 1e-8
 """AdamW's constants in every run."""
 MOST_ELEMENTS = 1 << 26
-"""Maximum number of copied elements, weights and moments together; of larger models, each tensor's
-first rows."""
+"""Maximum number of copied elements, weights and moments together. In larger models, only the first
+rows of each tensor are copied."""
 RATE = 1e-6
 """Relative tolerance of the learning rate."""
 UPDATE = 1e-3
