@@ -148,7 +148,7 @@ def finish_deleting(session: Session, marks: dict[str, float]) -> None:
 
 
 def forget(session: Session, names: list[str]) -> None:
-    """Delete the rows of objects that were deleted because no row refers to them."""
+    """Delete the rows of deleted objects."""
     session.execute(delete(BlobRow).where(BlobRow.name.in_(names)))
 
 
