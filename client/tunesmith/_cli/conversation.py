@@ -11,7 +11,7 @@ from tunesmith._http.errors import TunesmithError
 from tunesmith._sdk.client import Client
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which could change the terminal; line feeds and tabs are kept."""
+"""Control characters that could change the terminal. Line feeds and tabs are not included."""
 _NOTES = {"length": "cut off at the model's maximum length"}
 
 

@@ -42,8 +42,8 @@ class DeviceUse:
     everything: bool = False
     """True if the trainer needs the memory of running answers too."""
     bytes: int | None = None
-    """Of a trainer: memory at its predicted peak, None until it is planned. Of chat: memory that
-    its models hold."""
+    """Of a trainer: memory at its predicted peak, None until it is planned. Memory of chat's
+    models; only chat sets this."""
     seen: dict[str, int] = field(default_factory=dict)
     """Of chat: the request that it has fulfilled, by name of the trainer."""
 
