@@ -42,10 +42,10 @@ class DeviceUse:
     everything: bool = False
     """True if the trainer needs the memory of running answers too."""
     bytes: int | None = None
-    """Of a trainer: memory at its predicted peak, None until it is planned. Memory of chat's
-    models; only chat sets this."""
+    """For a trainer, memory at its predicted peak; None until the plan is made. For chat, memory of
+    its models."""
     seen: dict[str, int] = field(default_factory=dict)
-    """Of chat: the request that it has fulfilled, by name of the trainer."""
+    """For chat, the request that it has fulfilled, by name of the trainer."""
 
 
 def device_use_folder() -> Path:
