@@ -33,6 +33,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "end_to_end/test_control.py": {ALL: ()},
     "end_to_end/test_going_on.py": {ALL: ()},
     "end_to_end/test_durability.py": {
+        "test_a_job_whose_trainer_was_killed_goes_on": (),
         "test_a_killed_trainer_ends_the_attempt_and_says_how": (),
         "test_a_message_lost_with_the_broker_costs_seconds_only": (),
         "test_without_a_broker_files_are_read_and_jobs_trained": (),
@@ -51,6 +52,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_reinforcement_job_tells_rewards_samples_and_where_its_time_went": (),
     },
     "end_to_end/test_service.py": {
+        "test_a_queued_job_is_cancelled_at_once_and_never_starts": (),
         "test_a_job_is_cancelled_while_its_trainer_still_imports": (),
         "test_the_first_step_comes_soon_after_the_request": (),
     },
@@ -72,8 +74,12 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "benchmarks/test_gpu_memory.py": {ALL: ()},
     "benchmarks/test_layouts.py": {"test_a_tiny_cell_is_measured": ()},
     "benchmarks/test_grpo.py": {ALL: ()},
+    "benchmarks/test_kernels.py": {"test_one_json_line_is_printed": ()},
     "benchmarks/test_service.py": {ALL: ()},
-    "server/test_schedule.py": {"test_a_day_is_fair_and_quick_for_short_jobs": ()},
+    "server/test_schedule.py": {
+        "test_a_day_is_fair_and_quick_for_short_jobs": (),
+        "test_hours_with_deaths_and_clock_steps_lose_and_double_nothing": (),
+    },
     # The server under a fuzzer, and the same rejected input in every kind of process.
     "server/test_page_bounds.py": {
         "test_pages_join_at_the_seams_of_their_chunks": ("*-49-50", "*-50-51", "*-1000-120"),
@@ -101,7 +107,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_public_address_without_tls_or_proxy_starts_nothing": ("api",),
     },
     "docs/test_commands.py": {ALL: ()},
-    "client/test_cli_chat.py": {"test_two_models_side_by_side": ("120*",)},
+    "client/test_cli_chat.py": {"test_two_models_side_by_side": ()},
     "server/test_chat.py": {
         "test_what_would_change_the_answer_is_refused_by_name": ("*tools*", "*top_k*")
     },
@@ -139,6 +145,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "worker/trainer/grpo/test_reference.py": {
         "test_the_reference_is_the_base_model_at_every_step": ("all biases",),
+        "test_trained_biases_are_saved_as_trained_and_a_resumed_run_has_the_same_reference": (),
     },
     "worker/engine/patches/test_adam_steps.py": {
         "test_weights_change_as_in_stock": FAMILIES,
@@ -146,13 +153,11 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "worker/engine/patches/test_twenty_steps.py": {
         "test_real_models_on_real_rows": (),
         "test_the_tiny_model_with_dropout_and_checkpointing": (),
+        "test_the_tiny_model": ("lora",),
     },
     "worker/trainer/test_any_architecture.py": {
-        "test_losses_equal_stock_trl": (
-            *("gpt2", "opt", "falcon", "gptj", "mpt", "gemma3n_text", "phimoe", "llama4_text"),
-            *("mamba", "gemma3", "big_bird", "afmoe"),
-        ),
-        "test_reinforcement_generates_by_transformers": ("gpt2", "bert", "mamba"),
+        "test_losses_equal_stock_trl": (*("gpt2", "falcon", "gemma3n_text", "phimoe", "mamba"),),
+        "test_reinforcement_generates_by_transformers": ("gpt2", "mamba"),
     },
     "worker/engine/patches/test_first_step.py": {
         "test_gradients_equal_stocks": ("stories260K-lora",),
@@ -182,7 +187,11 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "worker/engine/rollout/test_equality.py": {
         "test_greedy_tokens_and_logprobs_are_the_models_own": (*FAMILIES, "gemma3"),
     },
+    "worker/engine/rollout/test_fold.py": {
+        "test_a_thousand_rollouts_leave_every_weight_as_it_was": ("dtype0",),
+    },
     "worker/engine/rollout/test_graphs.py": {
+        "test_room_is_reserved_so_that_a_recording_lasts": ("70-2",),
         "test_recorded_steps_draw_what_others_draw": FAMILIES,
     },
     "worker/engine/memory/test_estimate.py": {
@@ -229,11 +238,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "worker/trainer/selfcheck/test_good_runs.py": {
         "test_a_good_run_gives_no_alarm": (
-            "llama-recipe0",
-            "qwen3*",
-            "gemma2*",
-            "nf4-recipe21",
-            "experts*",
+            *("llama-recipe0", "qwen3*", "gemma2*", "nf4-recipe21", "experts*"),
         ),
         "test_a_run_is_the_same_to_the_bit_without_it": ("*lora_dropout*", "{'tuning': 'full'}"),
     },
@@ -281,43 +286,30 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_planted_fault_of_a_reinforcement_run_is_named": ("policy_as_reference-*",),
     },
     "worker/trainer/selfcheck/rollouts/test_good_runs.py": {
-        "test_good_rollouts_give_no_alarm": ("llama*", "gemma2*", "qwen3*"),
+        "test_good_rollouts_give_no_alarm": ("llama*", "qwen3*"),
     },
     "worker/trainer/grpo/test_stock_losses.py": {
         "test_a_variant_is_trls": (
-            "grpo",
-            "dapo",
-            "gspo",
-            "cispo",
-            "kl, three steps",
-            "overlong masked",
-            "no scale",
-            "clip-higher",
+            *("grpo", "dapo", "gspo", "cispo", "kl, three steps"),
+            *("overlong masked", "no scale", "clip-higher"),
         ),
     },
     "worker/trainer/grpo/test_recorded_steps.py": {ALL: ()},
     "worker/trainer/grpo/test_exactness.py": {
-        "test_killed_after_a_step_it_ends_as_if_nothing_had_been": ("lora", "the same*"),
+        "test_killed_after_a_step_it_ends_as_if_nothing_had_been": ("lora",),
     },
     "worker/trainer/checkpoints/test_exactness.py": {
         "test_a_run_that_is_stopped_again_and_again_agrees_in_validation_too": (),
-        "test_killed_after_any_step_it_ends_as_if_nothing_had_been": (
-            "padding_free",
-            "full bf16_sr8",
-        ),
+        "test_killed_after_any_step_it_ends_as_if_nothing_had_been": ("padding_free",),
     },
     "worker/trainer/checkpoints/test_refused.py": {
         "test_a_fork_may_change_what_still_fits": (),
     },
     "worker/trainer/methods/test_nan_rows.py": {
         "test_the_row_the_token_and_the_layer_are_named": (
-            "lora-nan",
-            "packed-inf",
-            "dropout-nan",
-            "error-word-nan",
-            "split-master-nan",
+            *("lora-nan", "packed-inf", "split-master-nan"),
         ),
-        "test_a_good_run_is_bit_for_bit_the_run_without_a_guard": ("how0", "how3"),
+        "test_a_good_run_is_bit_for_bit_the_run_without_a_guard": ("how0",),
         "test_weights_and_moments_stay_those_before_the_bad_step": ("fp32", "lora"),
     },
     "worker/trainer/auto/test_memory_plan.py": {
@@ -341,8 +333,10 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "worker/trainer/grpo/test_messages.py": {
         "test_a_run_that_can_learn_nothing_says_so_at_its_end": ("grpo0*", "grpo2*"),
+        "test_a_run_with_a_spread_somewhere_does_not": (),
     },
     "worker/trainer/test_compare_stock.py": {
+        "test_both_curves_are_printed_and_agree": (),
         "test_a_kernel_that_is_wrong_in_bf16_alone_is_found_on_a_real_model": (),
         "test_a_kernel_that_is_wrong_by_one_percent_is_found": ("fp32",),
         "test_bf16_is_measured_by_stock_in_fp32_which_is_said_to_cost": (),
