@@ -22,6 +22,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "server/test_route_matrix.py": {
         "test_each_route_answers_by_role_and_project": ("*member",),
     },
+    "server/test_answer_times.py": {ALL: ()},
     # Whole services, images and kills. `make test` kills each process once.
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},

@@ -4,6 +4,7 @@ The package also holds the queues, the names of settings and the checks for unsa
 imports no other package of Tunesmith.
 """
 
+from .audit import AuditLogEntry
 from .base import FROM_SERVER, Page, Request, Response
 from .chat import (
     ChatAnswer,
@@ -209,6 +210,7 @@ __all__ = [
     "AdminKeyOwner",
     "Advice",
     "AttemptSummary",
+    "AuditLogEntry",
     "Auto",
     "BadRows",
     "Bound",

@@ -1,5 +1,6 @@
 """Formatter for the log lines of server and worker. No text from a request, a file or a worker can
-forge a line: control characters are escaped, and the lines of a traceback are indented."""
+forge a line: control characters are escaped, and the lines of a traceback are indented. API keys,
+for example in a URL, are cut off after their prefix."""
 
 from __future__ import annotations
 
@@ -14,6 +15,9 @@ _INDENT = "    | "
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line and paragraph separators, marks that change the direction of text, and
 halves of surrogate pairs."""
+
+_KEY = re.compile(r"\b(tunesk-|ts-)[A-Za-z0-9_-]{43}")
+"""API keys of this and of earlier releases."""
 
 
 class LineFormatter(logging.Formatter):
@@ -42,8 +46,8 @@ def secure_handlers(logger: logging.Logger) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return the text with control characters as `\\xNN` or `\\uNNNN`."""
-    return _CONTROL.sub(_escape, text)
+    """Return the text with control characters as `\\xNN` or `\\uNNNN`, without API keys."""
+    return _CONTROL.sub(_escape, _KEY.sub(r"\1...", text))
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -12,12 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import TooLarge, service_error_response, unhandled_error_response
+from tunesmith_server.core.security import KEY_PREFIX
 
 from .body_limits import body_limit
 
 log = logging.getLogger("tunesmith.access")
 
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ID = re.compile(rf"(?!{KEY_PREFIX})[A-Za-z0-9._-]{{1,64}}")
+"""Request ids that a caller may choose. They are logged and stored, so an API key is none."""
 CLIENT_LEFT = 499
 """Status in the access log of a request whose client disconnected; nginx uses it too."""
 

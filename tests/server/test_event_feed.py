@@ -12,7 +12,7 @@ from sqlalchemy import select
 from tunesmith_schema import Event
 from tunesmith_server.api import stream
 from tunesmith_server.api.stream import EventHub
-from tunesmith_server.models import ApiKeyRow
+from tunesmith_server.models import DEFAULT_PROJECT, ApiKeyRow
 from tunesmith_server.services import events
 
 from .actors import Server
@@ -60,10 +60,10 @@ async def numbers(stream_of_one: AsyncIterator[bytes], last: int) -> list[int]:
     return found
 
 
-def key_of(server: Server) -> str:
-    """Return the id of the API key of `server.user`."""
+def use_of(server: Server) -> tuple[str, str]:
+    """Return the ids of the API key of `server.user` and of its project."""
     with server.database.read() as session:
-        return session.scalars(select(ApiKeyRow.id)).one()
+        return session.scalars(select(ApiKeyRow.id)).one(), DEFAULT_PROJECT
 
 
 async def report(server: Server, claim: dict[str, Any], first: int, last: int) -> None:
@@ -83,7 +83,7 @@ def test_news_is_read_once_however_many_watch(
     monkeypatch.setattr(events, "since", counted)
 
     async def act(hub: EventHub) -> None:
-        watching = [hub.sse(key_of(server), claim["job_id"], 0) for _ in range(WATCHERS)]
+        watching = [hub.sse(use_of(server), claim["job_id"], 0) for _ in range(WATCHERS)]
         for one in watching:
             assert await numbers(one, told) == list(range(1, told + 1))
         backlog = len(reads)
@@ -104,8 +104,8 @@ def test_who_falls_behind_what_the_feed_keeps_gets_it_all_the_same(
 
     async def act(hub: EventHub) -> None:
         slow, quick = (
-            hub.sse(key_of(server), claim["job_id"], 0),
-            hub.sse(key_of(server), claim["job_id"], 0),
+            hub.sse(use_of(server), claim["job_id"], 0),
+            hub.sse(use_of(server), claim["job_id"], 0),
         )
         await numbers(slow, told)
         await numbers(quick, told)
@@ -122,8 +122,8 @@ def test_a_watcher_that_names_an_event_of_the_future_hides_none_from_others(
 ) -> None:
     async def act(hub: EventHub) -> None:
         strange, plain = (
-            hub.sse(key_of(server), claim["job_id"], 999),
-            hub.sse(key_of(server), claim["job_id"], 0),
+            hub.sse(use_of(server), claim["job_id"], 999),
+            hub.sse(use_of(server), claim["job_id"], 0),
         )
         waiting = asyncio.ensure_future(anext(strange))
         await asyncio.sleep(0.2)
@@ -139,7 +139,7 @@ def test_a_job_that_nobody_watches_is_not_followed(
     server: Server, claim: dict[str, Any], told: int
 ) -> None:
     async def act(hub: EventHub) -> None:
-        watching = hub.sse(key_of(server), claim["job_id"], 0)
+        watching = hub.sse(use_of(server), claim["job_id"], 0)
         await numbers(watching, told)
         assert set(hub._feeds) == {claim["job_id"]}
         await watching.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator

@@ -1,4 +1,5 @@
-"""Attacks of one project on another: a foreign id must answer exactly like an unknown id."""
+"""Attacks of one project on another: a foreign id must answer exactly like an unknown id, after
+the same SQL statements."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+import sqlalchemy
 from httpx2 import Response
 
 from .actors import ROWS, Server
@@ -150,17 +152,34 @@ def test_a_foreign_id_answers_like_an_unknown_id(server: Server) -> None:
     assert not {*foreign.values()} & {*nobody.values()}
     tried = list(attacks())
     assert len(tried) >= 60
+    statements = statements_of(server)
     for method, path, options in tried:
-        replies = [
-            normal(lead.send(method, aimed(path, own, names), **aimed(options, own, names)), names)
-            for names in (foreign, nobody)
-        ]
+        replies, costs = [], []
+        for names in (foreign, nobody):
+            statements.clear()
+            reply = lead.send(method, aimed(path, own, names), **aimed(options, own, names))
+            replies.append(normal(reply, names))
+            costs.append(list(statements))
         assert replies[0] == replies[1], (method, path, options)
+        assert costs[0] == costs[1], ("other statements, so another time", method, path, options)
+        assert costs[0]
         status, text = replies[0]
         lists = (f"{JOBS}?", "/v1/evaluations?")
         searched = method == "GET" and path.startswith(lists) and "after" not in path
         assert status in (400, 404) or (searched and '"data":[]' in text), (method, path, status)
     assert _inventory(other) == before
+
+
+def statements_of(server: Server) -> list[str]:
+    """Return a list that grows by each SQL statement from now on. Equal statements are the part of
+    an equal time that does not vary; tests/server/test_answer_times.py measures times."""
+    statements: list[str] = []
+
+    def note(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        statements.append(statement)
+
+    sqlalchemy.event.listen(server.database.engine, "before_cursor_execute", note)
+    return statements
 
 
 def _inventory(team: Team) -> list[Any]:

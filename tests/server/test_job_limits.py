@@ -6,9 +6,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import func, select, update
 
-from tunesmith_server.models import ApiKeyRow, ProjectRow
+from tunesmith_server.models import ApiKeyRow, EvaluationRow, JobRow, ProjectRow
 
 from .actors import Server
 
@@ -36,6 +36,38 @@ def test_64_creates_at_once_do_not_exceed_the_limit(server: Server) -> None:
     set_limits(server, ProjectRow, max_queued_jobs=None)
     set_limits(server, ApiKeyRow, max_queued_jobs=3)
     assert "this key has 10 waiting jobs" in server.create_reply(file_id).text
+
+
+def test_evaluations_and_jobs_created_at_once_share_the_limit(server: Server) -> None:
+    file_id = server.good_file()
+    server.worker.hello()
+    set_limits(server, ProjectRow, max_queued_jobs=10)
+    evaluation = {"model": "tiny-llama", "file": file_id}
+
+    def create(number: int) -> int:
+        if number % 2:
+            return server.create_reply(file_id).status_code
+        return server.user.post("/v1/evaluations", json=evaluation).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        statuses = Counter(pool.map(create, range(CREATES)))
+    assert statuses == {200: 10, 429: CREATES - 10}
+    with server.database.read() as session:
+        stored = [
+            session.scalar(select(func.count()).select_from(t)) for t in (JobRow, EvaluationRow)
+        ]
+    assert sum(count or 0 for count in stored) == 10
+
+
+def test_evaluations_at_once_do_not_exceed_the_limit_of_a_key(server: Server) -> None:
+    body = {"model": "tiny-llama", "file": server.good_file()}
+    server.worker.hello()
+    set_limits(server, ApiKeyRow, max_queued_jobs=5)
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(
+            pool.map(lambda _: server.user.post("/v1/evaluations", json=body), range(32))
+        )
+    assert Counter(reply.status_code for reply in replies) == {200: 5, 429: 27}
 
 
 def test_claims_at_once_do_not_exceed_the_limit(server: Server) -> None:

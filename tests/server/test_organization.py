@@ -135,12 +135,31 @@ def test_streams_end_when_rights_end(server: Server, admin: Caller) -> None:
         row, _ = keys.create(session, "k", project_id=project_id)
         expired, _ = keys.create(session, "e", expires_at=1.0)
         good, _ = keys.create(session, "g")
-    ids = {row.id, expired.id, good.id}
+        boss, _ = keys.create(session, "b", role="admin")
+    still = [(row.id, project_id), (boss.id, project_id)]
+    opened = [(good.id, DEFAULT_PROJECT), (boss.id, DEFAULT_PROJECT)]
+    closed = [(expired.id, DEFAULT_PROJECT), (good.id, project_id), ("key-0", DEFAULT_PROJECT)]
+    uses = {*still, *opened, *closed}
     with server.database.read() as session:
-        assert keys.valid(session, ids) == {row.id, good.id}
+        assert keys.valid(session, uses) == {*still, *opened}
     admin.post(f"{PROJECTS}/{project_id}/archive")
     with server.database.read() as session:
-        assert keys.valid(session, ids) == {good.id}
+        assert keys.valid(session, uses) == {*opened}
+
+
+def test_the_stream_of_a_former_admin_ends(server: Server, admin: Caller) -> None:
+    """A key of an admin who becomes a member still opens its own project, but no other."""
+    boss = person(admin, "boss", role="admin")
+    created(admin, f"{PROJECTS}/{DEFAULT_PROJECT}/users", user_id=boss)
+    other = new_project(admin)
+    with server.database.write.begin() as session:
+        row, _ = keys.create(session, "b", role="admin", user_id=boss)
+    uses = {(row.id, DEFAULT_PROJECT), (row.id, other)}
+    with server.database.read() as session:
+        assert keys.valid(session, uses) == uses
+    created(admin, f"{ORGANIZATION}/users/{boss}", role="member")
+    with server.database.read() as session:
+        assert keys.valid(session, uses) == {(row.id, DEFAULT_PROJECT)}
 
 
 def test_the_last_use_of_a_key_is_stored(server: Server, admin: Caller) -> None:

@@ -56,6 +56,10 @@ def test_the_sdk_does_what_the_api_does(url: str, admin_key: str) -> None:
         assert list(keys.list(project.id)) == []
         assert members.delete(user.id, project_id=project.id).deleted
         assert organization.users.delete(user.id).deleted
+        logs = organization.audit_logs
+        [made, *_] = logs.list(object_id=key.id, order="asc", limit=1)
+        assert (made.action.split()[0], made.target) == ("POST", {"project_id": project.id})
+        assert len(list(logs.list(object_id=project.id, limit=2))) > 2
         second = organization.admin_api_keys.create(name="second")
         assert organization.admin_api_keys.retrieve(second.id).name == "second"
         assert organization.admin_api_keys.delete(second.id).deleted
@@ -104,6 +108,10 @@ def test_the_command_line_does_the_same(
     assert "is not shared" in run("models", "unshare", model, project["id"], status=1)
     run("projects", "keys", "revoke", project["id"], made["id"])
     run("--api-key", made["value"], "whoami", status=1)
+    found = run("audit", "search", "--object", made["id"], "--action", "DELETE")
+    assert made["id"] in found
+    assert "POST" not in found
+    assert json.loads(run("audit", "search", "--json", "--limit", "1"))["has_more"]
     run("projects", "members", "remove", project["id"], user["id"])
     run("users", "delete", user["id"])
     assert "archived" in run("projects", "archive", project["id"])

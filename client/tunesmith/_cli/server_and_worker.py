@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from . import workers
+from . import audit_log, workers
 from .session import fail
 
 
@@ -49,7 +49,7 @@ COMMANDS = {
     "migrate": _server("migrate", "Create or upgrade the database."),
     "gc": _server("gc", "Delete stored content that is not used."),
     "keys": _server("keys", "Create, list and revoke API keys."),
-    "audit": _server("audit", "Show and verify the audit log."),
+    "audit": _server("audit", "Show, search and verify the audit log."),
     "worker": _worker(
         "Start a worker, which trains jobs; list, drain and undrain workers.",
         "tunesmith_worker",
@@ -83,6 +83,8 @@ def _exec(name: str) -> Callable[[typer.Context], None]:
     def exec_program(ctx: typer.Context) -> None:
         if name == "worker" and workers.is_remote(ctx.args):
             workers.run(ctx)
+        elif name == "audit" and audit_log.is_remote(ctx.args):
+            audit_log.run(ctx)
         else:
             _run(name, COMMANDS[name], ctx.args)
 

@@ -4,7 +4,7 @@ same methods as the `openai` client."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, Params, path_of
@@ -12,6 +12,7 @@ from tunesmith._http.pages import Page, first_page
 from tunesmith_schema import (
     AdminApiKey,
     AdminApiKeyCreated,
+    AuditLogEntry,
     Deleted,
     OrganizationUser,
     Project,
@@ -238,10 +239,52 @@ class AdminApiKeys:
         return self._http.delete(Deleted, path_of(_ROOT, "admin_api_keys", key_id))
 
 
+class AuditLogs:
+    """The audit log, for admins."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        project_id: str | None = None,
+        actor_id: str | None = None,
+        action: str | None = None,
+        object_id: str | None = None,
+        created_after: int | None = None,
+        created_before: int | None = None,
+        limit: int | None = None,
+        order: Literal["asc", "desc"] | None = None,
+    ) -> Page[AuditLogEntry]:
+        """List entries, newest first.
+
+        `actor_id`: id of a key or of a user. `action`: start of the action, such as
+        `DELETE /files`. `object_id`: id of a thing that was read or changed. `created_after` and
+        `created_before`: Unix seconds."""
+
+        def fetch(after: str | None) -> wire.Page[AuditLogEntry]:
+            params: Params = {
+                "project_id": project_id,
+                "actor_id": actor_id,
+                "action": action,
+                "object_id": object_id,
+                "created_after": created_after,
+                "created_before": created_before,
+                "limit": limit,
+                "order": order,
+                "after": after,
+            }
+            return self._http.get(wire.Page[AuditLogEntry], path_of(_ROOT, "audit_logs"), params)
+
+        return first_page(fetch, None)
+
+
 class Organization:
     """`client.admin.organization`."""
 
     def __init__(self, http: Http) -> None:
+        self.audit_logs = AuditLogs(http)
         self.projects = Projects(http)
         self.users = Users(http)
         self.admin_api_keys = AdminApiKeys(http)

@@ -90,7 +90,7 @@ class _EngineResponse(Response):
 
         answer = asyncio.ensure_future(self._answer(scope, send_and_note))
         gone = asyncio.ensure_future(_disconnected(receive))
-        revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._principal.key_id))
+        revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._principal.use))
         try:
             await asyncio.wait((answer, gone, revoked), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -36,7 +36,7 @@ _SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     responses={200: {"model": Page[Event], "content": {"text/event-stream": {}}}},
 )
 def list_events(
-    caller: CallerDep,
+    principal: PrincipalDep,
     state: StateDep,
     session: ReaderDep,
     cursor: CursorDep,
@@ -56,7 +56,9 @@ def list_events(
     if cursor.after and not seq:
         seq = events.seq_of(job_id, cursor.after)
     return StreamingResponse(
-        state.hub.sse(caller, job_id, seq), media_type="text/event-stream", headers=_SSE_HEADERS
+        state.hub.sse(principal.use, job_id, seq),
+        media_type="text/event-stream",
+        headers=_SSE_HEADERS,
     )
 
 

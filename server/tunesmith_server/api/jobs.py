@@ -49,11 +49,15 @@ router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class
 
 
 async def get_requester(
-    caller: CallerDep,
+    principal: PrincipalDep,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> job_create.Requester:
     """Return the caller of a create request, with the header that identifies a repeated request."""
-    return job_create.Requester(owner=caller, idempotency_key=idempotency_key)
+    return job_create.Requester(
+        owner=principal.key_id,
+        idempotency_key=idempotency_key,
+        may_raise_priority="manage" in principal.verbs,
+    )
 
 
 RequesterDep = Annotated[job_create.Requester, Depends(get_requester)]

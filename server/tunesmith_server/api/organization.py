@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Response
 
 from tunesmith_schema import (
     AdminApiKey,
     AdminApiKeyCreate,
     AdminApiKeyCreated,
+    AuditLogEntry,
     Deleted,
     OrganizationUser,
     Page,
@@ -25,14 +26,26 @@ from tunesmith_schema import (
     UserCreate,
     UserUpdate,
 )
-from tunesmith_server.identity import members, project_keys, projects, users
+from tunesmith_schema.bounds import MAX_SECONDS
+from tunesmith_server.identity import audit_log, members, project_keys, projects, users
+from tunesmith_server.identity.audit_log import AuditFilters
 
 from .bounds import AfterQuery, IdPath
-from .deps import KeyRoute, PrincipalDep, ReaderDep, SessionDep, StateDep
+from .deps import (
+    CursorDep,
+    KeyRoute,
+    PrincipalDep,
+    ReaderDep,
+    SessionDep,
+    StateDep,
+    send_page,
+)
 
 router = APIRouter(prefix="/organization", tags=["organization"], route_class=KeyRoute)
 
 LimitQuery = Annotated[int, Query(ge=1, le=100)]
+IdQuery = Annotated[str | None, Query(max_length=64)]
+SecondsQuery = Annotated[int | None, Query(ge=0, le=MAX_SECONDS)]
 EmailsQuery = Annotated[
     list[Annotated[str, Query(max_length=254)]] | None, Query(max_length=100, alias="emails")
 ]
@@ -90,9 +103,11 @@ def list_members(
 
 
 @router.post("/projects/{project_id}/users")
-def add_member(session: SessionDep, project_id: IdPath, body: ProjectUserCreate) -> ProjectUser:
+def add_member(
+    principal: PrincipalDep, session: SessionDep, project_id: IdPath, body: ProjectUserCreate
+) -> ProjectUser:
     """Add a user to a project."""
-    return members.add(session, project_id, body)
+    return members.add(session, principal, project_id, body)
 
 
 @router.get("/projects/{project_id}/users/{user_id}")
@@ -102,10 +117,14 @@ def retrieve_member(session: ReaderDep, project_id: IdPath, user_id: IdPath) -> 
 
 @router.post("/projects/{project_id}/users/{user_id}")
 def change_member(
-    session: SessionDep, project_id: IdPath, user_id: IdPath, body: ProjectUserUpdate
+    principal: PrincipalDep,
+    session: SessionDep,
+    project_id: IdPath,
+    user_id: IdPath,
+    body: ProjectUserUpdate,
 ) -> ProjectUser:
     """Change a member's role."""
-    return members.change(session, project_id, user_id, body)
+    return members.change(session, principal, project_id, user_id, body)
 
 
 @router.delete("/projects/{project_id}/users/{user_id}")
@@ -124,10 +143,14 @@ def list_keys(
 
 @router.post("/projects/{project_id}/api_keys")
 def create_key(
-    principal: PrincipalDep, session: SessionDep, project_id: IdPath, body: ProjectApiKeyCreate
+    principal: PrincipalDep,
+    state: StateDep,
+    session: SessionDep,
+    project_id: IdPath,
+    body: ProjectApiKeyCreate,
 ) -> ProjectApiKeyCreated:
-    """Create a key. Only this response has its `value`."""
-    return project_keys.create(session, principal, project_id, body)
+    """Create a key, which has no more rights than yours. Only this response has its `value`."""
+    return project_keys.create(session, state.settings, principal, project_id, body)
 
 
 @router.get("/projects/{project_id}/api_keys/{key_id}")
@@ -174,6 +197,39 @@ def delete_user(session: SessionDep, user_id: IdPath) -> Deleted:
     return users.delete_user(session, user_id)
 
 
+async def get_audit_filters(
+    project_id: IdQuery = None,
+    actor_id: IdQuery = None,
+    action: Annotated[str | None, Query(max_length=120)] = None,
+    object_id: IdQuery = None,
+    created_after: SecondsQuery = None,
+    created_before: SecondsQuery = None,
+) -> AuditFilters:
+    """Return the filters in the query parameters of the audit log."""
+    return AuditFilters(
+        project_id=project_id,
+        actor_id=actor_id,
+        action=action,
+        object_id=object_id,
+        created_after=created_after,
+        created_before=created_before,
+    )
+
+
+@router.get("/audit_logs", response_model=None, responses={200: {"model": Page[AuditLogEntry]}})
+def list_audit_logs(
+    session: ReaderDep,
+    cursor: CursorDep,
+    filters: Annotated[AuditFilters, Depends(get_audit_filters)],
+) -> Response:
+    """List the entries of the audit log, newest first. `actor_id` is the id of a key or a user,
+    `action` the start of an action, `object_id` the id of a thing that was read or changed."""
+    page = audit_log.list_entries(
+        session, filters, after=cursor.after, limit=cursor.limit, order=cursor.order
+    )
+    return send_page(page)
+
+
 @router.get("/admin_api_keys")
 def list_admin_keys(
     session: ReaderDep, after: AfterQuery = None, limit: LimitQuery = 20
@@ -183,9 +239,11 @@ def list_admin_keys(
 
 
 @router.post("/admin_api_keys")
-def create_admin_key(session: SessionDep, body: AdminApiKeyCreate) -> AdminApiKeyCreated:
+def create_admin_key(
+    principal: PrincipalDep, session: SessionDep, body: AdminApiKeyCreate
+) -> AdminApiKeyCreated:
     """Create an admin key. Only this response has its `value`."""
-    return project_keys.create_admin(session, body)
+    return project_keys.create_admin(session, principal, body)
 
 
 @router.get("/admin_api_keys/{key_id}")

@@ -49,6 +49,5 @@ def change_share(session: SessionDep, project_id: IdPath, body: ShareChange) -> 
 def change_key(
     principal: PrincipalDep, session: SessionDep, key_id: IdPath, body: Limits
 ) -> KeyLimits:
-    """Change the limits of the jobs of a key of your project."""
-    only = None if principal.is_admin else principal.project_id
-    return shares.change_key(session, key_id, only, body)
+    """Change the limits of the jobs of a key of your project, up to those of your key."""
+    return shares.change_key(session, principal, key_id, body)

@@ -37,6 +37,8 @@ _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
 """Bytes of recent events that a feed keeps for slow watchers, and reads in one round."""
 
+Use = tuple[str, str]
+"""Ids of an API key and of the project that it has opened."""
 Line = tuple[int, bytes]
 """Number of an event, and the event as SSE bytes."""
 
@@ -114,9 +116,9 @@ class EventHub:
         self._database = database
         self._feeds: dict[str, _Feed] = {}
         self._closing = False
-        self._keys: Counter[str] = Counter()
-        """Number of watchers and open chat requests by API key."""
-        self._revoked: set[str] = set()
+        self._uses: Counter[Use] = Counter()
+        """Number of watchers and open chat requests by API key and project."""
+        self._revoked: set[Use] = set()
         self._revocation = asyncio.Event()
 
     async def run(self) -> None:
@@ -143,13 +145,14 @@ class EventHub:
                 feed.notify()
 
     async def check_keys(self) -> None:
-        """End the streams and the chat requests of revoked keys, until cancelled."""
+        """End the streams and the chat requests of keys that no longer open their project, until
+        cancelled."""
         while True:
             await asyncio.sleep(KEY_SECONDS)
-            if not self._keys:
+            if not self._uses:
                 continue
             try:
-                revoked = await run_in(Plane.STREAMS, partial(self._revoked_of, set(self._keys)))
+                revoked = await run_in(Plane.STREAMS, partial(self._revoked_of, set(self._uses)))
             except Exception:  # one failed round must not end the task
                 log.exception("cannot check the watchers' keys")
                 continue
@@ -160,19 +163,19 @@ class EventHub:
                 self._revocation.set()
                 self._revocation = asyncio.Event()
 
-    async def until_revoked(self, key_id: str) -> None:
-        """Wait until the key is revoked; return up to KEY_SECONDS later."""
-        self._keys[key_id] += 1
+    async def until_revoked(self, use: Use) -> None:
+        """Wait until the key no longer opens the project; return up to KEY_SECONDS later."""
+        self._uses[use] += 1
         try:
-            while key_id not in self._revoked:
+            while use not in self._revoked:
                 await self._revocation.wait()
         finally:
-            self._forget_use(key_id)
+            self._forget_use(use)
 
-    def _forget_use(self, key_id: str) -> None:
-        self._keys[key_id] -= 1
-        if not self._keys[key_id]:
-            del self._keys[key_id]
+    def _forget_use(self, use: Use) -> None:
+        self._uses[use] -= 1
+        if not self._uses[use]:
+            del self._uses[use]
 
     def close(self) -> None:
         """End all streams so that the process can exit; clients reconnect and resume."""
@@ -180,14 +183,14 @@ class EventHub:
         for feed in self._feeds.values():
             feed.notify()
 
-    async def sse(self, key_id: str, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
+    async def sse(self, use: Use, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
         """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`, or
-        when the key is revoked."""
+        when the key no longer opens the job's project."""
         feed = self._feeds.setdefault(job_id, _Feed())
         feed.watchers += 1
-        self._keys[key_id] += 1
+        self._uses[use] += 1
         try:
-            while not self._closing and key_id not in self._revoked:
+            while not self._closing and use not in self._revoked:
                 if not feed.reaches_back_to(after_seq):
                     backlog = await run_in(Plane.STREAMS, partial(self._read, job_id, after_seq))
                     job, last_seq, more = backlog.job, backlog.last_seq, backlog.more
@@ -217,14 +220,14 @@ class EventHub:
                     except TimeoutError:
                         yield KEEPALIVE_COMMENT
         finally:
-            self._forget_use(key_id)
+            self._forget_use(use)
             feed.watchers -= 1
             if not feed.watchers and self._feeds.get(job_id) is feed:
                 del self._feeds[job_id]
 
-    def _revoked_of(self, key_ids: set[str]) -> set[str]:
+    def _revoked_of(self, uses: set[Use]) -> set[Use]:
         with self._database.read() as session:
-            return key_ids - keys.valid(session, key_ids)
+            return uses - keys.valid(session, uses)
 
     def _news(self, heads: dict[str, int]) -> list[_News]:
         news = []

@@ -49,9 +49,10 @@ def undrain(session: SessionDep, worker: WorkerName) -> Page[Reservation]:
 
 
 @router.get("/reservations")
-def list_reservations(session: ReaderDep) -> Page[Reservation]:
-    """List the active and the future reservations, drains included."""
-    return Page(data=drains.list_all(session))
+def list_reservations(principal: PrincipalDep, session: ReaderDep) -> Page[Reservation]:
+    """List the active and the future reservations, drains included. Those of other projects have
+    no project and no reason."""
+    return Page(data=drains.list_all(session, visible_to(principal)))
 
 
 @router.post("/reservations")

@@ -51,6 +51,11 @@ class Principal:
         return self.project.project_id
 
     @property
+    def use(self) -> tuple[str, str]:
+        """Key and project of this request."""
+        return self.key_id, self.project.project_id
+
+    @property
     def is_admin(self) -> bool:
         return self.role == "admin"
 

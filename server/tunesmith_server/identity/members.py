@@ -18,15 +18,19 @@ from tunesmith_schema import (
     ProjectUserUpdate,
 )
 from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.principal import Principal
 from tunesmith_server.models import ProjectMemberRow, UserRow
 
-from . import projects, users
+from . import derived_keys, projects, users
 from .pages import page_of
 
 
-def add(session: Session, project_id: str, body: ProjectUserCreate) -> ProjectUser:
+def add(
+    session: Session, principal: Principal, project_id: str, body: ProjectUserCreate
+) -> ProjectUser:
     """Add a user to a project, or change the role of a member."""
     projects.retrieve(session, project_id)
+    derived_keys.check_role(principal, body.role)
     user = _named(session, body)
     row = session.get(ProjectMemberRow, (project_id, user.id))
     if row is None:
@@ -78,8 +82,15 @@ def retrieve(session: Session, project_id: str, user_id: str) -> ProjectUser:
     return _to_wire(session, _row(session, project_id, user_id))
 
 
-def change(session: Session, project_id: str, user_id: str, body: ProjectUserUpdate) -> ProjectUser:
+def change(
+    session: Session,
+    principal: Principal,
+    project_id: str,
+    user_id: str,
+    body: ProjectUserUpdate,
+) -> ProjectUser:
     row = _row(session, project_id, user_id)
+    derived_keys.check_role(principal, body.role)
     row.role = body.role
     return _to_wire(session, row)
 

@@ -83,6 +83,7 @@ RULES: dict[str, Verb] = {
     f"POST {_PROJECT}/api_keys": "manage",
     f"GET {_PROJECT}/api_keys/{{key_id}}": "manage",
     f"DELETE {_PROJECT}/api_keys/{{key_id}}": "manage",
+    "GET /organization/audit_logs": "administer",
     "GET /organization/users": "administer",
     "POST /organization/users": "administer",
     "GET /organization/users/{user_id}": "administer",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import cast
 
 from sqlalchemy import select
@@ -25,19 +24,24 @@ from tunesmith_schema import (
     Role,
     Verb,
 )
-from tunesmith_server.core.errors import BadRequest, Forbidden, NotFound
+from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.principal import Principal, allowed_verbs
+from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import ApiKeyRow, UserRow
 from tunesmith_server.services import keys
 
-from . import members, projects
+from . import derived_keys, members, projects
 from .pages import page_of
 
 
 def create(
-    session: Session, principal: Principal, project_id: str, body: ProjectApiKeyCreate
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    project_id: str,
+    body: ProjectApiKeyCreate,
 ) -> ProjectApiKeyCreated:
-    """Create a key of a project. A key cannot create a key with more verbs than its own."""
+    """Create a key of a project, within the bounds of the caller's key."""
     project = projects.retrieve(session, project_id)
     if project.archived_at is not None:
         raise BadRequest(
@@ -45,15 +49,7 @@ def create(
             f"project {project_id!r} is archived",
             hint="create the key in an active project",
         )
-    more = allowed_verbs(body.role, body.verbs) - principal.verbs
-    if more:
-        raise Forbidden(
-            ErrorCode.PERMISSION_DENIED,
-            f"this key cannot create a key with the verbs {', '.join(sorted(more))}, which it does "
-            "not have",
-            param="role",
-            hint="choose a weaker role or fewer verbs; GET /v1/me shows your verbs",
-        )
+    derived_keys.check_verbs(principal, allowed_verbs(body.role, body.verbs), "a key")
     if body.user_id is not None and not members.is_member(session, project_id, body.user_id):
         raise BadRequest(
             ErrorCode.NOT_FOUND,
@@ -61,6 +57,7 @@ def create(
             param="user_id",
             hint="GET /v1/organization/projects/ID/users lists the members",
         )
+    maker = session.get_one(ApiKeyRow, principal.key_id)
     row, value = keys.create(
         session,
         body.name,
@@ -68,9 +65,12 @@ def create(
         project_id=project_id,
         user_id=body.user_id,
         verbs=body.verbs,
-        expires_at=_end(body.expires_in_seconds),
-        requests_per_minute=body.requests_per_minute,
+        expires_at=derived_keys.end(maker, body.expires_in_seconds),
+        requests_per_minute=derived_keys.requests_per_minute(
+            principal, maker, body.requests_per_minute, settings.requests_per_minute
+        ),
     )
+    derived_keys.inherit_limits(maker, row)
     shown = _to_wire(session, row).model_dump()
     return ProjectApiKeyCreated(**shown, value=value)
 
@@ -121,10 +121,6 @@ def _no_key(key_id: str, listing: str) -> NotFound:
     return NotFound(ErrorCode.NOT_FOUND, f"no key {key_id!r}", hint=f"{listing} lists the keys")
 
 
-def _end(seconds: int | None) -> float | None:
-    return None if seconds is None else time.time() + seconds
-
-
 def _seconds(moment: float | None) -> int | None:
     return None if moment is None else int(moment)
 
@@ -162,10 +158,20 @@ def _to_wire(session: Session, row: ApiKeyRow) -> ProjectApiKey:
     )
 
 
-def create_admin(session: Session, body: AdminApiKeyCreate) -> AdminApiKeyCreated:
+def create_admin(
+    session: Session, principal: Principal, body: AdminApiKeyCreate
+) -> AdminApiKeyCreated:
+    """Create an admin key, within the bounds of the caller's key."""
+    derived_keys.check_verbs(principal, allowed_verbs("admin", None), "a key")
+    maker = session.get_one(ApiKeyRow, principal.key_id)
     row, value = keys.create(
-        session, body.name, role="admin", expires_at=_end(body.expires_in_seconds)
+        session,
+        body.name,
+        role="admin",
+        expires_at=derived_keys.end(maker, body.expires_in_seconds),
+        requests_per_minute=maker.requests_per_minute,
     )
+    derived_keys.inherit_limits(maker, row)
     return AdminApiKeyCreated(**_admin_to_wire(row).model_dump(), value=value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import Deleted, ErrorCode, OrganizationUser, Page, UserCreate, UserUpdate
@@ -79,19 +79,21 @@ def delete_user(session: Session, user_id: str) -> Deleted:
     """Delete a user and the user's memberships, and revoke the user's keys."""
     row = retrieve(session, user_id)
     revoke_keys(session, user_id)
-    session.execute(delete(ProjectMemberRow).where(ProjectMemberRow.user_id == user_id))
+    memberships = select(ProjectMemberRow).where(ProjectMemberRow.user_id == user_id)
+    for membership in session.scalars(memberships):
+        session.delete(membership)
+    session.flush()
     session.delete(row)
     return Deleted(id=user_id, object="organization.user.deleted")
 
 
 def revoke_keys(session: Session, user_id: str, project_id: str | None = None) -> None:
     """Revoke a user's keys, of all projects or of one."""
-    statement = update(ApiKeyRow).where(
-        ApiKeyRow.user_id == user_id, ApiKeyRow.revoked_at.is_(None)
-    )
+    query = select(ApiKeyRow).where(ApiKeyRow.user_id == user_id, ApiKeyRow.revoked_at.is_(None))
     if project_id is not None:
-        statement = statement.where(ApiKeyRow.project_id == project_id)
-    session.execute(statement.values(revoked_at=time.time()))
+        query = query.where(ApiKeyRow.project_id == project_id)
+    for row in session.scalars(query):  # one by one: the audit log then names them
+        row.revoked_at = time.time()
 
 
 def to_wire(row: UserRow) -> OrganizationUser:

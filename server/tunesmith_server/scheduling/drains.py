@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
@@ -71,11 +73,15 @@ def reserve(session: Session, body: ReservationCreate, by: str) -> Reservation:
     return to_wire(row)
 
 
-def list_all(session: Session) -> list[Reservation]:
-    """Return the active and the future reservations, ordered by their start."""
+def list_all(session: Session, sees: Callable[[str], bool]) -> list[Reservation]:
+    """Return the active and the future reservations, ordered by their start. Those of projects that
+    the caller does not see have only worker and times."""
     ahead = or_(ReservationRow.ends_at.is_(None), ReservationRow.ends_at > epoch_now())
     rows = session.scalars(select(ReservationRow).where(ahead).order_by(ReservationRow.starts_at))
-    return [to_wire(row) for row in rows]
+    return [
+        to_wire(row) if row.project_id is None or sees(row.project_id) else _of_another(row)
+        for row in rows
+    ]
 
 
 def delete(session: Session, reservation_id: str) -> None:
@@ -98,6 +104,11 @@ def to_wire(row: ReservationRow) -> Reservation:
         ends_at=None if row.ends_at is None else int(row.ends_at),
         reason=row.reason,
     )
+
+
+def _of_another(row: ReservationRow) -> Reservation:
+    hidden = {"project_id": None, "reason": "reserved for another project"}
+    return to_wire(row).model_copy(update=hidden)
 
 
 def _drains(name: str) -> tuple[ColumnElement[bool], ...]:

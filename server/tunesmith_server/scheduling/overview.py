@@ -112,6 +112,11 @@ def _worker(
         since=None if since is None else int(since),
         last_hello=int(row.last_seen),
         models=row.models,
-        reason=row.not_ready or "; ".join(reservations.reason_of(one) for one in mine) or None,
+        reason=row.not_ready or "; ".join(_reason(one, sees) for one in mine) or None,
         version=row.version,
     )
+
+
+def _reason(reservation: ReservationRow, sees: Sees) -> str:
+    project_id = reservation.project_id
+    return reservations.reason_of(reservation, is_own=project_id is not None and sees(project_id))

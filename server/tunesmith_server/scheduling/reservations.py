@@ -54,9 +54,13 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
     return [(job_id, reason_of(reservation)) for job_id, reservation in rows]
 
 
-def reason_of(reservation: ReservationRow) -> str:
-    """Return the reason why the worker takes no other jobs, for users."""
-    what = "drained" if reservation.project_id is None else "reserved for another project"
+def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
+    """Return the reason why the worker takes no other jobs, for users. A project's text is shown to
+    the project itself (`is_own`) only."""
+    project_id = reservation.project_id
+    if project_id is not None and not is_own:
+        return f"{reservation.worker} is reserved for another project"
+    what = "drained" if project_id is None else f"reserved for {project_id}"
     return f"{reservation.worker} is {what}" + (
         f" ({reservation.reason})" if reservation.reason else ""
     )

@@ -6,7 +6,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, JobState, KeyLimits, Limits, ProjectShare, ShareChange
-from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.errors import Forbidden, NotFound
+from tunesmith_server.core.principal import Principal
 from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow
 from tunesmith_server.models.scope import all_projects
 
@@ -49,12 +50,12 @@ def change_share(session: Session, project_id: str, body: ShareChange) -> Projec
     return share
 
 
-def change_key(session: Session, key_id: str, project_id: str | None, body: Limits) -> KeyLimits:
-    """Change the limits of a key. `project_id` limits the keys to those of one project; admin keys
-    belong to none."""
+def change_key(session: Session, principal: Principal, key_id: str, body: Limits) -> KeyLimits:
+    """Change the limits of a key. A lead may change the keys of its project but not admin keys, and
+    gives no key more than its own key has; so it cannot raise its own limits."""
     key = session.get(ApiKeyRow, key_id, with_for_update=True)
-    is_hidden = project_id is not None and (
-        key is None or key.role == "admin" or key.project_id != project_id
+    is_hidden = not principal.is_admin and (
+        key is None or key.role == "admin" or key.project_id != principal.project_id
     )
     if key is None or is_hidden:
         raise NotFound(
@@ -62,7 +63,10 @@ def change_key(session: Session, key_id: str, project_id: str | None, body: Limi
             f"no key {key_id!r}",
             hint="GET /v1/organization/projects/{project_id}/api_keys lists the keys",
         )
+    own = session.get_one(ApiKeyRow, principal.key_id)
     for name in body.model_fields_set:
+        if not principal.is_admin:
+            _check_limit(name, getattr(own, name), getattr(body, name))
         setattr(key, name, getattr(body, name))
     return KeyLimits(
         id=key.id,
@@ -71,6 +75,18 @@ def change_key(session: Session, key_id: str, project_id: str | None, body: Limi
         max_queued_jobs=key.max_queued_jobs,
         max_device_hours=key.max_device_hours,
     )
+
+
+def _check_limit(name: str, own: float | None, asked: float | None) -> None:
+    """Raise Forbidden if a limit is above that of the caller's key; None means no limit."""
+    if own is not None and (asked is None or asked > own):
+        raise Forbidden(
+            ErrorCode.PERMISSION_DENIED,
+            f"{name}: this key has the limit {own:g} itself and cannot set "
+            + ("no limit" if asked is None else f"{asked:g}"),
+            param=name,
+            hint=f"send at most {own:g}, or ask an admin",
+        )
 
 
 def _to_wire(row: ProjectRow, counts: dict[tuple[str, bool], int], now: float) -> ProjectShare:

@@ -197,12 +197,13 @@ def _model(served: ServedModel) -> ClaimedModel:
 
 
 def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
-    """Return `training_file` if the model was trained on this content."""
+    """Return `training_file` if the model was trained on this content. The data of another project,
+    which shares its model, is not compared."""
     trained_on = session.scalar(
         select(FileRow.sha256)
         .join(JobRow, JobRow.training_file == FileRow.id)
         .join(AdapterRow, AdapterRow.job_id == JobRow.id)
-        .where(AdapterRow.model == model)
+        .where(AdapterRow.model == model, AdapterRow.project_id == file.project_id)
     )
     return "training_file" if trained_on == file.sha256 else "file"
 

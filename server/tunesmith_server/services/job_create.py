@@ -33,6 +33,8 @@ class Requester:
 
     owner: str
     idempotency_key: str | None = None
+    may_raise_priority: bool = False
+    """True if the caller may create jobs with a priority above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

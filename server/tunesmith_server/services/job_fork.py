@@ -42,7 +42,7 @@ def fork(
     requested = _requested_step(session, parent, body)
     step = _resume_step(session, parent, requested)
     origin = Origin(description=f"forked from {job_id} at step {step}", job_id=job_id, step=step)
-    create_body = _changed_body(parent, body, step)
+    create_body = _with_priority(_changed_body(parent, body, step), requester)
     job = job_create.insert(session, settings, wake_ups, create_body, requester, digest, origin)
     if requested is not None and requested != step:
         message = f"step {requested} has no resume point: the fork starts from step {step} instead"
@@ -70,7 +70,8 @@ def retry(
             if succeeded
             else f"POST /v1/fine_tuning/jobs/{job_id}/fork starts from one of its resume points",
         )
-    body, origin = _validated(_body_of(old)), _origin_of_retry(session, old)
+    body = _with_priority(_validated(_body_of(old)), requester)
+    origin = _origin_of_retry(session, old)
     job = job_create.insert(session, settings, wake_ups, body, requester, digest, origin)
     return jobs.to_wire(job), False
 
@@ -206,6 +207,16 @@ def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
         "recipe": _recipe_of(job).model_dump(mode="json"),
         "scheduling": stored_job.scheduling(job).model_dump(mode="json"),
     }
+
+
+def _with_priority(body: JobCreate, requester: Requester) -> JobCreate:
+    """Return the request with the priority 0 if the old job has a higher one, which only a lead can
+    give, and the caller is not a lead."""
+    scheduling = body.scheduling
+    if scheduling is None or scheduling.priority <= 0 or requester.may_raise_priority:
+        return body
+    lowered = scheduling.model_copy(update={"priority": 0})
+    return body.model_copy(update={"scheduling": lowered})
 
 
 def _recipe_of(job: JobRow) -> Recipe:

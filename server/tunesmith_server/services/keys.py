@@ -120,10 +120,26 @@ def name_of(session: Session, key_id: str) -> str | None:
     return name
 
 
-def valid(session: Session, key_ids: set[str]) -> set[str]:
-    """Return the ids of keys that open their project."""
-    rows = session.execute(_WITH_RIGHTS.where(ApiKeyRow.id.in_(key_ids)))
-    return {row.id for row in rows if _reason_of_refusal(row) is None}
+def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those of some pairs of a key's id and a project's id in which the key still opens the
+    project."""
+    named = _WITH_RIGHTS.where(ApiKeyRow.id.in_({key_id for key_id, _ in uses}))
+    good = {row.id: row for row in session.execute(named) if _reason_of_refusal(row) is None}
+    foreign = {
+        project_id
+        for key_id, project_id in uses
+        if key_id in good and good[key_id].project_id != project_id
+    }
+    active = select(ProjectRow.id).where(
+        ProjectRow.id.in_(foreign), ProjectRow.archived_at.is_(None)
+    )
+    for_admins = set(session.scalars(active)) if foreign else set()
+    return {
+        (key_id, project_id)
+        for key_id, project_id in uses
+        if (row := good.get(key_id)) is not None
+        and (project_id == row.project_id or (_role(row) == "admin" and project_id in for_admins))
+    }
 
 
 def authenticate(

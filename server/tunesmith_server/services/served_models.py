@@ -14,6 +14,7 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.inference.protocol import LIST_MODELS, ServedModel
 from tunesmith_server.models import AdapterRow
+from tunesmith_server.models.scope import all_projects
 
 from . import adapters, base_models
 
@@ -40,13 +41,18 @@ def resolve(
     return model
 
 
-def _resolve(session: Session, settings: Settings, name: str, depth: int) -> ServedModel | None:
-    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
+def _resolve(
+    session: Session, settings: Settings, name: str, depth: int, *, is_base: bool = False
+) -> ServedModel | None:
+    """`is_base`: the name is that of the base of a model that the session may use. Such a base may
+    be another project's, which has shared the tuned model only."""
+    query = select(AdapterRow).where(AdapterRow.model == name)
+    row = session.scalar(all_projects(query) if is_base else query)
     if row is not None and depth:
         return ServedModel(
             id=name,
             kind="full" if row.kind == "full" else "adapter",
-            base=_resolve(session, settings, row.base_model, depth - 1)
+            base=_resolve(session, settings, row.base_model, depth - 1, is_base=True)
             or ServedModel(id=row.base_model, kind="base"),
             files=tuple(adapters.files_of(row)),
         )

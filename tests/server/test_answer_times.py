@@ -1,0 +1,67 @@
+"""Times of answers: whether another project's thing exists cannot be told from them."""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+
+from .actors import Server
+from .callers import Caller
+from .teams import caller, two_teams
+from .test_isolation import names_of, unknown
+
+PATHS = (
+    "/v1/files/{file_id}",
+    "/v1/fine_tuning/jobs/{job_id}",
+    "/v1/models/{model}",
+    "/v1/adapters/{adapter_id}",
+    "/v1/evaluations/{evaluation_id}",
+    "/v1/uploads/{upload_id}",
+)
+PAIRS = 400
+"""Requests of each kind. The standard error of `above` is then 0.02."""
+FAR = 0.1
+"""Largest difference of `above` from 1/2: five standard errors."""
+
+
+def above(times: Sequence[float], others: Sequence[float]) -> float:
+    """Return the probability that one of `times` is above one of `others`; 1/2 for equal
+    distributions."""
+    ordered = sorted(others)
+    wins = sum(bisect_left(ordered, one) + bisect_right(ordered, one) for one in times)
+    return wins / (2 * len(times) * len(ordered))
+
+
+def seconds(sender: Caller, path: str) -> float:
+    began = time.perf_counter()
+    sender.get(path)
+    return time.perf_counter() - began
+
+
+def compared(measure: Callable[[str], float], one: str, other: str) -> float:
+    """Return `above` of the times of two requests, which alternate in a random order."""
+    draw, times = random.Random(7), {one: list[float](), other: list[float]()}
+    for _ in range(PAIRS):
+        for path in draw.sample((one, other), 2):
+            times[path].append(measure(path))
+    return above(times[one], times[other])
+
+
+def test_a_foreign_id_takes_as_long_as_an_unknown_one(server: Server) -> None:
+    _, own, other = two_teams(server)
+    viewer = caller(server, "viewer")
+    foreign, mine = names_of(other), names_of(own)
+    nobody = unknown(foreign)
+
+    def measure(path: str) -> float:
+        return seconds(viewer, path)
+
+    results = {
+        path: compared(measure, path.format_map(foreign), path.format_map(nobody)) for path in PATHS
+    }
+    assert all(abs(result - 0.5) < FAR for result in results.values()), results
+    # The comparison finds a difference where there is one: an own thing is read and sent.
+    path = "/v1/fine_tuning/jobs/{job_id}"
+    assert abs(compared(measure, path.format_map(mine), path.format_map(nobody)) - 0.5) > FAR
