@@ -351,8 +351,11 @@ class World:
             start = seen_view.estimated_start(job)
             if start is not None:
                 offset = self._clock.steady - self._clock.time()
-                times = [at + offset for at in (start.at, start.earliest, start.latest)]
-                self.record.estimates.append((job.id, self._clock.steady, *times))  # type: ignore[arg-type]  # three times
+                at, earliest, latest = (
+                    time + offset for time in (start.at, start.earliest, start.latest)
+                )
+                estimate = (job.id, self._clock.steady, at, earliest, latest)
+                self.record.estimates.append(estimate)
 
 
 RECIPE = Recipe().model_dump(mode="json")

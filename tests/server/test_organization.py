@@ -13,7 +13,7 @@ from tunesmith_server.core.security import KEY_PREFIX, key_hash
 from tunesmith_server.models import DEFAULT_PROJECT, ApiKeyRow
 from tunesmith_server.services import keys
 
-from .actors import Server
+from .actors import ROWS, Server
 from .callers import Caller
 from .teams import caller, new_project
 
@@ -160,6 +160,33 @@ def test_the_stream_of_a_former_admin_ends(server: Server, admin: Caller) -> Non
     created(admin, f"{ORGANIZATION}/users/{boss}", role="member")
     with server.database.read() as session:
         assert keys.valid(session, uses) == {(row.id, DEFAULT_PROJECT)}
+
+
+def test_an_upload_ends_with_its_key(
+    server: Server, admin: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is revoked while a body is stored stores nothing."""
+    body = {"bytes": 3, "filename": "a", "mime_type": "x", "purpose": "fine-tune"}
+    upload = server.user.post("/v1/uploads", json=body).json()["id"]
+    requests: dict[str, tuple[str, dict[str, Any]]] = {
+        "files.store": (
+            "/v1/files",
+            {"files": {"file": ("a", ROWS)}, "data": {"purpose": "fine-tune"}},
+        ),
+        "uploads.announce": (f"/v1/uploads/{upload}/parts", {"files": {"data": b"abc"}}),
+    }
+    for step, (path, options) in requests.items():
+        user = caller(server, "member")
+        key = f"{PROJECTS}/{DEFAULT_PROJECT}/api_keys/{user.json('/v1/me')['key_id']}"
+
+        def revoke(*given: object, key: str = key) -> None:
+            assert admin.delete(key).status_code == 200
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tunesmith_server.api.{step}", revoke)
+            assert user.post(path, **options).status_code == 401, path
+    assert admin.json("/v1/files")["data"] == []
+    assert admin.json(f"/v1/uploads/{upload}")["parts"] == []
 
 
 def test_the_last_use_of_a_key_is_stored(server: Server, admin: Caller) -> None:

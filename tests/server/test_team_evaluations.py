@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, ProjectRow, WorkerRow
 from tunesmith_server.scheduling import snapshot, usage
-from tunesmith_server.services import evaluation_leases
+from tunesmith_server.services import evaluation_leases, served_models
 
 from .actors import ROWS, Server
-from .teams import caller, new_project, two_teams
+from .callers import Caller
+from .teams import Team, caller, new_project, two_teams
 from .test_requested_evaluations import BASE, PATH, RESULT, claim, create, end, renew
 
 
@@ -50,6 +52,40 @@ def test_a_shared_model_is_not_compared_with_a_private_base(server: Server) -> N
     assert own.server.user.post(PATH, json=body).status_code == 404
     body = {"model": other.model, "file": other.file_id}
     assert other.server.user.post(PATH, json=body).json()["against"] == private
+
+
+def share(admin: Caller, team: Team, with_team: Team) -> None:
+    path = f"/v1/fine_tuning/checkpoints/{team.model}/permissions"
+    theirs = {"openai-project": team.project_id}
+    body = {"project_ids": [with_team.project_id]}
+    assert admin.post(path, json=body, headers=theirs).status_code == 200
+
+
+def test_a_shared_model_is_asked_with_its_private_base(server: Server) -> None:
+    """Sharing a model lets the other project use its base through the model, and only so."""
+    admin, own, other = two_teams(server)
+    share(admin, other, own)
+    private = f"{other.model}:ckpt-step-1"
+    with server.database.write.begin() as session:
+        shared = update(AdapterRow).where(AdapterRow.model == other.model)
+        session.execute(shared.values(base_model=private))
+    with server.user_session() as session:
+        model = served_models.resolve(session, server.settings, other.model)
+        assert model.base is not None
+        assert (model.base.id, bool(model.base.files)) == (private, True)
+        with pytest.raises(NotFound):
+            served_models.resolve(session, server.settings, private)
+
+
+def test_an_evaluation_does_not_tell_another_projects_training_file(server: Server) -> None:
+    admin, own, other = two_teams(server)
+    share(admin, other, own)
+    copy = own.server.good_file(ROWS + other.project_id.encode())
+    mine = create(own.server, model=other.model, file=copy)
+    theirs = create(other.server, model=other.model, file=other.file_id)
+    claims = [claim(server, f"worker-{number}") for number in range(4)]
+    on = {claimed["evaluation_id"]: claimed["on"] for claimed in claims}
+    assert (on[mine["id"]], on[theirs["id"]]) == ("file", "training_file")
 
 
 def test_a_lead_cannot_limit_an_admin_key(server: Server) -> None:

@@ -15,7 +15,7 @@ from tunesmith_schema import EvaluationStatus, RequestedEvaluation, TaskResults
 from .chat import compared_models
 from .evaluation import show_evaluation
 from .grader import read_grader
-from .output import AsJson, Limit, age, show_fields, show_json, show_page_json, show_table
+from .output import AsJson, Limit, age, show_done, show_fields, show_json, show_page, show_table
 from .session import connected
 
 app = typer.Typer(help="Evaluations of models.", no_args_is_help=True)
@@ -132,17 +132,15 @@ def list_evaluations(
 ) -> None:
     """List evaluations, newest first."""
     with connected(ctx) as client:
-        page = client.evaluations.list(limit=limit, model=model)
-    if as_json:
-        show_page_json(page.data, page.has_more)
-        return
-    show_table(
-        ("id", "model", "status", "verdict", "age"),
-        [
-            (item.id, item.model, str(item.status), item.verdict or "", age(item.created_at))
-            for item in page.data
-        ],
-    )
+        show_page(
+            client.evaluations.list(limit=limit, model=model),
+            as_json,
+            ("id", "model", "status", "verdict", "age"),
+            lambda item: (
+                *(item.id, item.model, str(item.status)),
+                *(item.verdict or "", age(item.created_at)),
+            ),
+        )
 
 
 @app.command("show")
@@ -157,10 +155,7 @@ def cancel(ctx: typer.Context, evaluation_id: EvaluationId, as_json: AsJson = Fa
     """Cancel an unfinished evaluation."""
     with connected(ctx) as client:
         cancelled = client.evaluations.cancel(evaluation_id)
-    if as_json:
-        show_json(cancelled)
-    else:
-        typer.echo(f"cancelled {cancelled.id}")
+    show_done(cancelled, as_json, f"cancelled {cancelled.id}")
 
 
 @app.command("delete")
@@ -168,10 +163,7 @@ def delete(ctx: typer.Context, evaluation_id: EvaluationId, as_json: AsJson = Fa
     """Delete an ended evaluation."""
     with connected(ctx) as client:
         deleted = client.evaluations.delete(evaluation_id)
-    if as_json:
-        show_json(deleted)
-    else:
-        typer.echo(f"deleted {deleted.id}")
+    show_done(deleted, as_json, f"deleted {deleted.id}")
 
 
 def _show(evaluation: RequestedEvaluation, as_json: bool) -> None:

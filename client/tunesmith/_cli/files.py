@@ -14,10 +14,10 @@ from .output import (
     Limit,
     age,
     moment,
+    show_done,
     show_fields,
     show_json,
-    show_page_json,
-    show_table,
+    show_page,
     size,
 )
 from .session import connected, fail
@@ -53,22 +53,17 @@ def upload(
 def list_files(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List files, newest first."""
     with connected(ctx) as client:
-        page = client.files.list(limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        show_table(
+        show_page(
+            client.files.list(limit=limit),
+            as_json,
             ("ID", "NAME", "SIZE", "ROWS", "STATUS", "AGE"),
-            (
-                (
-                    file.id,
-                    file.filename,
-                    size(file.bytes),
-                    str(file.validation.rows) if file.validation else "",
-                    file.status,
-                    age(file.created_at),
-                )
-                for file in page.data
+            lambda file: (
+                file.id,
+                file.filename,
+                size(file.bytes),
+                str(file.validation.rows) if file.validation else "",
+                file.status,
+                age(file.created_at),
             ),
         )
 
@@ -85,10 +80,7 @@ def delete(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None
     """Delete a file."""
     with connected(ctx) as client:
         deleted = client.files.delete(file_id)
-        if as_json:
-            show_json(deleted)
-        else:
-            typer.echo(f"deleted {deleted.id}")
+        show_done(deleted, as_json, f"deleted {deleted.id}")
 
 
 @app.command("download")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -14,8 +14,23 @@ from rich.table import Table
 
 from tunesmith_schema import JobHealth
 
+T = TypeVar("T", bound=BaseModel)
+T_co = TypeVar("T_co", bound=BaseModel, covariant=True)
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the API's JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=100, help="Number of items, newest first.")]
+
+
+class Listed(Protocol[T_co]):
+    """A page of a list."""
+
+    @property
+    def data(self) -> Sequence[T_co]:
+        """Items of the page."""
+
+    @property
+    def has_more(self) -> bool:
+        """True if more items follow."""
 
 
 def wire_json(model: BaseModel) -> str:
@@ -34,6 +49,24 @@ def show_json_value(value: Any) -> None:  # Any: JSON
 def show_page_json(data: Sequence[BaseModel], has_more: bool) -> None:
     items = [json.loads(wire_json(item)) for item in data]
     typer.echo(json.dumps({"object": "list", "data": items, "has_more": has_more}))
+
+
+def show_page(
+    page: Listed[T], as_json: bool, columns: Sequence[str], row_of: Callable[[T], Sequence[str]]
+) -> None:
+    """Print a page as JSON, or as a table with a row for each item."""
+    if as_json:
+        show_page_json(page.data, page.has_more)
+    else:
+        show_table(columns, map(row_of, page.data))
+
+
+def show_done(result: BaseModel, as_json: bool, text: str) -> None:
+    """Print the result of a command as JSON, or `text`."""
+    if as_json:
+        show_json(result)
+    else:
+        typer.echo(text)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

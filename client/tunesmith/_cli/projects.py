@@ -14,10 +14,10 @@ from .output import (
     Limit,
     age,
     moment,
+    show_done,
     show_fields,
     show_json,
-    show_page_json,
-    show_table,
+    show_page,
     size,
 )
 from .session import connected, fail
@@ -52,12 +52,12 @@ def project_role(role: str) -> ProjectRole:
 def list_projects(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List projects."""
     with connected(ctx) as client:
-        page = client.admin.organization.projects.list(limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        rows = ((item.id, item.name, item.slug, age(item.created_at)) for item in page.data)
-        show_table(("ID", "NAME", "IN MODEL NAMES", "AGE"), rows)
+        show_page(
+            client.admin.organization.projects.list(limit=limit),
+            as_json,
+            ("ID", "NAME", "IN MODEL NAMES", "AGE"),
+            lambda item: (item.id, item.name, item.slug, age(item.created_at)),
+        )
 
 
 @app.command("create")
@@ -150,12 +150,12 @@ def list_members(
 ) -> None:
     """List the members of a project."""
     with connected(ctx) as client:
-        page = client.admin.organization.projects.users.list(project_id, limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        rows = ((item.id, item.email, item.name, item.role) for item in page.data)
-        show_table(("ID", "E-MAIL", "NAME", "ROLE"), rows)
+        show_page(
+            client.admin.organization.projects.users.list(project_id, limit=limit),
+            as_json,
+            ("ID", "E-MAIL", "NAME", "ROLE"),
+            lambda item: (item.id, item.email, item.name, item.role),
+        )
 
 
 @members.command("add")
@@ -176,10 +176,7 @@ def add_member(
             user_id=None if is_email else user,
             role=chosen,
         )
-        if as_json:
-            show_json(member)
-        else:
-            typer.echo(f"{member.email} is {member.role} of {project_id}")
+        show_done(member, as_json, f"{member.email} is {member.role} of {project_id}")
 
 
 @members.command("remove")
@@ -192,10 +189,7 @@ def remove_member(
     """Remove a member and revoke the member's keys of the project."""
     with connected(ctx) as client:
         deleted = client.admin.organization.projects.users.delete(user_id, project_id=project_id)
-        if as_json:
-            show_json(deleted)
-        else:
-            typer.echo(f"removed {deleted.id}")
+        show_done(deleted, as_json, f"removed {deleted.id}")
 
 
 @keys.command("list")
@@ -204,22 +198,17 @@ def list_keys(
 ) -> None:
     """List the keys of a project, without their secrets."""
     with connected(ctx) as client:
-        page = client.admin.organization.projects.api_keys.list(project_id, limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        show_table(
+        show_page(
+            client.admin.organization.projects.api_keys.list(project_id, limit=limit),
+            as_json,
             ("ID", "NAME", "KEY", "ROLE", "LAST USE", "EXPIRES"),
-            (
-                (
-                    item.id,
-                    item.name,
-                    item.redacted_value,
-                    item.role,
-                    age(item.last_used_at) if item.last_used_at else "never",
-                    moment(item.expires_at) or "never",
-                )
-                for item in page.data
+            lambda item: (
+                item.id,
+                item.name,
+                item.redacted_value,
+                item.role,
+                age(item.last_used_at) if item.last_used_at else "never",
+                moment(item.expires_at) or "never",
             ),
         )
 
@@ -270,7 +259,4 @@ def revoke_key(
     """Revoke a key at once."""
     with connected(ctx) as client:
         deleted = client.admin.organization.projects.api_keys.delete(key_id, project_id=project_id)
-        if as_json:
-            show_json(deleted)
-        else:
-            typer.echo(f"revoked {deleted.id}")
+        show_done(deleted, as_json, f"revoked {deleted.id}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .output import AsJson, Limit, age, moment, show_fields, show_json, show_page_json, show_table
+from .output import AsJson, Limit, age, moment, show_done, show_fields, show_json, show_page
 from .session import connected
 
 app = typer.Typer(help="People who use the service.", no_args_is_help=True)
@@ -18,14 +18,12 @@ UserId = Annotated[str, typer.Argument(metavar="USER", help="user-...")]
 def list_users(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List users."""
     with connected(ctx) as client:
-        page = client.admin.organization.users.list(limit=limit)
-        if as_json:
-            show_page_json(page.data, page.has_more)
-            return
-        rows = (
-            (item.id, item.email, item.name, item.role, age(item.added_at)) for item in page.data
+        show_page(
+            client.admin.organization.users.list(limit=limit),
+            as_json,
+            ("ID", "E-MAIL", "NAME", "ROLE", "AGE"),
+            lambda item: (item.id, item.email, item.name, item.role, age(item.added_at)),
         )
-        show_table(("ID", "E-MAIL", "NAME", "ROLE", "AGE"), rows)
 
 
 @app.command("add")
@@ -43,10 +41,7 @@ def add(
         user = client.admin.organization.users.create(
             email=email, name=name, role="admin" if admin else "member"
         )
-        if as_json:
-            show_json(user)
-        else:
-            typer.echo(f"{user.id}  {user.email}")
+        show_done(user, as_json, f"{user.id}  {user.email}")
 
 
 @app.command("delete")
@@ -54,10 +49,7 @@ def delete(ctx: typer.Context, user_id: UserId, as_json: AsJson = False) -> None
     """Delete a user and revoke the user's keys."""
     with connected(ctx) as client:
         deleted = client.admin.organization.users.delete(user_id)
-        if as_json:
-            show_json(deleted)
-        else:
-            typer.echo(f"deleted {deleted.id}")
+        show_done(deleted, as_json, f"deleted {deleted.id}")
 
 
 def add_to(app: typer.Typer) -> None:

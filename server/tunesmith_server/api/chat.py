@@ -23,11 +23,11 @@ from tunesmith_schema import (
     ErrorEnvelope,
     Sampling,
 )
-from tunesmith_server.core.errors import ServiceError, Unauthorized, Unavailable
+from tunesmith_server.core.errors import ServiceError, Unavailable
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.inference.protocol import ServedModel
-from tunesmith_server.services import served_models
+from tunesmith_server.services import keys, served_models
 
 from .deps import ChatRoute, PrincipalDep, State, StateDep, project_reader
 
@@ -100,9 +100,9 @@ class _EngineResponse(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await answer
         if was_revoked and not started:
-            raise _revoked()
+            raise keys.revoked()
         if was_revoked and self._is_stream:
-            await _end_with(_revoked(), Request(scope), send)
+            await _end_with(keys.revoked(), Request(scope), send)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         state, inference = self._state, self._state.inference
@@ -194,14 +194,6 @@ def _interrupted() -> ServiceError:
         ErrorCode.UNAVAILABLE,
         "the inference server ended before the answer was complete",
         hint="send the request again",
-    )
-
-
-def _revoked() -> ServiceError:
-    return Unauthorized(
-        ErrorCode.INVALID_API_KEY,
-        "the API key has been revoked",
-        hint="`tunesmith keys create NAME` on the server's host creates a key",
     )
 
 

@@ -84,6 +84,7 @@ def _limited(session: Session, request: Request) -> Session:
     principal: Principal | None = getattr(request.state, "principal", None)
     if principal is None:
         return session
+    session.info[_USE] = principal.use
     session.info[_ENTRY] = getattr(request.state, "audit_entry", None)
     return scope.limit(session, principal.project)
 
@@ -105,6 +106,8 @@ Endpoint = Callable[..., Any]  # Any: routes return different types
 _ENDS_TRANSACTION = "_ends_transaction"
 _ENTRY = "audit_entry"
 """Key in `session.info`: the request's entry in the audit log."""
+_USE = "use"
+"""Key in `session.info`: the request's key and project."""
 _IS_BULK = "_is_bulk"
 
 
@@ -133,6 +136,8 @@ def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
         else:
             with session, session.begin():
                 result = _audited(session, endpoint, arguments)
+                if plane is Plane.BULK and _USE in session.info:
+                    keys.check_open(session, session.info[_USE])  # the body took its time
         return _serialized(result, arguments)
 
     @functools.wraps(endpoint)

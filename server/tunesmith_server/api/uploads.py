@@ -11,7 +11,7 @@ from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import hash_of
-from tunesmith_server.services import upload_completion, uploads
+from tunesmith_server.services import keys, upload_completion, uploads
 
 from .blobs import announce
 from .bounds import IdPath
@@ -75,6 +75,7 @@ async def complete(
 
     def finish(content: upload_completion.Assembled) -> Upload:
         with project_writer(state, principal) as session, session.begin():
+            keys.check_open(session, principal.use)  # the assembly took its time
             return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
 
     async def assemble() -> Upload:

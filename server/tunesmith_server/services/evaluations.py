@@ -30,8 +30,8 @@ from tunesmith_server.models.scope import all_projects, project_of
 from tunesmith_server.scheduling import limits
 
 from . import files, served_models, workers
-from .pages import PageBuilder, json_of, read_page
-from .paging import Order, unknown_cursor
+from .pages import PageBuilder, read_newest
+from .paging import Order
 
 ENDED = (EvaluationStatus.SUCCEEDED, EvaluationStatus.FAILED, EvaluationStatus.CANCELLED)
 _MAX_VERDICT = 1000
@@ -180,26 +180,18 @@ def retrieve(session: Session, evaluation_id: str, *, lock: bool = False) -> Eva
 def list_evaluations(
     session: Session, *, after: str | None, limit: int, order: Order, model: str | None
 ) -> PageBuilder:
-    cursor = None
-    if after:
-        last = session.get(EvaluationRow, after)
-        if last is None:
-            raise unknown_cursor(after, "evaluation")
-        cursor = (last.created_at, last.id)
     query = select(EvaluationRow)
     if model:
         query = query.where(EvaluationRow.model == model)
-    return read_page(
+    return read_newest(
         session,
         query,
-        (EvaluationRow.created_at.expression, EvaluationRow.id.expression),
-        after=cursor,
+        EvaluationRow,
+        lambda row: to_wire(session, row, with_result=False),
+        after=after,
         limit=limit,
         order=order,
-        key_of=lambda row: (row[0].created_at, row[0].id),
-        items_of=lambda rows: (
-            (row.id, json_of(to_wire(session, row, with_result=False))) for (row,) in rows
-        ),
+        what="evaluation",
     )
 
 

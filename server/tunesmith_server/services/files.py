@@ -26,8 +26,8 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
 from . import blobs, quotas
-from .pages import PageBuilder, json_of, read_page
-from .paging import Order, unknown_cursor
+from .pages import PageBuilder, read_newest
+from .paging import Order
 
 USE: dict[MethodName, str] = {
     "supervised": "trained on",
@@ -159,26 +159,13 @@ def list_files(
     purpose: str | None,
     sha256: str | None,
 ) -> PageBuilder:
-    cursor = None
-    if after:
-        last = session.get(FileRow, after)
-        if last is None:
-            raise unknown_cursor(after, "file")
-        cursor = (last.created_at, last.id)
     query = select(FileRow)
     if purpose:
         query = query.where(FileRow.purpose == purpose)
     if sha256:
         query = query.where(FileRow.sha256 == sha256)
-    return read_page(
-        session,
-        query,
-        (FileRow.created_at.expression, FileRow.id.expression),
-        after=cursor,
-        limit=limit,
-        order=order,
-        key_of=lambda row: (row[0].created_at, row[0].id),
-        items_of=lambda rows: ((row.id, json_of(to_wire(row))) for (row,) in rows),
+    return read_newest(
+        session, query, FileRow, to_wire, after=after, limit=limit, order=order, what="file"
     )
 
 

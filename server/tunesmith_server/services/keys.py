@@ -142,6 +142,20 @@ def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
     }
 
 
+def check_open(session: Session, use: tuple[str, str]) -> None:
+    """Raise Unauthorized if a key no longer opens the project that it has opened."""
+    if use not in valid(session, {use}):
+        raise revoked()
+
+
+def revoked() -> Unauthorized:
+    return Unauthorized(
+        ErrorCode.INVALID_API_KEY,
+        "the API key has been revoked",
+        hint="`tunesmith keys create NAME` on the server's host creates a key",
+    )
+
+
 def authenticate(
     session: Session, authorization: str | None, project: str | None = None
 ) -> Principal:

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from sqlalchemy import ColumnElement, Select, tuple_
 from sqlalchemy.orm import Session
 
-from .paging import Order
+from .paging import Order, unknown_cursor
 
 PAGE_BYTES = 2 * 1024 * 1024
 """Size at which a page ends; a larger item gets its own page."""
@@ -87,6 +87,37 @@ def read_page(
             page.has_more = True
             return page
         after = key_of(rows[wanted - 1])
+
+
+def read_newest(
+    session: Session,
+    query: Select[*tuple[Any, ...]],
+    entity: Any,  # Any: a mapped class with id and created_at
+    to_wire: Callable[[Any], BaseModel],
+    *,
+    after: str | None,
+    limit: int,
+    order: Order,
+    what: str,
+) -> PageBuilder:
+    """Read a page of the rows of `entity` in the order of their creation. `after` is the id of the
+    last item of the previous page, and `what` names an item in an error."""
+    cursor = None
+    if after:
+        last = session.get(entity, after)
+        if last is None:
+            raise unknown_cursor(after, what)
+        cursor = (last.created_at, last.id)
+    return read_page(
+        session,
+        query,
+        (entity.created_at.expression, entity.id.expression),
+        after=cursor,
+        limit=limit,
+        order=order,
+        key_of=lambda row: (row[0].created_at, row[0].id),
+        items_of=lambda rows: ((row.id, json_of(to_wire(row))) for (row,) in rows),
+    )
 
 
 def json_of(item: BaseModel) -> bytes:

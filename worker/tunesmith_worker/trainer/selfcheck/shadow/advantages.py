@@ -7,7 +7,7 @@ is `num_generations` adjacent completions of the same prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -131,12 +131,8 @@ def _advantage_cause(rewards: Rewards, actual: Sequence[float], plan: GRPOPlan) 
     expected = advantages_of(rewards, plan)
     if all(_close(-a, b) for a, b in zip(actual, expected, strict=True)):
         return "flipped sign"
-    moved: list[tuple[str, Callable[[], list[float]]]] = [
-        (cause, lambda values=values: advantages_of(values, plan))  # type: ignore[misc]  # mypy cannot infer it
-        for cause, values in _moved(rewards, plan.num_generations)
-    ]
-    for cause, compute in moved:
-        if all(_close(a, b) for a, b in zip(actual, compute(), strict=True)):
+    for cause, moved in _moved(rewards, plan.num_generations):
+        if all(_close(a, b) for a, b in zip(actual, advantages_of(moved, plan), strict=True)):
             return cause
     for cause, values in _moved(expected, plan.num_generations):
         if all(_close(a, b or 0.0) for a, b in zip(actual, values, strict=True)):
