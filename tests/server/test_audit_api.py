@@ -54,7 +54,8 @@ def test_pages_join(server: Server, admin: Caller) -> None:
         server.upload(filename=f"{number}.jsonl")
     for order in ("asc", "desc"):
         whole = listed(admin, order=order)
-        found, after = [], {}
+        found: list[dict[str, Any]] = []
+        after: dict[str, str] = {}
         while True:
             page = admin.json(LOGS, params={"limit": 2, "order": order, **after})
             found += page["data"]
