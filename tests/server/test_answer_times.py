@@ -20,10 +20,12 @@ PATHS = (
     "/v1/evaluations/{evaluation_id}",
     "/v1/uploads/{upload_id}",
 )
-PAIRS = 300
-"""Requests of each kind. The standard error of `above` is then 0.024."""
-FAR = 0.1
+PAIRS = 200
+"""Requests of each kind. The standard error of `above` is then 0.029."""
+FAR = 0.12
 """Largest difference of `above` from 1/2: four standard errors."""
+LEAK = 0.001
+"""Seconds. A difference of this size between two answers must be found."""
 
 
 def above(times: Sequence[float], others: Sequence[float]) -> float:
@@ -52,9 +54,9 @@ def compared(measure: Callable[[str], float], one: str, other: str) -> float:
 
 
 def test_a_foreign_id_takes_as_long_as_an_unknown_one(server: Server) -> None:
-    _, own, other = two_teams(server)
+    _, _, other = two_teams(server)
     viewer = caller(server, "viewer")
-    foreign, mine = names_of(other), names_of(own)
+    foreign = names_of(other)
     nobody = unknown(foreign)
 
     def measure(path: str) -> float:
@@ -64,8 +66,10 @@ def test_a_foreign_id_takes_as_long_as_an_unknown_one(server: Server) -> None:
         path: compared(measure, path.format_map(foreign), path.format_map(nobody)) for path in PATHS
     }
     assert all(abs(result - 0.5) < FAR for result in results.values()), results
-    # The comparison finds a difference where there is one: an own thing is read and sent.
-    own_things = {
-        path: compared(measure, path.format_map(mine), path.format_map(nobody)) for path in PATHS
-    }
-    assert all(abs(result - 0.5) > FAR for result in own_things.values()), own_things
+    path = PATHS[0].format_map(foreign)
+
+    def measure_leak(asked: str) -> float:
+        return measure(asked) + (LEAK if asked == path else 0.0)
+
+    found = compared(measure_leak, path, PATHS[0].format_map(nobody))
+    assert found - 0.5 > FAR, "the measurement is too coarse on this machine"
