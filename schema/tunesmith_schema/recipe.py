@@ -30,7 +30,7 @@ ModuleNames = Annotated[
 ]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers that LoRA adapts by default."""
+"""Linear layers of a Llama-like block, which LoRA adapts by default."""
 
 
 class LoraRecipe(Request):
@@ -44,9 +44,10 @@ class LoraRecipe(Request):
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
-    """Names of the layers to adapt. `"auto"` means the seven projections of a Llama-like block,
-    `"all-linear"` all linear layers. If the list names the embedding or the head, the whole matrix
-    is trained: see `allow_full_embeddings`."""
+    """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers except
+    routers of experts (in a Llama-like block, its seven projections), `"all-linear"` all linear
+    layers. Experts that the model stores as one tensor are not adapted. If the list names the
+    embedding or the head, the whole matrix is trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False

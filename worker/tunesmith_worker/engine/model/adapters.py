@@ -6,7 +6,6 @@ With full tuning, the module saves the whole model. The saved files are only saf
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.paths import new_folder
 from tunesmith_worker.rundir.plan import Choices
 
+from .adapter_targets import find_targets
 from .embeddings import WholeMatrices, keep_in_fp32, whole_matrices
 from .probe import record_probe, run_probe
 
@@ -39,8 +39,7 @@ def attach_lora(
 
     `unused`: paths of modules that get no adapter, with all modules inside."""
     lora = recipe.lora or LoraRecipe()
-    targets = _targets(model, lora, choices, unused)
-    excluded = [*unused, *_read_by_scans(model)] if targets == "all-linear" else unused
+    targets, excluded = find_targets(model, lora, choices, unused)
     whole = whole_matrices(
         model,
         targets,
@@ -53,7 +52,7 @@ def attach_lora(
         lora_alpha=lora.lora_alpha,
         lora_dropout=lora.lora_dropout,
         target_modules=_without(targets, whole),
-        exclude_modules=_inside(excluded) if excluded else None,
+        exclude_modules=excluded,
         modules_to_save=whole and whole.modules_to_save,
         ensure_weight_tying=whole is not None and whole.tied,
         bias=lora.bias,
@@ -77,24 +76,6 @@ def attach_lora(
     return attached
 
 
-def _read_by_scans(model: Untyped) -> list[str]:
-    """Return the paths of layers whose weights a state-space scan (Mamba) reads directly.
-
-    The scan would ignore an adapter of this layer."""
-    return [
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if hasattr(module, "A_log")
-        for name in ("conv1d", "x_proj", "dt_proj", "out_proj")
-        if hasattr(module, name)
-    ]
-
-
-def _inside(paths: Sequence[str]) -> str:
-    """Return a regular expression for all modules inside `paths`."""
-    return rf"({'|'.join(map(re.escape, paths))})(\..*)?"
-
-
 def adapter_dtype(recipe: Recipe) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[recipe.adapter_dtype]
 
@@ -112,40 +93,6 @@ def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | lis
             param="recipe.lora.target_modules",
         )
     return left
-
-
-def _targets(
-    model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
-) -> str | list[str]:
-    is_unused = re.compile(_inside(unused)).fullmatch if unused else lambda _: None
-    used = (name for name, _ in model.named_modules() if not is_unused(name))
-    names = {name.rpartition(".")[2] for name in used}
-    projections = [name for name in PROJECTIONS if name in names]
-    requested = lora.target_modules
-    if isinstance(requested, list):
-        absent = [target for target in requested if not _has(model, target)]
-        if absent:  # PEFT accepts a list of targets if one target exists
-            raise RunError(
-                ErrorCode.RECIPE_INVALID,
-                f"recipe.lora.target_modules: the model has no layer {absent[0]!r}.",
-                hint=f"Use {', '.join(projections) or 'all-linear'}.",
-                param="recipe.lora.target_modules",
-            )
-    return choices.resolve(
-        "lora.target_modules",
-        requested,
-        projections or "all-linear",
-        "the model's projections" if projections else "the model has none of the usual projections",
-    )
-
-
-def _has(model: Untyped, target: str) -> bool:
-    return any(_matches(name, target) for name, _ in model.named_modules())
-
-
-def _matches(name: str, target: str) -> bool:
-    """Return True if PEFT matches `target` to the module `name`."""
-    return name == target or name.endswith(f".{target}")
 
 
 @dataclass(frozen=True, kw_only=True)

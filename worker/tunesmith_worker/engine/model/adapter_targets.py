@@ -1,0 +1,125 @@
+"""Choose the layers that LoRA adapts.
+
+With `"auto"`, these are the seven projections of a Llama-like block, and all other linear layers of
+the decoder layers, such as fused projections. Routers of experts are not adapted. A model without
+any of the seven projections gets `"all-linear"`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from tunesmith_schema import PROJECTIONS, ErrorCode, LoraRecipe
+from tunesmith_worker.rundir.errors import RunError
+from tunesmith_worker.rundir.plan import Choices
+
+from .quantization import is_nf4
+
+Untyped = Any  # Any: transformers is not typed
+
+_IN_LAYER = re.compile(r"\.\d+\.")
+"""Part of the path of a module in a list of layers."""
+_ROUTER_CLASS = re.compile(r"Router|TopKGating")
+_ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
+"""Name of a linear layer that chooses or weights experts."""
+
+
+def find_targets(
+    model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
+) -> tuple[str | list[str], str | None]:
+    """Return the targets for PEFT: names or "all-linear", and a regular expression for modules that
+    get no adapter although a target matches them (None: no such modules).
+
+    `unused`: paths of modules that get no adapter, with all modules inside. Raises RunError if the
+    model has no layer of a name in the recipe."""
+    targets = _targets(model, lora, choices, unused)
+    excluded = list(unused)
+    if targets == "all-linear":
+        excluded += _read_by_scans(model)
+    elif lora.target_modules == "auto":
+        added, wanted = set(targets) - set(PROJECTIONS), set(_wanted(model))
+        alike = [path for path, _ in model.named_modules() if _name(path) in added]
+        excluded += [path for path in alike if path not in wanted]
+    return targets, inside(excluded) if excluded else None
+
+
+def inside(paths: Sequence[str]) -> str:
+    """Return a regular expression for the modules `paths` and all modules inside them."""
+    return rf"({'|'.join(map(re.escape, paths))})(\..*)?"
+
+
+def _targets(
+    model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
+) -> str | list[str]:
+    is_unused = re.compile(inside(unused)).fullmatch if unused else lambda _: None
+    names = {_name(path) for path, _ in model.named_modules() if not is_unused(path)}
+    projections = [name for name in PROJECTIONS if name in names]
+    requested = lora.target_modules
+    if isinstance(requested, list):
+        absent = [target for target in requested if not _has(model, target)]
+        if absent:  # PEFT accepts a list of targets if one target exists
+            raise RunError(
+                ErrorCode.RECIPE_INVALID,
+                f"recipe.lora.target_modules: the model has no layer {absent[0]!r}.",
+                hint=f"Use {', '.join(projections) or 'all-linear'}.",
+                param="recipe.lora.target_modules",
+            )
+    if not projections:
+        why = "the model has none of the usual projections"
+        return choices.resolve("lora.target_modules", requested, "all-linear", why)
+    others = {_name(path) for path in _wanted(model) if not is_unused(path)} - set(PROJECTIONS)
+    why = "the model's projections"
+    if others:
+        why += ", and the other linear layers of its decoder layers"
+    return choices.resolve("lora.target_modules", requested, projections + sorted(others), why)
+
+
+def _wanted(model: Untyped) -> Iterator[str]:
+    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers that
+    a scan reads, and layers without a name in a torch.nn.Sequential."""
+    routers = [path for path, m in model.named_modules() if _ROUTER_CLASS.search(type(m).__name__)]
+    in_router = re.compile(inside(routers)).fullmatch if routers else lambda _: None
+    by_scans = set(_read_by_scans(model))
+    for path, module in model.named_modules():
+        name = _name(path)
+        if (
+            _IN_LAYER.search(path)
+            and _is_linear(module)
+            and not (in_router(path) or _ROUTER.fullmatch(name))
+            and path not in by_scans
+            and not name.isdecimal()
+        ):
+            yield path
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    """Return True if the module computes `x W' + b`. A subclass of torch.nn.Linear may compute
+    something else."""
+    plain = getattr(type(module), "forward", None) is torch.nn.Linear.forward
+    return plain or is_nf4(module) or isinstance(module, Conv1D)
+
+
+def _read_by_scans(model: Untyped) -> list[str]:
+    """Return the paths of layers whose weights a state-space scan (Mamba) reads directly.
+
+    The scan would ignore an adapter of this layer."""
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D")  # linear attention has no D
+        for name in ("conv1d", "x_proj", "dt_proj", "out_proj")
+        if hasattr(module, name)
+    ]
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _has(model: Untyped, target: str) -> bool:
+    return any(path == target or path.endswith(f".{target}") for path, _ in model.named_modules())
