@@ -40,7 +40,7 @@ def find_targets(
     targets = _targets(model, lora, choices, unused)
     excluded = list(unused)
     if targets == "all-linear":
-        excluded += _read_by_scans(model)
+        excluded += _read_directly(model)
     elif lora.target_modules == "auto":
         added, wanted = set(targets) - set(PROJECTIONS), set(_wanted(model))
         alike = [path for path, _ in model.named_modules() if _name(path) in added]
@@ -57,7 +57,11 @@ def _targets(
     model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
 ) -> str | list[str]:
     is_unused = re.compile(inside(unused)).fullmatch if unused else lambda _: None
-    names = {_name(path) for path, _ in model.named_modules() if not is_unused(path)}
+    names = {
+        _name(path)
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and not is_unused(path)
+    }
     projections = [name for name in PROJECTIONS if name in names]
     requested = lora.target_modules
     if isinstance(requested, list):
@@ -80,18 +84,18 @@ def _targets(
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
-    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers that
-    a scan reads, and layers without a name in a torch.nn.Sequential."""
+    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers whose
+    weights the model reads directly, and layers without a name in a torch.nn.Sequential."""
     routers = [path for path, m in model.named_modules() if _ROUTER_CLASS.search(type(m).__name__)]
     in_router = re.compile(inside(routers)).fullmatch if routers else lambda _: None
-    by_scans = set(_read_by_scans(model))
+    directly = set(_read_directly(model))
     for path, module in model.named_modules():
         name = _name(path)
         if (
             _IN_LAYER.search(path)
             and _is_linear(module)
             and not (in_router(path) or _ROUTER.fullmatch(name))
-            and path not in by_scans
+            and path not in directly
             and not name.isdecimal()
         ):
             yield path
@@ -104,17 +108,24 @@ def _is_linear(module: torch.nn.Module) -> bool:
     return plain or is_nf4(module) or isinstance(module, Conv1D)
 
 
-def _read_by_scans(model: Untyped) -> list[str]:
-    """Return the paths of layers whose weights a state-space scan (Mamba) reads directly.
+def _read_directly(model: Untyped) -> list[str]:
+    """Return the paths of layers whose weights the model reads without calling the layer.
 
-    The scan would ignore an adapter of this layer."""
+    The model would ignore an adapter of such a layer."""
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()
-        if hasattr(module, "A_log") and hasattr(module, "D")  # linear attention has no D
-        for name in ("conv1d", "x_proj", "dt_proj", "out_proj")
+        for name in _names_read_by(module)
         if hasattr(module, name)
     ]
+
+
+def _names_read_by(module: torch.nn.Module) -> tuple[str, ...]:
+    if hasattr(module, "A_log") and hasattr(module, "D"):  # a state-space scan, such as Mamba
+        return "conv1d", "x_proj", "dt_proj", "out_proj"
+    if hasattr(module, "correction_coefs"):  # AltUp clamps the weights in training
+        return "prediction_coefs", "correction_coefs"
+    return ()
 
 
 def _name(path: str) -> str:
