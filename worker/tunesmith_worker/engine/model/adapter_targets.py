@@ -84,8 +84,8 @@ def _targets(
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
-    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers whose
-    weights the model reads directly, and layers without a name in a torch.nn.Sequential."""
+    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers
+    whose weights the model reads directly, and layers without a name in a torch.nn.Sequential."""
     routers = [path for path, m in model.named_modules() if _ROUTER_CLASS.search(type(m).__name__)]
     in_router = re.compile(inside(routers)).fullmatch if routers else lambda _: None
     directly = set(_read_directly(model))
