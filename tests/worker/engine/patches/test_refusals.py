@@ -73,7 +73,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_family_keeps_its_attention_and_its_masks(name: str) -> None:
-    """Attention sinks, values narrower than keys, a loss that balances experts: none is ours."""
+    """Attention sinks and values narrower than keys are not ours."""
     reason = f"unsupported model family ({name})"
     model = scored_by_trl(model_of(UNKNOWN[name]()))
     assert stock_attention_reason(model) == reason

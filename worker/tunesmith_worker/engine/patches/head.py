@@ -19,7 +19,7 @@ from tunesmith_kernels.log_prob import TokenLogProbs, token_log_probs
 
 from .batch_layout import ScoredTokens, current_layout
 from .token_rows import has_token_rows, trained_rows
-from .trl_compat import FusedCausalLMOutput, logit_scale
+from .trl_compat import FusedCausalLMOutput, load_balancing_loss, logit_scale
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _IGNORED = -100
@@ -54,7 +54,8 @@ class HeadPatch:
             layout = current_layout()
             if fused_lm_head and layout is not None and layout.scored is not None:
                 return _score_flat(this, layout.scored, *args, **kwargs)
-            if not fused_lm_head or labels is None or _needs_stock(this, kwargs):
+            shifted = kwargs.get("shift_labels") is not None
+            if not fused_lm_head or labels is None or shifted:
                 if labels is not None:
                     kwargs["labels"] = labels
                 return stock(*args, fused_lm_head=fused_lm_head, **kwargs)
@@ -71,16 +72,6 @@ class HeadPatch:
             self._model.forward = self._stock
 
 
-def _needs_stock(model: Untyped, kwargs: dict[str, Untyped]) -> bool:
-    """Return True if only the stock head supports the call.
-
-    Only the stock head supports shifted labels and the load-balancing loss of a mixture of
-    experts."""
-    balanced = getattr(model.config.get_text_config(), "output_router_logits", False)
-    balanced = kwargs.get("output_router_logits", balanced)
-    return bool(balanced) or kwargs.get("shift_labels") is not None
-
-
 def _score(
     model: Untyped,
     labels: torch.Tensor,
@@ -90,9 +81,13 @@ def _score(
 ) -> FusedCausalLMOutput:
     """Compute the log-probs of labels [B, T].
 
-    All result fields except the loss have shape [B, T - 1]; positions without a label hold 0."""
+    The result fields of tokens have shape [B, T - 1]; positions without a label hold 0."""
     kwargs["use_cache"] = False
-    hidden = model.base_model(*args, **kwargs).last_hidden_state
+    config = model.config.get_text_config()
+    if getattr(config, "output_router_logits", False):
+        kwargs.setdefault("output_router_logits", True)
+    outputs = model.base_model(*args, **kwargs)
+    hidden = outputs.last_hidden_state
     mask = labels[:, 1:] != _IGNORED
     layout = current_layout()
     indices = None if layout is None else layout.labelled
@@ -107,12 +102,18 @@ def _score(
     ]
     log_probs, entropy, is_top1 = per_token
     count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    loss = -log_probs.sum() / count  # type: ignore[union-attr]  # log_probs is never None
+    aux_loss = None
+    if kwargs.get("output_router_logits"):
+        aux_loss = load_balancing_loss(config, outputs.router_logits, kwargs.get("attention_mask"))
+        loss = loss + getattr(config, "router_aux_loss_coef", 0.0) * aux_loss
     return FusedCausalLMOutput(
-        loss=-log_probs.sum() / count,  # type: ignore[union-attr]  # log_probs is never None
+        loss=loss,
         log_probs=log_probs,
         entropy=entropy,
         is_top1=is_top1,
         label_mask=mask,
+        aux_loss=aux_loss,
     )
 
 

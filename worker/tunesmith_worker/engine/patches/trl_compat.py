@@ -6,7 +6,9 @@ import warnings
 from dataclasses import fields
 from typing import Any
 
+import torch
 import trl
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "FusedCausalLMOutput",
     "add_reference_head",
     "add_scoring_head",
+    "load_balancing_loss",
     "logit_scale",
     "metrics_so_far",
     "restore_metrics",
@@ -42,6 +45,18 @@ def logit_scale(config: Untyped) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
+
+
+def load_balancing_loss(
+    config: Untyped, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the load-balancing loss of a mixture of experts, as TRL's fused head computes it.
+
+    `router_logits`: [tokens, experts] of each layer. `mask` [B, T]: 0 for padding; None if there is
+    no padding."""
+    experts = config.num_experts, config.num_experts_per_tok
+    loss: torch.Tensor = load_balancing_loss_func(router_logits, *experts, mask)
+    return loss
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
