@@ -10,7 +10,8 @@ Prints one JSON line. For each family:
 `patched`: Modules that our kernels replace.
 
 The exit status is 1 if losses differ by more than 1e-5, or if fewer than five families reach the
-bar for the speed. `--write` writes benchmarks/results/families.json after each family.
+bar for the speed. `--write` writes benchmarks/results/families.json after each
+family, and keeps the results of families that `--only` does not name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RESULT = Path(__file__).parent / "results" / "families.json"
 FAMILIES = (
     *("ministral3", "glm4", "cohere2", "seed_oss", "ernie4_5", "exaone4", "arcee", "starcoder2"),
     *("mixtral", "hunyuan_v1_dense", "olmo", "helium", "glm", "cohere", "qwen3_moe", "jais2"),
-    "nemotron",
+    *("nemotron", "qwen3_5_text"),
 )
 SPEED, ENOUGH, LOSS = 2.0, 5, 1e-5
 """Required speed ratio, number of families that must reach it, and largest difference of a loss."""
@@ -58,11 +59,24 @@ def main() -> int:
         print(line(families[-1]), file=sys.stderr, flush=True)
         result = summary(families, load)
         if options.write:
+            kept = [old for old in read_families() if old["model_type"] not in options.only]
+            result = summary(in_order(kept + families), load)
             RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for side in (theirs, ours):
         side.close()
     print(json.dumps(result))
     return 0 if result["within_bars"] else 1
+
+
+def read_families() -> list[dict[str, Any]]:  # Any: JSON
+    """Return the families of the last result."""
+    text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else '{"families": []}'
+    families: list[dict[str, Any]] = json.loads(text)["families"]
+    return families
+
+
+def in_order(families: list[dict[str, Any]]) -> list[dict[str, Any]]:  # Any: JSON
+    return sorted(families, key=lambda family: FAMILIES.index(family["model_type"]))
 
 
 def judged(model_type: str, ours: Runs, theirs: Runs) -> dict[str, Any]:  # Any: JSON
@@ -72,6 +86,7 @@ def judged(model_type: str, ours: Runs, theirs: Runs) -> dict[str, Any]:  # Any:
     pairs = zip(ours, theirs, strict=True)
     return {
         "model_type": model_type,
+        "commit": commit(),
         "speed_ratio": round(statistics.median(ratios), 3),
         "speed_ratios": [round(ratio, 3) for ratio in ratios],
         "loss_difference": max(difference(a, b) for a, b in pairs),

@@ -28,11 +28,16 @@ RECOMPUTE = next(
 name."""
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-EXPERTS: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, int]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
+    "qwen3_5_text": {
+        **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        **{"linear_num_key_heads": 8, "linear_num_value_heads": 8},
+    },
 }
-"""Sizes of tiny models with experts, by model type."""
+"""Further sizes of tiny models, by model type. Every fourth layer of Qwen3.5 has softmax
+attention, the others have linear attention."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,7 +90,7 @@ def make_tiny(model_type: str, dtype: torch.dtype) -> Any:
         tie_word_embeddings=True,
         **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
         **{"attention_dropout": 0.0, "residual_dropout": 0.0},
-        **EXPERTS.get(model_type, {}),
+        **SIZES.get(model_type, {}),
     )
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)

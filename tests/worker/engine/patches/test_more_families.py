@@ -29,7 +29,6 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 
 BOTH = {"attention_block": 3, "mlp_block": 3, "loss": 1}
 ATTENTION = {"attention_block": 3, "loss": 1}
-MLP = {"attention": 3, "mlp_block": 3, "loss": 1}
 
 MORE: dict[str, tuple[Callable[[], Untyped], dict[str, int]]] = {
     "seed-oss": (
@@ -66,7 +65,7 @@ MORE: dict[str, tuple[Callable[[], Untyped], dict[str, int]]] = {
         BOTH,
     ),
     "olmo": (lambda: transformers.OlmoConfig(**COMMON), BOTH),
-    "hunyuan": (lambda: transformers.HunYuanDenseV1Config(**COMMON, head_dim=12), MLP),
+    "hunyuan": (lambda: transformers.HunYuanDenseV1Config(**COMMON, head_dim=12), BOTH),
     "arcee": (lambda: transformers.ArceeConfig(**COMMON), ATTENTION),
     "mixtral": (
         lambda: transformers.MixtralConfig(

@@ -24,7 +24,8 @@ Untyped = Any  # Any: transformers is not typed
 
 _IN_LAYER = re.compile(r"\.\d+\.")
 """Part of the path of a module in a list of layers."""
-_ROUTER_CLASS = re.compile(r"Router|TopKGating")
+_OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
+"""Classes of modules that contain linear layers but no projections of attention or MLP."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 """Name of a linear layer that chooses or weights experts."""
 
@@ -84,17 +85,18 @@ def _targets(
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
-    """Yield the paths of the linear layers in decoder layers, except layers of routers, layers
-    whose weights the model reads directly, and layers without a name in a torch.nn.Sequential."""
-    routers = [path for path, m in model.named_modules() if _ROUTER_CLASS.search(type(m).__name__)]
-    in_router = re.compile(inside(routers)).fullmatch if routers else lambda _: None
+    """Yield the paths of the linear layers in decoder layers, except layers of routers and
+    dynamic convolutions, layers whose weights the model reads directly, and layers without a name
+    in a torch.nn.Sequential."""
+    others = [path for path, m in model.named_modules() if _OTHER_CLASS.search(type(m).__name__)]
+    in_other = re.compile(inside(others)).fullmatch if others else lambda _: None
     directly = set(_read_directly(model))
     for path, module in model.named_modules():
         name = _name(path)
         if (
             _IN_LAYER.search(path)
             and _is_linear(module)
-            and not (in_router(path) or _ROUTER.fullmatch(name))
+            and not (in_other(path) or _ROUTER.fullmatch(name))
             and path not in directly
             and not name.isdecimal()
         ):

@@ -37,14 +37,17 @@ class Family:
     two equal halves."""
     parallel: bool = False
     """True if attention and MLP read the same normalised input."""
+    qk_norms: tuple[str, str] = ("q_norm", "k_norm")
+    norm_after_rope: bool = False
+    """True if RMSNorm of queries and keys follows RoPE."""
     scaled_queries: bool = False
     """True if queries are scaled by their position in long rows (Ministral 3)."""
 
     @property
     def decodes(self) -> bool:
         """True if the rollout engine supports this family."""
-        plain = self.rope == "halves" and not self.parallel and not self.scaled_queries
-        return plain and self.norm is not None and bool(self.gate_up) and bool(self.qkv)
+        plain = self.rope == "halves" and not (self.parallel or self.norm_after_rope)
+        return plain and not self.scaled_queries and self.norm is not None and bool(self.gate_up)
 
 
 _LLAMA = Family()
@@ -102,8 +105,9 @@ FAMILIES: dict[str, Family] = {
     "CohereDecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
     "Cohere2DecoderLayer": Family(norm=None, parallel=True, rope="pairs_repeated"),
     "OlmoDecoderLayer": Family(norm=None),
-    # The attention of this family applies RMSNorm after RoPE, so our kernels compute only the MLP.
-    "HunYuanDenseV1DecoderLayer": Family(qkv=()),
+    "HunYuanDenseV1DecoderLayer": Family(
+        qk_norms=("query_layernorm", "key_layernorm"), norm_after_rope=True
+    ),
     # The MLP of these families has no gate or has experts, so our kernels compute only the
     # attention.
     "ArceeDecoderLayer": _NO_GATE,

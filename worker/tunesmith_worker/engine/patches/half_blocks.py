@@ -20,7 +20,7 @@ from tunesmith_kernels.gated_activation import Activation
 from tunesmith_kernels.lora import Norm, lora_linear
 from tunesmith_kernels.qk_norm import qk_norm
 from tunesmith_kernels.rms_norm import NormKind, rms_norm
-from tunesmith_kernels.rope import rope_table
+from tunesmith_kernels.rope import rope, rope_table
 from tunesmith_kernels.rope_pairs import halves_of_pairs, split_pairs
 from tunesmith_kernels.segments import AttentionShape, Segments
 
@@ -41,8 +41,6 @@ class AttentionHalf:
     def __init__(self, layer: Untyped, family: Family) -> None:
         """Raises Unsupported."""
         attention = layer.self_attn
-        if not family.qkv:
-            raise Unsupported("norms of queries and keys after RoPE")
         check_unmodified(layer, attention)
         check_no_dropout(layer, "resid_attn_dropout")
         if getattr(attention, "residual_dropout", 0.0):
@@ -58,8 +56,8 @@ class AttentionHalf:
         self._out = Projections([attention.o_proj])
         self._before = _HalfNorm(layer, family.before_attention, family.norm)
         self._after = _HalfNorm(layer, family.after_attention, family.norm)
-        self._q_norm, self._k_norm = (get_norm(layer, name, attention) for name in QK_NORMS)
-        self._kind = family.norm
+        self._q_norm, self._k_norm = (get_norm(layer, name, attention) for name in family.qk_norms)
+        self._kind, self._norm_after_rope = family.norm, family.norm_after_rope
         self._rope = family.rope if has_rope(attention) else None
         self._scaled_from = _scaled_from(attention) if family.scaled_queries else None
         self._multiplier = float(getattr(layer, "residual_multiplier", 1.0))
@@ -79,9 +77,11 @@ class AttentionHalf:
         qkv_parts, weight = self._qkv.current()
         h, norm = self._before.of(x, normed)
         qkv = lora_linear(h.flatten(0, 1), qkv_parts, fused_weight=weight, norm=norm)
-        if self._q_norm is not None and self._k_norm is not None and self._kind is not None:
-            weights = self._q_norm.weight, self._k_norm.weight
-            qkv = qk_norm(qkv, *weights, norm_eps(self._q_norm), self._kind, self._shape)
+        if self._norm_after_rope:
+            qkv = self._normed(self._rotated(qkv, position_embeddings))
+            out = segment_attention(qkv, None, None, segments, self._shape)
+            return _add(x, out.unsqueeze(0), self._out, self._after, self._multiplier)
+        qkv = self._normed(qkv)
         if self._rope is None:
             out = segment_attention(qkv, None, None, segments, self._shape)
         else:
@@ -93,6 +93,23 @@ class AttentionHalf:
                 qkv = split_pairs(qkv, 2 * cos.shape[-1], self._shape)
             out = segment_attention(qkv, cos, sin, segments, self._shape)
         return _add(x, out.unsqueeze(0), self._out, self._after, self._multiplier)
+
+    def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
+        """Normalise the queries and keys of qkv in place, if the layer has norms for them."""
+        if self._q_norm is None or self._k_norm is None or self._kind is None:
+            return qkv
+        weights = self._q_norm.weight, self._k_norm.weight
+        return qk_norm(qkv, *weights, norm_eps(self._q_norm), self._kind, self._shape)
+
+    def _rotated(
+        self, qkv: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """Return qkv with rotated queries and keys, as a new tensor."""
+        shape = self._shape
+        heads = qkv.unflatten(1, (-1, shape.head_dim))
+        q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        q, k = rope(q, k, *rope_table(*position_embeddings))
+        return torch.cat([q, k, v], dim=1).flatten(1)
 
     def computes(self, segments: Segments) -> bool:
         """Return False if a row is so long that the stock attention scales its queries."""
@@ -210,7 +227,6 @@ _WINDOW_IN_CONFIG = (
     *("Phi3Attention", "Starcoder2Attention"),
 )
 _SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
-QK_NORMS = ("q_norm", "k_norm")
 
 
 def has_rope(attention: Untyped) -> bool:

@@ -19,7 +19,6 @@ from tunesmith_kernels.segments import AttentionShape
 from tunesmith_worker.engine.patches.families import FAMILIES, is_known
 from tunesmith_worker.engine.patches.half_blocks import (
     ACTIVATIONS,
-    QK_NORMS,
     attention_shape,
     check_unmodified,
     get_norm,
@@ -164,8 +163,8 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
     return LayerSpec(
         before_attention=norm(family.before_attention),
         qkv=_linears(attention, family.qkv),
-        q_norm=norm(QK_NORMS[0], attention),
-        k_norm=norm(QK_NORMS[1], attention),
+        q_norm=norm(family.qk_norms[0], attention),
+        k_norm=norm(family.qk_norms[1], attention),
         shape=attention_shape(attention),
         layer_type=layer_type,
         rope=has_rope(attention),
