@@ -74,14 +74,14 @@ def _targets(
                 hint=f"Use {', '.join(projections) or 'all-linear'}.",
                 param="recipe.lora.target_modules",
             )
-    if not projections:
-        why = "the model has none of the usual projections"
-        return choices.resolve("lora.target_modules", requested, "all-linear", why)
     others = {_name(path) for path in _wanted(model) if not is_unused(path)} - set(PROJECTIONS)
+    found: str | list[str] = [*projections, *sorted(others)]
     why = "the model's projections"
-    if others:
+    if not projections:
+        found, why = "all-linear", "the model has none of the usual projections"
+    elif others:
         why += ", and the other linear layers of its decoder layers"
-    return choices.resolve("lora.target_modules", requested, projections + sorted(others), why)
+    return choices.resolve("lora.target_modules", requested, found, why)
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
