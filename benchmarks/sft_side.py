@@ -31,13 +31,8 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 SIZES: dict[str, dict[str, int]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
-    "qwen3_5_text": {
-        **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
-        **{"linear_num_key_heads": 8, "linear_num_value_heads": 8},
-    },
 }
-"""Further sizes of tiny models, by model type. Every fourth layer of Qwen3.5 has softmax
-attention, the others have linear attention."""
+"""Further sizes of tiny models with experts, by model type."""
 
 
 def parser() -> argparse.ArgumentParser:
