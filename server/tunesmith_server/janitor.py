@@ -86,6 +86,10 @@ class Janitor(threading.Thread):
             "delete expired files": files.delete_expired,
             "drop resume points": lambda session: resume_points.drop_unneeded(session, settings),
             "expire uploads": lambda session: upload_completion.expire(session),
+            "make room": making_room.make_room,
+            "move evaluations": lambda session: evaluation_leases.take_back_reserved(
+                session, wake_ups
+            ),
         }
         if self._lease_expiry_allowed():
             steps = {
@@ -97,10 +101,6 @@ class Janitor(threading.Thread):
                     session, wake_ups
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
-                "make room": making_room.make_room,
-                "move evaluations": lambda session: evaluation_leases.take_back_reserved(
-                    session, wake_ups
-                ),
             } | steps
         if self._has_old_jobs:
             steps["derive the health of older jobs"] = self._derive_health

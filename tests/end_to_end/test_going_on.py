@@ -85,6 +85,24 @@ def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_al
     assert runs.result(fork) != runs.result(whole)
 
 
+def test_a_preempted_run_ends_as_one_that_was_left_alone(runs: Runs) -> None:
+    steps = {"max_steps": 1500}  # it must still run when the other job comes
+    long = runs.trained(**steps)
+    short = runs.start(max_steps=3, scheduling={"interactive": True})
+    short.wait(timeout=60)
+    assert long.refresh().state != "succeeded"
+    long.wait(timeout=180)
+    asked = [e for e in long.stream() if f"by the interactive job {short.id}" in e.message]
+    assert asked
+    assert long.attempt == 2
+    [resumed] = runs.resumed_at(long)
+    assert resumed >= 5
+    assert [point.step for point in long.metrics()] == list(range(1, steps["max_steps"] + 1))
+    whole = runs.start(**steps)
+    whole.wait(timeout=180)
+    assert runs.result(long) == runs.result(whole)
+
+
 def test_a_stopped_job_succeeds_with_what_it_has_made(runs: Runs) -> None:
     running = runs.trained(max_steps=100_000)
     running.stop().wait(timeout=60)

@@ -48,6 +48,15 @@ def test_an_interactive_job_takes_the_device_of_a_long_run(server: Server) -> No
     assert server.worker.claim()["job_id"] == short
 
 
+def test_jobs_are_preempted_from_the_first_round_of_the_janitor_on(server: Server) -> None:
+    file_id = server.good_file()
+    server.create_job(file_id)
+    claim = server.worker.claim()
+    server.create_job(file_id, scheduling={"interactive": True})
+    server.janitor().round()
+    assert control(server, claim) == "pause"
+
+
 def test_a_job_is_not_preempted_twice_in_ten_minutes(server: Server) -> None:
     file_id = server.good_file()
     long = server.create_job(file_id)
