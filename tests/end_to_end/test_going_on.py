@@ -11,6 +11,7 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
+from .conftest import MakeService
 from .service import LONG, Service, until
 
 pytestmark = pytest.mark.slow
@@ -85,21 +86,25 @@ def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_al
     assert runs.result(fork) != runs.result(whole)
 
 
-def test_a_preempted_run_ends_as_one_that_was_left_alone(runs: Runs) -> None:
-    steps = {"max_steps": 1500}  # it must still run when the other job comes
-    long = runs.trained(**steps)
+def test_a_preempted_run_ends_as_one_that_was_left_alone(
+    make_service: MakeService, rows: Path, tmp_path: Path
+) -> None:
+    # Soon after the start of the API, and with a janitor that is quicker than the long run.
+    service = make_service(TUNESMITH_LEASE_SECONDS="180")
+    runs = Runs(service.client(), rows, tmp_path)
+    long = runs.trained()
     short = runs.start(max_steps=3, scheduling={"interactive": True})
     short.wait(timeout=60)
     assert long.refresh().state != "succeeded"
-    long.wait(timeout=180)
-    asked = [e for e in long.stream() if f"by the interactive job {short.id}" in e.message]
-    assert asked
+    long.wait(timeout=120)
+    assert any(f"pre-empted by the interactive job {short.id}" in e.message for e in long.stream())
     assert long.attempt == 2
     [resumed] = runs.resumed_at(long)
-    assert resumed >= 5
-    assert [point.step for point in long.metrics()] == list(range(1, steps["max_steps"] + 1))
-    whole = runs.start(**steps)
-    whole.wait(timeout=180)
+    assert 5 <= resumed < RECIPE["max_steps"]
+    assert [point.step for point in long.metrics()] == list(range(1, RECIPE["max_steps"] + 1))
+    whole = runs.start()
+    whole.wait(timeout=120)
+    assert runs.resumed_at(whole) == []
     assert runs.result(long) == runs.result(whole)
 
 

@@ -129,6 +129,22 @@ def test_keys_of_an_archived_project_open_nothing(server: Server, admin: Caller)
     assert len(everything) == 2
 
 
+def test_queued_jobs_of_an_archived_project_are_not_claimed(server: Server, admin: Caller) -> None:
+    project_id, file_id = new_project(admin), server.good_file()
+    long = server.create_job(file_id)
+    claim = server.worker.claim()
+    queued = server.create_job(file_id, scheduling={"interactive": True})
+    server.change_job(queued, project_id=project_id)
+    admin.post(f"{PROJECTS}/{project_id}/archive")
+    server.janitor().round()
+    assert server.worker.report(claim)["control"] == "continue", "it pre-empts no job"
+    assert admin.json("/v1/queue")["waiting"] == []
+    server.worker.succeed(claim)
+    assert server.worker.claim_reply().status_code == 204
+    assert server.worker.hello().json()["jobs_waiting"] is False
+    assert server.job(long)["state"] == "succeeded"
+
+
 def test_streams_end_when_rights_end(server: Server, admin: Caller) -> None:
     project_id = new_project(admin)
     with server.database.write.begin() as session:

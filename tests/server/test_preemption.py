@@ -95,6 +95,20 @@ def test_a_free_device_needs_no_preemption(server: Server) -> None:
     assert make_room(server) == 0
 
 
+@pytest.mark.parametrize("table", [ProjectRow, ApiKeyRow])
+@pytest.mark.parametrize("limit", [{"max_running_jobs": 1}, {"max_device_hours": 0.0}])
+def test_a_job_beyond_a_limit_preempts_nothing(
+    server: Server, table: type[ProjectRow | ApiKeyRow], limit: dict[str, float]
+) -> None:
+    file_id = server.good_file()
+    server.create_job(file_id)
+    server.worker.claim()
+    server.create_job(file_id, scheduling={"interactive": True})
+    with server.database.write.begin() as session:
+        session.execute(update(table).values(**limit))
+    assert make_room(server) == 0
+
+
 def test_a_guarantee_takes_a_device_back(server: Server, admin: Caller) -> None:
     file_id = server.good_file()
     long = server.create_job(file_id)

@@ -84,7 +84,8 @@ def update(session: Session, settings: Settings, project_id: str, body: ProjectU
 
 
 def archive(session: Session, settings: Settings, project_id: str) -> Project:
-    """Archive a project: its keys stop working at once. Its running jobs end as usual."""
+    """Archive a project: its keys stop working at once. Its running jobs end as usual; no worker
+    claims its queued jobs."""
     row = retrieve(session, project_id)
     if project_id == DEFAULT_PROJECT:
         raise BadRequest(

@@ -83,6 +83,8 @@ def _check(session: Session, column: str, value: str, limit: int | None, name: s
 
 def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
     """Return True if the limits allow another running job or evaluation. The project is locked."""
+    if project.archived_at is not None:
+        return False
     key = session.get(ApiKeyRow, owner)
     if key is not None and key.max_running_jobs is not None:
         key = _lock_key(session, owner)
@@ -103,8 +105,10 @@ def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
 
 
 def project_has_room() -> ColumnElement[bool]:
-    """Return the SQL condition on `ProjectRow` that its limits allow another running job."""
+    """Return the SQL condition on `ProjectRow` that it is active and that its limits allow another
+    running job."""
     return and_(
+        ProjectRow.archived_at.is_(None),
         or_(
             ProjectRow.max_running_jobs.is_(None),
             _running(_PROJECT) < ProjectRow.max_running_jobs,

@@ -10,6 +10,7 @@ A job is pre-empted at most once in ten minutes. The worker saves a resume point
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -47,6 +48,7 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
     by_worker = {job.worker_id: job for job in snapshot.running}
     free += [worker for worker in snapshot.workers if _frees_device(by_worker.get(worker.id))]
     lanes = {job.owner for job in snapshot.running if job.interactive}
+    keys = Counter(job.owner for job in snapshot.running)
     chosen: dict[str, Preemption] = {}
     waiting = [job for job in snapshot.waiting if job.project_id in projects]
     waiting.sort(key=lambda job: _place(projects[job.project_id], devices[job.project_id], job))
@@ -54,9 +56,7 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
         if (job.not_before or 0) > snapshot.now or (job.interactive and job.owner in lanes):
             continue
         project = projects[job.project_id]
-        if project.max_running_jobs is not None and (
-            devices[project.id] >= project.max_running_jobs
-        ):
+        if _is_limited(snapshot, project, job.owner, devices[project.id], keys[job.owner]):
             continue
         worker = next((one for one in free if one.takes(job.project_id, job.needs)), None)
         if worker is not None:
@@ -76,10 +76,22 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
             victim = min(victims, key=lambda one: (one.priority, -one.claimed_at, one.id))
             chosen[victim.id] = Preemption(job_id=victim.id, reason=_reason(job, project, victim))
             devices[victim.project_id] -= 1
+            keys[victim.owner] -= 1
         devices[project.id] += 1
+        keys[job.owner] += 1
         if job.interactive:
             lanes.add(job.owner)
     return list(chosen.values())
+
+
+def _is_limited(
+    snapshot: Snapshot, project: Project, owner: str, of_project: int, of_key: int
+) -> bool:
+    """Return True if no claim would take another job of the project and key, which have
+    `of_project` and `of_key` running jobs."""
+    limits = ((project.max_running_jobs, of_project), (snapshot.key_limits.get(owner), of_key))
+    is_full = any(limit is not None and running >= limit for limit, running in limits)
+    return is_full or not snapshot.over_device_hours.isdisjoint((project.id, owner))
 
 
 def _frees_device(job: Running | None) -> bool:

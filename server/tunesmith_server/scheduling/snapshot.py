@@ -104,7 +104,7 @@ class Snapshot:
     workers: Sequence[Worker]
     running: Sequence[Running]
     waiting: Sequence[Waiting]
-    """Queued jobs; the jobs of one project are in its order."""
+    """Queued jobs of active projects; the jobs of one project are in its order."""
     evaluating: frozenset[str] = frozenset()
     """Workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
@@ -150,7 +150,10 @@ def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
     """Read the queue. With `only_urgent`, read only waiting jobs that may pre-empt others."""
     now = usage.database_now(session)
     turn = func.row_number().over(partition_by=JobRow.project_id, order_by=of_jobs(JobRow))
-    numbered = select(*_COLUMNS, turn.label("turn")).where(JobRow.state == JobState.QUEUED)
+    active = select(ProjectRow.id).where(ProjectRow.archived_at.is_(None))
+    numbered = select(*_COLUMNS, turn.label("turn")).where(
+        JobRow.state == JobState.QUEUED, JobRow.project_id.in_(active)
+    )
     if only_urgent:
         numbered = numbered.where(is_urgent())
     jobs = numbered.subquery()
