@@ -12,7 +12,7 @@ import time
 from functools import partial
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, exists, select
+from sqlalchemy import ColumnElement, bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, WaitingBecause, WaitingCode
@@ -67,13 +67,16 @@ def _base_is_served(session: Session, job: JobRow, workers: list[str]) -> None:
     names = ", ".join(workers)
     message = f"the base model {job.model!r} is now on {names}: the job waits for a free worker"
     data: dict[str, JsonValue] = {"base_model": job.model, "workers": [*workers]}
-    _withdraw(session, job, events.add(session, job, message, data=data))
+    event = events.add(session, job, message, data=data)
+    for warning in session.scalars(_WARNINGS, {"job_id": job.id}).all():
+        _withdraw(warning, event)
 
 
 def withdraw_at_claim(session: Session, job: JobRow) -> None:
     """Withdraw an active warning of `job`. The newest event, which is the claim, gets the warning's
     id."""
-    _withdraw(session, job, session.get_one(EventRow, (job.id, job.last_seq)))
+    for warning in session.scalars(_WARNINGS, {"job_id": job.id}).all():
+        _withdraw(warning, session.get_one(EventRow, (job.id, job.last_seq)))
 
 
 def _in_force() -> tuple[ColumnElement[bool], ...]:
@@ -85,11 +88,14 @@ def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
     return list(session.scalars(query.with_for_update(skip_locked=True)))
 
 
-def _withdraw(session: Session, job: JobRow, event: EventRow) -> None:
-    for warning in session.scalars(select(EventRow).where(EventRow.job_id == job.id, *_in_force())):
-        warning.level = "info"
-        warning.data = {**warning.data, "withdrawn_by": events.event_id(job.id, event.seq)}
-        event.data = {**event.data, "withdraws": events.event_id(job.id, warning.seq)}
+_WARNINGS = select(EventRow).where(EventRow.job_id == bindparam("job_id"), *_in_force())
+"""Active warnings of a job. Built once, because each claim asks for them."""
+
+
+def _withdraw(warning: EventRow, event: EventRow) -> None:
+    warning.level = "info"
+    warning.data = {**warning.data, "withdrawn_by": events.event_id(event.job_id, event.seq)}
+    event.data = {**event.data, "withdraws": events.event_id(warning.job_id, warning.seq)}
 
 
 def describe(session: Session, view: View, job: JobRow) -> dict[str, object]:

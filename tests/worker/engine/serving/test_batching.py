@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tunesmith_worker.engine.serving.protocol import (
     ServingError,
     UnusableOutput,
 )
+from tunesmith_worker.engine.serving.scheduler import Scheduler
 
 from .engines import Client, Reference, greedy, native, prompts_of, save_adapters, save_base
 
@@ -119,8 +121,23 @@ def test_a_cancelled_request_frees_its_memory_at_once(folder: Path) -> None:
         assert [len(client.of(stream).token_ids) for stream in streams] == tokens
 
 
-def test_memory_stays_within_the_budget_and_kept_prefixes_go_first(folder: Path) -> None:
+def recorded(method: Callable[..., None], seen: list[int]) -> Callable[..., None]:
+    """Return the method; each call also records the bytes of all caches after it."""
+
+    def call(scheduler: Scheduler, *args: Any) -> None:  # Any: the method's own
+        method(scheduler, *args)
+        seen.append(scheduler._live_bytes() + scheduler._kept.bytes)
+
+    return call
+
+
+def test_memory_stays_within_the_budget_and_kept_prefixes_go_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that do not fit together wait, or return to the queue and are computed again."""
+    inside: list[int] = []
+    for name in ("_start", "_keep", "_leave", "_move"):
+        monkeypatch.setattr(Scheduler, name, recorded(getattr(Scheduler, name), inside))
     token = 3 * 2 * 2 * 12 * 4  # bytes of one token's keys and values
     budget = 8 * 64 * token
     reference = Reference(folder)
@@ -135,6 +152,7 @@ def test_memory_stays_within_the_budget_and_kept_prefixes_go_first(folder: Path)
         for request, result in zip(requests, client.wait(streams), strict=True):
             reference.check(request, result)
         assert 0 < most <= budget
+        assert 0 < max(inside) <= budget, "within a step, too"
         assert engine.figures().kept_tokens > 0
 
 

@@ -51,19 +51,26 @@ class PrefixStore:
         """Return True if a sequence of `size` bytes may be kept."""
         return size <= self.max_bytes
 
+    def make_room(
+        self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], size: int
+    ) -> None:
+        """Drop the sequences that are a prefix of `tokens`, and the oldest ones until a sequence of
+        `size` bytes fits."""
+        new = np.array(tokens, dtype=np.int64)
+        for key, old in list(self._kept.items()):
+            same = old.space == space and old.rope_key == rope_key
+            if same and common_length(old.tokens, new) == len(old.tokens):
+                del self._kept[key]
+        while len(self._kept) >= self._max_entries or self.bytes + size > self.max_bytes:
+            if not self.drop_oldest():
+                return
+
     def add(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], kv: torch.Tensor
     ) -> None:
-        """Keep a sequence. Drop kept sequences that are a prefix of it, and the oldest
-        sequences."""
+        """Keep a sequence for which `make_room` has freed memory."""
         new = KeptPrefix(space, rope_key, np.array(tokens, dtype=np.int64), kv)
-        for key, old in list(self._kept.items()):
-            same = old.space == space and old.rope_key == rope_key
-            if same and common_length(old.tokens, new.tokens) == len(old.tokens):
-                del self._kept[key]
         self._kept[id(new)] = new
-        while len(self._kept) > self._max_entries or self.bytes > self.max_bytes:
-            self.drop_oldest()
 
     def find(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int]

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import torch
-
 from tunesmith_worker.engine.rollout.rope_tables import RopeTables
 
 from .cache import PromptBuffer, SlotCache, round_up
@@ -49,7 +47,7 @@ class Scheduler:
         # CPU time does not depend on other processes, such as a training job.
         on_cpu = self._shape.device.type == "cpu"
         self._clock = time.thread_time if on_cpu else time.perf_counter
-        self._totals = Figures()
+        self._totals, self._figures = Figures(), Figures()
 
     @property
     def has_work(self) -> bool:
@@ -68,13 +66,18 @@ class Scheduler:
         self._kept.max_bytes = int(cache_bytes * KEPT_SHARE)
         while self._kept.bytes > self._kept.max_bytes and self._kept.drop_oldest():
             pass
-        self._shrink_kept(0)
+        self._shrink_kept()
+        self._publish()
 
     def figures(self) -> Figures:
-        """Return the state. Any thread may call it; the figures of a step in progress may be
-        mixed."""
+        """Return the state after the last step or change. Any thread may call it."""
+        return self._figures
+
+    def _publish(self) -> None:
+        """Compute the figures. Other threads cannot, because a step changes what they would add
+        up."""
         rows = [*self._prompts, *self._decoding]
-        return replace(
+        self._figures = replace(
             self._totals,
             running=len(rows),
             queued=len(self._waiting),
@@ -87,6 +90,7 @@ class Scheduler:
         row.tokens = list(row.stream.request.prompt_ids)
         self._totals.prompt_tokens += len(row.tokens)
         self._waiting.append(row)
+        self._publish()
 
     def cancel(self, streams: Iterable[Stream]) -> None:
         """Remove requests and free their keys and values at once."""
@@ -98,10 +102,12 @@ class Scheduler:
                 self._totals.cancelled += 1
         self._waiting = deque(row for row in self._waiting if not row.done)
         self._remove_done(keep=False)
+        self._publish()
 
     def forget(self, adapter: str) -> None:
         """Drop the kept sequences of an adapter."""
         self._kept.forget(adapter)
+        self._publish()
 
     def fail_all(self, error: Exception) -> list[Output]:
         """End every request with an error and free all memory."""
@@ -111,10 +117,16 @@ class Scheduler:
         self._cache = SlotCache(self._shape)
         while self._kept.drop_oldest():
             pass
+        self._publish()
         return [Output(row.stream, "", (), error=error) for row in rows]
 
     def step(self) -> list[Output]:
         """Compute the next step; return the outputs of all rows that got a token or ended."""
+        outputs = self._step()
+        self._publish()
+        return outputs
+
+    def _step(self) -> list[Output]:
         outputs = self._make_room()
         outputs += self._admit()
         parts = self._next_parts()
@@ -165,13 +177,13 @@ class Scheduler:
             row = self._decoding[slot]
             if row.done:
                 if keep and self._can_keep(row):
-                    self._keep(row, self._cache.copy_of(slot, row.cached))
+                    self._keep(row, slot)
                 if row.broken:
                     self._cache.clear(slot)
                 self._leave(slot)
         for row in [row for row in self._prompts if row.done]:
-            if keep and row.buffer is not None and self._can_keep(row):
-                self._keep(row, row.buffer.kv[..., : row.cached, :].clone())
+            if keep and self._can_keep(row):
+                self._keep(row)
             row.buffer = None
             self._prompts.remove(row)
 
@@ -190,38 +202,49 @@ class Scheduler:
             not row.broken and row.cached >= MIN_TOKENS and self._kept.fits(size) and size <= free
         )
 
-    def _keep(self, row: Row, kv: torch.Tensor) -> None:
-        tokens = row.tokens[: row.cached]
-        self._kept.add(row.stream.prefix_space, row.rope_key, tokens, kv)
-        self._shrink_kept(0)
+    def _keep(self, row: Row, slot: int | None = None) -> None:
+        """Copy the keys and values of a row from its slot or its buffer, after making room."""
+        size = row.cached * self._shape.token_bytes
+        space, tokens = row.stream.prefix_space, row.tokens[: row.cached]
+        self._kept.make_room(space, row.rope_key, tokens, size)
+        self._shrink_kept(further=size)
+        if slot is not None:
+            kv = self._cache.copy_of(slot, row.cached)
+        else:
+            assert row.buffer is not None, "a row without a slot has a buffer"
+            kv = row.buffer.kv[..., : row.cached, :].clone()
+        self._kept.add(space, row.rope_key, tokens, kv)
+
+    def _buffer_bytes(self) -> int:
+        return sum(row.buffer.bytes for row in self._prompts if row.buffer is not None)
 
     def _live_bytes(self) -> int:
-        buffers = [row.buffer for row in [*self._prompts]]
-        return self._cache.bytes + sum(one.bytes for one in buffers if one is not None)
+        return self._cache.bytes + self._buffer_bytes()
 
-    def _shrink_kept(self, needed: int) -> None:
-        """Drop unused slots and kept sequences until `needed` more bytes fit into the budget."""
-        if self._live_bytes() + self._kept.bytes + needed > self._budget:
+    def _shrink_kept(self, rows: int = 0, tokens: int = 0, *, further: int = 0) -> None:
+        """Drop unused slots and kept sequences until the budget has room for slots that grow to
+        `rows` rows of `tokens` tokens, and for `further` bytes."""
+        others = self._buffer_bytes() + further
+        grown = self._cache.bytes_for(rows, tokens)
+        if max(self._cache.bytes, grown) + others + self._kept.bytes > self._budget:
             self._cache.trim()
-        while self._live_bytes() + self._kept.bytes + needed > self._budget:
+        while max(self._cache.bytes, grown) + others + self._kept.bytes > self._budget:
             if not self._kept.drop_oldest():
                 return
 
     def _needed(self, rows: int, tokens: int) -> int:
         """Bytes of the slots with `rows` rows of up to `tokens` tokens and of all buffers."""
-        buffers = sum(row.buffer.bytes for row in self._prompts if row.buffer is not None)
-        return self._cache.bytes_for(rows, tokens) + buffers
+        return self._cache.bytes_for(rows, tokens) + self._buffer_bytes()
 
     def _longest(self) -> int:
         return max((len(row.tokens) for row in [*self._decoding, *self._prompts]), default=0)
 
     def _make_room(self) -> list[Output]:
         """Return the newest rows to the queue until the next tokens of the others fit."""
-        while self._decoding:
-            rows = len(self._decoding) + len(self._prompts)
-            needed = self._needed(rows, self._longest() + 1)
-            if needed <= self._budget:
-                self._shrink_kept(max(0, needed - self._live_bytes()))
+        while True:
+            rows, tokens = len(self._decoding) + len(self._prompts), self._longest() + 1
+            if not self._decoding or self._needed(rows, tokens) <= self._budget:
+                self._shrink_kept(rows, tokens)
                 return []
             if self._prompts:
                 row = self._prompts.pop()
@@ -235,7 +258,6 @@ class Scheduler:
                 row = self._decoding[0]
                 self._leave(0)
                 return [Output(row.stream, "", (), error=self._too_large(row))]
-        return []
 
     def _too_large(self, row: Row) -> DoesNotFit:
         return DoesNotFit(
@@ -250,14 +272,15 @@ class Scheduler:
             row = self._waiting[0]
             rows = len(self._decoding) + len(self._prompts) + 1
             tokens = len(row.tokens) + 1
+            longest = max(tokens, self._longest() + 1)
             buffer = round_up(tokens) * self._shape.token_bytes
-            if self._needed(rows, max(tokens, self._longest() + 1)) + buffer > self._budget:
+            if self._needed(rows, longest) + buffer > self._budget:
                 if rows > 1:
                     return []
                 self._waiting.popleft()
                 return [Output(row.stream, "", (), error=self._too_large(row))]
             self._waiting.popleft()
-            self._shrink_kept(buffer)
+            self._shrink_kept(rows, longest, further=buffer)
             self._start(row, tokens)
         return []
 
