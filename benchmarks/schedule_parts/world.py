@@ -241,7 +241,7 @@ class World:
             return
         assert device.claim is not None
         job_id = device.claim.job_id
-        done = Outcome(state="succeeded", kind="lora", step=STEPS, trained_tokens=1, files=[_FILE])
+        done = Outcome(state="succeeded", kind="lora", step=STEPS, trained_tokens=1, files=[FILE])
         if self._send(device, done) is not None:
             if job_id in self.record.ends:
                 raise RuntimeError(f"{job_id} ended twice")
@@ -360,7 +360,7 @@ class World:
 
 RECIPE = Recipe().model_dump(mode="json")
 HYPERPARAMETERS = Hyperparameters().model_dump(mode="json")
-_FILE = StoredFile(name="a.safetensors", bytes=1, sha256="0" * 64)
+FILE = StoredFile(name="a.safetensors", bytes=1, sha256="0" * 64)
 
 
 def _save_point(session: Session, claim: Claim, step: int, now: float) -> None:
@@ -370,6 +370,6 @@ def _save_point(session: Session, claim: Claim, step: int, now: float) -> None:
         session.add(
             ResumePointRow(
                 job_id=claim.job_id, step=step, created_at=now, bytes=1,
-                files=[_FILE.model_dump()],
+                files=[FILE.model_dump()],
             )
         )  # fmt: skip

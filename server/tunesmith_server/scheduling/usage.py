@@ -120,6 +120,14 @@ def lock_project(session: Session, project_id: str) -> ProjectRow:
     return session.get_one(ProjectRow, project_id, with_for_update=True, populate_existing=True)
 
 
+def lock_further_project(session: Session, project_id: str) -> ProjectRow | None:
+    """Lock a project in a transaction that may hold other projects; return None if another
+    transaction has it. Two transactions that waited for each other's projects would deadlock."""
+    return session.get(
+        ProjectRow, project_id, with_for_update={"skip_locked": True}, populate_existing=True
+    )
+
+
 def _newest_point(session: Session, job: JobRow) -> float:
     newest = select(func.max(ResumePointRow.created_at)).where(ResumePointRow.job_id == job.id)
     return session.scalar(newest) or 0.0

@@ -69,6 +69,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
     rows = session.scalars(_candidates()).all()
     worker = session.get(WorkerRow, worker_id)
     reserved = reservations.of_worker(session, worker_id, worker.host if worker else None)
+    holds_project = False
     for row in rows:
         if reservations.refuses(reserved, row.project_id):
             continue
@@ -83,9 +84,10 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
             continue
         if not _can_load(worker, claimed):
             continue
-        project = usage.lock_project(session, row.project_id)
-        if not limits.may_run(session, project, row.owner):
-            continue  # another claim used up the limit
+        lock = usage.lock_further_project if holds_project else usage.lock_project
+        project, holds_project = lock(session, row.project_id), True
+        if project is None or not limits.may_run(session, project, row.owner):
+            continue  # another claim has the project, or has used up the limit
         now = session.execute(select(epoch_now())).scalar_one()
         row.status, row.fence, row.lease_owner = EvaluationStatus.RUNNING, claimed.fence, worker_id
         row.lease_until = now + settings.lease_seconds

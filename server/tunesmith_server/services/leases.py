@@ -74,12 +74,16 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
         return None
     offer, project_id = abilities(worker), next(iter(projects), None)
     tried: list[str] = []
+    holds_project = False
     for _ in range(MAX_CANDIDATES):
         found = session.execute(order.next_job(offer, project_id, tuple(tried))).one_or_none()
         if found is None:
             break
         job_id, of_project, owner = found
-        project = usage.lock_project(session, of_project)
+        lock = usage.lock_further_project if holds_project else usage.lock_project
+        project, holds_project = lock(session, of_project), True
+        if project is None:
+            continue  # the project is free again in a moment
         if not limits.may_run(session, project, owner):
             continue  # another claim has used up the limit; the next query leaves the job out
         lease = partial(_lease, session, settings, worker_id, job_id, project)
@@ -358,6 +362,7 @@ def take_back_expired(session: Session, settings: Settings) -> int:
     expired = session.scalars(
         select(JobRow)
         .where(JobRow.state.in_(HELD), JobRow.lease_until < epoch_now())
+        .order_by(JobRow.project_id)  # all janitors lock the projects in this order
         .with_for_update(skip_locked=True)
     )
     taken = 0
