@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_server.core.database import epoch_now
@@ -22,8 +23,13 @@ def active() -> ColumnElement[bool]:
 def of_worker(session: Session, worker_id: str, host: str | None) -> list[ReservationRow]:
     """Return the active reservations of a worker and of its host."""
     names = [worker_id] if host is None else [worker_id, host]
-    query = select(ReservationRow).where(ReservationRow.worker.in_(names), active())
-    return list(session.scalars(query.order_by(ReservationRow.starts_at)))
+    return list(session.scalars(_of_workers(), {"names": names}))
+
+
+@cache  # each claim asks
+def _of_workers() -> Select[ReservationRow]:
+    named = ReservationRow.worker.in_(bindparam("names", expanding=True))
+    return select(ReservationRow).where(named, active()).order_by(ReservationRow.starts_at)
 
 
 def refuses(reservations: Iterable[ReservationRow], project_id: str) -> ReservationRow | None:
