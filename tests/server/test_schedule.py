@@ -25,7 +25,7 @@ def played(week: Week, folder: Path, estimates_every: float | None = None) -> Re
     return play(week, folder, estimates_every)
 
 
-def test_hours_with_deaths_and_clock_steps_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_hours_with_deaths_lose_and_double_nothing(tmp_path: Path) -> None:
     week = drawn((1.0, 1.0), 20, 6.0)
     found = figures(week, played(week, tmp_path / "a"))
     assert (found["lost"], found["doubled"], found["starved"]) == (0, 0, 0)
