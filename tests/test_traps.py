@@ -30,5 +30,5 @@ def test_every_trap_has_a_test_or_a_reason(row: str) -> None:
 
 
 def test_every_section_is_there() -> None:
-    """15 traps of the loss, 7 of positions, 14 of memory, 11 of saving."""
+    """The list names 15 traps of the loss, 7 of positions, 14 of memory and 11 of saving."""
     assert len(ROWS) == 15 + 7 + 14 + 11

@@ -76,9 +76,9 @@ class EstimatedStart(Response):
     at: int
     """Expected start."""
     earliest: int
-    """Start if the jobs ahead are shorter than similar jobs were."""
+    """Expected start if the jobs ahead end earlier than similar jobs did."""
     latest: int
-    """Start if the jobs ahead are longer than similar jobs were."""
+    """Expected start if the jobs ahead end later than similar jobs did."""
 
 
 class QueuedJob(Response):

@@ -124,7 +124,7 @@ def test_bf16_on_real_shapes(window: int | None, softcap: float | None) -> None:
 
 
 def test_siblings_are_bit_for_bit_untouched_by_one_another() -> None:
-    """Perturb a row, even to NaN: all it is no prefix of stay the same bits, gradients too."""
+    """Set a row to other values or NaN. Outputs and gradients of unrelated rows keep their bits."""
     qkv, *tables = _draw(torch.float32)
     before = _both(segment_attention, qkv, *tables, _segments(), SHAPE)
     changed, others = slice(71, 200), [*range(70, 71), *range(200, TOKENS)]

@@ -225,6 +225,6 @@ def test_rows_follow_from_tokens_and_the_global_batch_stays() -> None:
 
 
 def test_a_plan_needs_no_torch() -> None:
-    """A light worker may be asked what a job would take."""
+    """A light worker estimates the memory of a job."""
     code = "import sys, tunesmith_worker.engine.memory.choose; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

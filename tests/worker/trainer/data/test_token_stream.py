@@ -210,7 +210,7 @@ def test_a_file_cut_short_names_the_row(tmp_path: Path) -> None:
 def done_with_helpers(
     path: Path, befalls: Callable[[psutil.Process], None]
 ) -> tuple[tuple[list[Any], Counts], list[str]]:
-    """What a stream made of a file, and its warnings, when `befalls` befalls each helper."""
+    """Return the rows and warnings of a stream whose helpers are each passed to `befalls`."""
     before = set(psutil.Process().children())
     warnings: list[str] = []
     batches, counts = [], Counts()

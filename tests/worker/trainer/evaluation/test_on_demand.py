@@ -114,7 +114,7 @@ def test_a_grader_adds_rewards_to_losses_and_one_model_is_not_compared(
 def test_one_model_at_a_time_is_in_memory(
     tmp_path: Path, tiny_model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Losses and rewards of two models load four times; each time, no earlier model is left."""
+    """Each of the four loads starts after the earlier model was freed."""
     loaded: list[weakref.ref[Any]] = []
 
     def counting(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The examples of docs/reference/graders.md are graders, and score as the page says."""
+"""The examples of docs/reference/graders.md are valid graders and give the scores on the page."""
 
 from __future__ import annotations
 

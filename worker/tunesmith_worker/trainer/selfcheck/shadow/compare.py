@@ -60,7 +60,7 @@ class RunStep:
     """Norm to which gradients are clipped; 0 for no clipping."""
 
     def only(self, tensors: frozenset[str] | None) -> RunStep:
-        """Return the step with the gradients before clipping of some tensors; None for all."""
+        """Return the step with unclipped gradients of `tensors` only; None returns it unchanged."""
         if tensors is None:
             return self
         factor = 1.0 if self.norm is None else clip_factor(self.norm, self.max_norm)
