@@ -202,7 +202,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerStatus(Response):
-    """A train worker, which is one device."""
+    """A train worker. Each train worker uses one device."""
 
     id: str
     object: Literal["worker"] = "worker"

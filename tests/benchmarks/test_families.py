@@ -44,7 +44,7 @@ def test_the_bars_are_five_fast_families_and_equal_losses(
     speeds: list[float], loss: float, within: bool
 ) -> None:
     families = [
-        {"model_type": str(place), "speed_ratio": speed, "loss_difference": loss}
+        {"model_type": str(place), "speed_ratio": speed, "loss_difference": loss, "commit": "1"}
         for place, speed in enumerate(speeds)
     ]
     assert summary(families, 0.0)["within_bars"] is within

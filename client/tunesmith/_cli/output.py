@@ -62,7 +62,7 @@ def show_page(
 
 
 def show_done(result: BaseModel, as_json: bool, text: str) -> None:
-    """Print the result of a command as JSON, or `text`."""
+    """Print the result of a command as JSON if the caller asked for it, else print `text`."""
     if as_json:
         show_json(result)
     else:

@@ -58,7 +58,7 @@ class _Plan:
     tokenizer: str | None = None
     """Folder of the adapter's own tokenizer, if the adapter added tokens."""
     stock: bool = False
-    """True if the native engine cannot compute the adapter, so transformers and PEFT do."""
+    """True if transformers and PEFT compute the adapter, because the native engine cannot."""
     adapter: str | None = None
     """Folder of the adapter. It is also the adapter's name in the engine."""
 

@@ -46,7 +46,7 @@ def comparison(pair: Pair, difference: Difference, on: EvaluatedOn, unit: str) -
 
 
 _REFERENCES: tuple[ModelName, ...] = ("base", "against")
-"""Models that the verdict compares with."""
+"""Models with which the verdict compares the tuned model."""
 _WORDS = {"tuned": "tuned", "base": "base", "model": "first", "against": "second"}
 
 
