@@ -96,13 +96,16 @@ def _score(
     sources = indices + indices // max(1, mask.shape[1])  # flat indices into [B, T]
     targets = labels.flatten().index_select(0, sources + 1)
     scored = _log_probs(model, hidden, sources, targets, entropy=True, top1=True)
-    per_token = [
-        None if values is None else _Scatter.apply(values, indices, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        for values in (scored.log_probs, scored.entropy, scored.is_top1)
-    ]
-    log_probs, entropy, is_top1 = per_token
+
+    def scatter(values: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = _Scatter.apply(values, indices, mask.shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return rows
+
+    log_probs = scatter(scored.log_probs)
+    entropy = None if scored.entropy is None else scatter(scored.entropy)
+    is_top1 = None if scored.is_top1 is None else scatter(scored.is_top1)
     count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-    loss = -log_probs.sum() / count  # type: ignore[union-attr]  # log_probs is never None
+    loss = -log_probs.sum() / count
     aux_loss = None
     if kwargs.get("output_router_logits"):
         aux_loss = load_balancing_loss(config, outputs.router_logits, kwargs.get("attention_mask"))

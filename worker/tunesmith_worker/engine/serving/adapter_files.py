@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from .protocol import ServingError, UnsupportedAdapter, cannot_load
@@ -112,7 +112,7 @@ def adapter_bytes(folder: str) -> int:
             names = list(tensors.keys())
             numbers = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
             return int(_PADDED * 4 * numbers)
-    except Exception:  # safetensors' own errors; `read_adapter` reports them
+    except (OSError, SafetensorError):  # `read_adapter` reports them
         return 0
 
 
