@@ -46,7 +46,7 @@ from tunesmith_server.inference.service import Inference
 from tunesmith_server.scheduling.view import QueueView
 from tunesmith_server.services import served_models
 
-from . import installation
+from . import installation, portal
 from .janitor import Janitor
 from .middleware import RequestEnvelope
 
@@ -96,6 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
         queue_view=QueueView(database),
     )
     install_error_handlers(app)
+    portal.install(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
     return app
 

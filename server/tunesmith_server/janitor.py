@@ -32,6 +32,7 @@ from tunesmith_server.services import (
     leases,
     making_room,
     resume_points,
+    sessions,
     upload_completion,
     waiting,
     workers,
@@ -84,6 +85,7 @@ class Janitor(threading.Thread):
             "resend wake-ups": self._resend_wake_ups,
             "delete old rows": _delete_old_rows,
             "delete expired files": files.delete_expired,
+            "delete ended sessions": sessions.delete_ended,
             "drop resume points": lambda session: resume_points.drop_unneeded(session, settings),
             "expire uploads": lambda session: upload_completion.expire(session),
             "make room": making_room.make_room,
@@ -106,6 +108,8 @@ class Janitor(threading.Thread):
             steps["derive the health of older jobs"] = self._derive_health
         if keys.has_uses():
             steps["store the last use of keys"] = keys.store_uses
+        if sessions.has_seen():
+            steps["store the last use of sessions"] = sessions.store_seen
         for name, step in steps.items():
             try:
                 with self._database.write.begin() as session:

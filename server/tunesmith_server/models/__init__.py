@@ -15,6 +15,7 @@ from .report import ReportRow
 from .reservation import ReservationRow
 from .resume_point import ResumePointRow
 from .sample import SamplesRow
+from .session import SessionRow
 from .upload import UploadPartRow, UploadRow
 from .usage import IdleRow, UsageRow
 from .user import UserRow
@@ -44,6 +45,7 @@ __all__ = [
     "ReservationRow",
     "ResumePointRow",
     "SamplesRow",
+    "SessionRow",
     "UploadPartRow",
     "UploadRow",
     "UsageRow",

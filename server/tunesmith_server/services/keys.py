@@ -177,6 +177,20 @@ def authenticate(
             f"API key {key.strip()[:6]}... {reason}",
             hint="`tunesmith keys create NAME` on the server's host creates a key",
         )
+    return _principal(session, row, project)
+
+
+def principal_of(session: Session, key_id: str, project: str | None = None) -> Principal | None:
+    """Return the caller with the rights of a key, as `authenticate` does; None if the key does not
+    open its project any more."""
+    row = session.execute(_WITH_RIGHTS.where(ApiKeyRow.id == key_id)).one_or_none()
+    if row is None or _reason_of_refusal(row):
+        return None
+    return _principal(session, row, project)
+
+
+def _principal(session: Session, row: Any, project: str | None) -> Principal:
+    # Any: a row of `_WITH_RIGHTS`
     _note_use(row)
     role = _role(row)
     return Principal(

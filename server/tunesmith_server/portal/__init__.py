@@ -1,0 +1,57 @@
+"""The portal: a web interface at `/portal`, served by the API's process.
+
+Pages are rendered here, from service functions that a `/v1` route serves too: a page that cannot be
+built from them shows a hole in the API. htmx replaces parts of a page, uPlot draws curves, and the
+rest are small ES modules. No inline script or style, no `style=`, no address of another host.
+
+To add a page:
+
+1. Write `pages/NAME.py`: a function from a `Visit` to a response, that reads the query, calls
+   service functions, puts the result into a frozen dataclass and calls `visit.show`. At the end of
+   the module, `PAGES` lists its addresses with the routes of the API that they stand for.
+2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
+   with a leading underscore. Print numbers and times with the filters of `view.py`.
+3. Add the module to `_MODULES` in `pages/__init__.py`. A page of the first level appears in the
+   navigation as soon as its path exists (`navigation.py`).
+4. Write `tests/server/portal/test_NAME.py`; `page_checks.py` has the checks that each page passes.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tunesmith_schema import ErrorCode
+from tunesmith_server.core.errors import NotFound
+
+from . import assets, pages, routing, security
+from .visit import Page, Visit
+
+
+def install(app: FastAPI) -> None:
+    """Add the portal to the app, after its error handlers. `GET /` leads to the portal."""
+    app.state.portal_paths = frozenset(page.path for page in pages.all_pages())
+    app.state.portal_failed_sign_ins = security.FailedSignIns()
+    routes = [routing.route_of(page) for page in pages.all_pages()]
+    app.router.routes.extend(
+        [
+            Route("/", _to_portal, methods=["GET"]),
+            assets.route,
+            *routes,
+            routing.route_of(Page(path="/portal/{path:path}", show=_nothing_here)),
+        ]
+    )
+
+
+async def _to_portal(request: Request) -> Response:
+    return RedirectResponse(security.HOME, 307, security.HEADERS)
+
+
+def _nothing_here(visit: Visit) -> Response:
+    raise NotFound(
+        ErrorCode.NOT_FOUND,
+        f"no page {visit.request.url.path}",
+        hint="the navigation lists the pages; a job or a file may have been deleted",
+    )

@@ -1,0 +1,63 @@
+"""Cookies of the portal: the session's secret, and the theme."""
+
+from __future__ import annotations
+
+from typing import Literal, cast, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tunesmith_server.services import sessions
+
+Theme = Literal["light", "dark", "auto"]
+_NAME = "tunesmith_session"
+_THEME = "tunesmith_theme"
+_THEME_SECONDS = 400 * 86_400
+"""Longest lifetime of a cookie in browsers."""
+
+
+def _is_https(request: Request) -> bool:
+    return request.url.scheme == "https"
+
+
+def _name(request: Request) -> str:
+    """Return the name of the session's cookie. Browsers accept the prefix `__Host-` only over
+    https; no other host and no page over http can then set the cookie."""
+    return f"__Host-{_NAME}" if _is_https(request) else _NAME
+
+
+def secret_in(request: Request) -> str | None:
+    return request.cookies.get(_name(request))
+
+
+def set_session(request: Request, response: Response, secret: str, *, days: float) -> None:
+    https = _is_https(request)
+    response.set_cookie(
+        _name(request), secret, max_age=int(days * 86_400), httponly=True, samesite="lax",
+        secure=https, path="/" if https else "/portal",
+    )  # fmt: skip
+
+
+def clear_session(request: Request, response: Response) -> None:
+    https = _is_https(request)
+    response.delete_cookie(
+        _name(request), httponly=True, samesite="lax", secure=https,
+        path="/" if https else "/portal",
+    )  # fmt: skip
+
+
+def theme_of(request: Request) -> Theme:
+    theme = request.cookies.get(_THEME)
+    return cast(Theme, theme) if theme in get_args(Theme) else "auto"
+
+
+def set_theme(request: Request, response: Response, theme: str) -> None:
+    chosen = theme if theme in get_args(Theme) else "auto"
+    response.set_cookie(
+        _THEME, chosen, max_age=_THEME_SECONDS, httponly=True, samesite="lax",
+        secure=_is_https(request), path="/portal",
+    )  # fmt: skip
+
+
+BROWSER_DAYS = sessions.LONGEST_SECONDS / 86_400
+DISPLAY_DAYS = sessions.DISPLAY_SECONDS / 86_400

@@ -1,0 +1,57 @@
+"""Error pages: what failed, the code, what to do and the request id.
+
+The API's own handlers choose status and text, so a page fails with the same words as the call that
+it stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tunesmith_server.core.errors import unhandled_error_response
+
+from . import rendering
+
+_TITLES = {
+    403: "You may not see or do this",
+    404: "Nothing is here",
+    429: "Too many requests",
+    503: "The service does not answer",
+}
+
+
+async def respond(request: Request, error: Exception) -> Response:
+    """Return an error as a page, or as a part of a page if htmx sent the request."""
+    body, response = await _as_of_the_api(request, error)
+    status = response.status_code
+    headers = {"retry-after": wait} if (wait := response.headers.get("retry-after")) else {}
+    is_part = request.headers.get("hx-request") == "true"
+    signed_in = getattr(request.state, "signed_in", None)
+    return rendering.respond(
+        request,
+        "_error.html" if is_part else "error.html",
+        status=status,
+        headers=headers,
+        title=_TITLES.get(status, "This did not work" if status < 500 else "Something failed"),
+        status_code=status,
+        error=body,
+        signed_in=signed_in,
+        visit=None,
+        calls=(),
+        origin="",
+    )
+
+
+async def _as_of_the_api(request: Request, error: Exception) -> tuple[dict[str, Any], Response]:
+    handlers = request.app.exception_handlers
+    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
+    if handler is None:
+        response: Response = unhandled_error_response(request, error)
+    else:
+        response = await handler(request, error)
+    body: dict[str, Any] = json.loads(bytes(response.body))["error"]
+    return body, response

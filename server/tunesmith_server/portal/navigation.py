@@ -1,0 +1,36 @@
+"""Main navigation: the pages of the first level, in order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    path: str
+    name: str
+    icon: str
+    key: str
+    """Letter after `g` that goes to the page."""
+
+
+_ALL = (
+    Entry("/portal", "Home", "home", "h"),
+    Entry("/portal/jobs", "Jobs", "jobs", "j"),
+    Entry("/portal/data", "Data sets", "data", "d"),
+    Entry("/portal/models", "Models", "model", "m"),
+    Entry("/portal/playground", "Playground", "chat", "p"),
+    Entry("/portal/workers", "Workers", "workers", "w"),
+    Entry("/portal/settings", "Settings", "settings", "s"),
+)
+NEW_JOB = Entry("/portal/new", "New job", "plus", "n")
+
+
+def entries(paths: frozenset[str]) -> list[Entry]:
+    """Return the entries whose pages exist."""
+    return [entry for entry in _ALL if entry.path in paths]
+
+
+def is_current(entry: Entry, path: str) -> bool:
+    if entry.path == "/portal":
+        return path == entry.path
+    return path == entry.path or path.startswith(f"{entry.path}/")

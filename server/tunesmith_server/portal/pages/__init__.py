@@ -1,0 +1,16 @@
+"""Pages of the portal, one module each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tunesmith_server.portal.visit import Page
+
+from . import home, jobs, settings, sign_in, theme
+
+_MODULES = (sign_in, theme, home, jobs, settings)
+
+
+@cache
+def all_pages() -> list[Page]:
+    return [page for module in _MODULES for page in module.PAGES]

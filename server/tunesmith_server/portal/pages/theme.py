@@ -1,0 +1,21 @@
+"""The theme: light, dark, or as the system has it. A cookie, so that no page flashes."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+
+from tunesmith_server.portal import cookies, security
+from tunesmith_server.portal.visit import Page, Visit
+
+
+def choose(visit: Visit) -> Response:
+    came_from = urlsplit(visit.request.headers.get("referer", ""))
+    address = came_from.path + (f"?{came_from.query}" if came_from.query else "")
+    response = visit.go(security.own_path(address))
+    cookies.set_theme(visit.request, response, visit.field("theme"))
+    return response
+
+
+PAGES = [Page(path="/portal/theme", method="POST", show=choose, is_public=True)]

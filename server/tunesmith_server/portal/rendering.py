@@ -1,0 +1,82 @@
+"""Templates to responses: Jinja2 with the portal's rules, headers and compression."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
+
+from . import assets, cookies, navigation, security, text, view
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_LEAST_COMPRESSED = 1024
+"""Size from which a page is compressed, in bytes."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=text.finalize,
+        auto_reload=False,
+    )
+    environment.filters |= {
+        "number": view.number,
+        "count": view.count,
+        "duration": view.duration,
+        "ago": view.ago,
+        "moment": view.moment,
+        "size": view.size,
+        "percent": view.percent,
+        "spark": view.sparkline,
+        "words": view.words,
+        "clip": text.clipped,
+    }
+    environment.globals |= {"static": assets.url, "state_of": view.state_of, "now": time.time}
+    environment.globals |= {"is_current": navigation.is_current}
+    return environment
+
+
+def render(name: str, **context: Any) -> str:  # Any: what the template names
+    return _environment().get_template(name).render(**context)
+
+
+def respond(
+    request: Request,
+    name: str,
+    *,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+    **context: Any,  # Any: what the template names
+) -> Response:
+    """Render a template as the response to a request."""
+    shown = {
+        "theme": cookies.theme_of(request),
+        "path": request.url.path,
+        "navigation": navigation.entries(request.app.state.portal_paths),
+        **context,
+    }
+    return html(request, render(name, **shown), status=status, headers=headers)
+
+
+def html(
+    request: Request, page: str, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    content = page.encode()
+    all_headers = {**security.HEADERS, "vary": "cookie, accept-encoding", **(headers or {})}
+    if len(content) >= _LEAST_COMPRESSED and assets.accepts_gzip(request):
+        content = gzip.compress(content, 5, mtime=0)
+        all_headers["content-encoding"] = "gzip"
+    return Response(
+        content, status_code=status, headers=all_headers, media_type="text/html; charset=utf-8"
+    )

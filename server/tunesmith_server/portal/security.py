@@ -1,0 +1,93 @@
+"""Rules that protect the portal's users: response headers, requests from other sites, addresses to
+return to after a sign-in, and failed sign-ins."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+        "img-src 'self' data:; connect-src 'self'; worker-src 'self'; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of every page."""
+
+HOME = "/portal"
+MOST_FAILURES = 10
+"""Failed sign-ins that one address may send in `FAILURE_SECONDS`."""
+FAILURE_SECONDS = 60.0
+_MAX_ADDRESSES = 10_000
+"""Number of addresses above which those without recent failures are dropped."""
+
+
+def is_cross_site(request: Request) -> bool:
+    """Return True unless the browser says that a page of this server sends the request.
+
+    Browsers without `Sec-Fetch-Site` (old ones, and all over plain http to another host) send
+    `Origin` with each changing request.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    return request.headers.get("origin") != own
+
+
+def own_path(address: str) -> str:
+    """Return `address` if it is a path of the portal, else the path of its first page."""
+    parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
+    if parts is None or parts.scheme or parts.netloc:
+        return HOME
+    inside = parts.path == HOME or parts.path.startswith(f"{HOME}/")
+    return address if inside and ".." not in parts.path.split("/") else HOME
+
+
+class FailedSignIns:
+    """Failed sign-ins of each client address. Each API process counts for itself."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failures: dict[str, deque[float]] = {}
+        self._lock = threading.Lock()
+
+    def seconds_to_wait(self, address: str | None) -> int:
+        """Return the time until the address may try again; 0 if it may try now."""
+        with self._lock:
+            moments = self._failures.get(_network(address))
+        if moments is None or len(moments) < MOST_FAILURES:
+            return 0
+        return max(0, math.ceil(moments[0] + FAILURE_SECONDS - self._now()))
+
+    def add(self, address: str | None) -> None:
+        now, network = self._now(), _network(address)
+        with self._lock:
+            if len(self._failures) >= _MAX_ADDRESSES:
+                recent = now - FAILURE_SECONDS
+                kept = {key: item for key, item in self._failures.items() if item[-1] > recent}
+                self._failures = kept
+            self._failures.setdefault(network, deque(maxlen=MOST_FAILURES)).append(now)
+
+
+def _network(address: str | None) -> str:
+    """Return what one client can have: an IPv4 address, or a /64 network of IPv6 addresses."""
+    try:
+        parsed = ipaddress.ip_address(address or "")
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)

@@ -1,0 +1,45 @@
+"""Text from outside, made visible: control and bidirectional characters shown as symbols.
+
+A name such as `report\\u202Efdp.exe` would show as another one. Jinja2 escapes markup; this module
+does the rest, for every value that a template prints.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_INVISIBLE = "\u200b\u2028\u2029\u2060-\u2064\ufeff\U000e0000-\U000e007f"
+_HIDDEN = re.compile(
+    f"[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f{_BIDIRECTIONAL}{_INVISIBLE}\\ud800-\\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return `text` with a symbol for each character that shows nothing, or that changes the order
+    of others. Tabs and line ends stay."""
+    return _HIDDEN.sub(_symbol, text)
+
+
+def _symbol(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)  # the block of control pictures
+    if code == 0x7F:
+        return "\u2421"
+    if 0xD800 <= code <= 0xDFFF:  # half a character, which UTF-8 cannot express
+        return "\ufffd"
+    return f"[U+{code:04X}]"
+
+
+def finalize(value: Any) -> Any:  # Any: whatever a template prints
+    """Make the value of a template's expression visible before it is escaped."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return visible(value)
+    return value
+
+
+def clipped(text: str, length: int = 200) -> str:
+    """Return at most `length` characters of `text`, with an ellipsis where it was cut."""
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"

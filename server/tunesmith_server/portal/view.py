@@ -1,0 +1,141 @@
+"""What templates show: numbers, times, sizes, states and small drawings. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+UNKNOWN = "–"
+"""Shown for what is not known; 0 is a value."""
+
+
+class State(NamedTuple):
+    """A state in words, and its tone: the class in app.css that has its colour and its sign."""
+
+    label: str
+    tone: str
+
+
+_STATES = {
+    "validating_files": State("Validating", "wait"),
+    "queued": State("Queued", "wait"),
+    "running": State("Running", "run"),
+    "pausing": State("Pausing", "hold"),
+    "paused": State("Paused", "hold"),
+    "succeeded": State("Succeeded", "good"),
+    "failed": State("Failed", "bad"),
+    "cancelled": State("Cancelled", "off"),
+    "uploaded": State("Being read", "wait"),
+    "processed": State("Ready", "good"),
+    "error": State("Not usable", "bad"),
+}
+
+
+def state_of(name: str) -> State:
+    return _STATES.get(name, State(words(name).capitalize(), "off"))
+
+
+def words(name: str) -> str:
+    """Return an identifier as words: `self_check` as `self check`."""
+    return name.replace("_", " ")
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number with four significant figures, commas, and an exponent below 0.001."""
+    if value is None:
+        return UNKNOWN
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.{digits}g}"
+
+
+def count(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share from 0 to 1 as whole per cent; 100 % only when it is whole."""
+    if share is None:
+        return UNKNOWN
+    return f"{min(99, round(share * 100)) if share < 1 else round(share * 100)} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units, for example `2 h 05 min`."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 0.9995:
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def ago(moment: float | None, now: float | None = None) -> str:
+    """Return a past time relative to now, for example `5 min ago`."""
+    if moment is None:
+        return UNKNOWN
+    seconds = (time.time() if now is None else now) - moment
+    if seconds < 10:
+        return "just now"
+    for limit, unit, name in ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // unit)} {name} ago"
+    return f"{int(seconds // 86_400)} d ago"
+
+
+def moment(value: float | None) -> str:
+    """Return a time exactly, in UTC, for example `2026-03-01 14:05:09 UTC`."""
+    if value is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def size(count_of_bytes: float | None) -> str:
+    """Return a size in binary units, for example `1.5 GiB`."""
+    if count_of_bytes is None:
+        return UNKNOWN
+    value = float(count_of_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1023.95:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def sparkline(values: Sequence[float | None], width: int = 96, height: int = 24) -> str:
+    """Return a curve as the `d` of an SVG path; a gap in the values is a gap in the curve. Returns
+    an empty text for fewer than two values."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if len(known) < 2:
+        return ""
+    low = min(known)
+    span = (max(known) - low) or 1.0
+    step = (width - 2) / (len(values) - 1)
+    parts, pen_is_down = [], False
+    for index, value in enumerate(values):
+        if value is None or not math.isfinite(value):
+            pen_is_down = False
+            continue
+        across, down = 1 + index * step, height - 2 - (value - low) / span * (height - 4)
+        parts.append(f"{'L' if pen_is_down else 'M'}{across:.1f} {down:.1f}")
+        pen_is_down = True
+    return "".join(parts)

@@ -1,0 +1,107 @@
+"""Pages as functions of a visit: who asks, with which session of the database.
+
+A page names the routes of the API that it stands for (`needs`). Their rules in identity/policy.py
+decide who may see it, and requests that change something appear in the audit log under them, as if
+they had been sent to the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tunesmith_server.api.deps import State
+from tunesmith_server.core.principal import Principal
+from tunesmith_server.services.sessions import SignedIn
+
+from . import rendering
+from .calls import Call
+from .security import HEADERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """Request for a page."""
+
+    request: Request
+    state: State
+    signed_in: SignedIn | None
+    """None on pages that need no sign-in."""
+    session: Session
+    """Session of the database, limited to the caller's project. It is read-only unless the request
+    changes something."""
+    form: FormData = field(default_factory=FormData)
+
+    @property
+    def principal(self) -> Principal:
+        if self.signed_in is None:
+            raise RuntimeError("a page without sign-in has no principal")
+        return self.signed_in.principal
+
+    @property
+    def is_part(self) -> bool:
+        """True if htmx asks for a part of the page."""
+        return self.request.headers.get("hx-request") == "true"
+
+    def query(self, name: str) -> str:
+        return self.request.query_params.get(name, "")
+
+    def queries(self, name: str) -> list[str]:
+        return [value for value in self.request.query_params.getlist(name) if value]
+
+    def field(self, name: str) -> str:
+        """Return a field of the form; empty if it is missing or a file."""
+        value = self.form.get(name, "")
+        return value if isinstance(value, str) else ""
+
+    def param(self, name: str) -> str:
+        return str(self.request.path_params[name])
+
+    def show(
+        self,
+        template: str,
+        *,
+        calls: Sequence[Call] = (),
+        status: int = 200,
+        **context: Any,  # Any: what the template names
+    ) -> Response:
+        """Render a page. `calls` are shown in its foot."""
+        return rendering.respond(
+            self.request,
+            template,
+            status=status,
+            visit=self,
+            signed_in=self.signed_in,
+            calls=calls,
+            origin=str(self.request.base_url).rstrip("/"),
+            **context,
+        )
+
+    def go(self, path: str) -> Response:
+        """Send the browser to another page, after a change."""
+        if self.is_part:
+            return Response(status_code=204, headers={**HEADERS, "hx-redirect": path})
+        return RedirectResponse(path, 303, HEADERS)
+
+
+PageFunction = Callable[[Visit], Response]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Address of the portal."""
+
+    path: str
+    show: PageFunction
+    method: str = "GET"
+    needs: tuple[str, ...] = ()
+    """Routes of the API that the page stands for, such as `GET /fine_tuning/jobs`. The first one
+    names the request in the audit log."""
+    is_public: bool = False
+    """True if the page needs no sign-in."""
