@@ -18,6 +18,7 @@ from ._cli import (
     queue,
     samples,
     server_and_worker,
+    sessions,
     sharing,
     users,
 )
@@ -67,6 +68,7 @@ sharing.add_to(adapters.models)
 app.add_typer(adapters.models, name="models")
 app.add_typer(projects.app, name="projects")
 app.add_typer(users.app, name="users")
+app.add_typer(sessions.app, name="sessions")
 users.add_to(app)
 chat.add_to(app)
 evaluations.add_to(app)

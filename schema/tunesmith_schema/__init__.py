@@ -155,6 +155,12 @@ from .scheduling import (
     WorkerState,
     WorkerStatus,
 )
+from .sessions import (
+    DisplaySessionCreate,
+    DisplaySessionCreated,
+    PortalSession,
+    PortalSessionDeleted,
+)
 from .uploads import (
     MAX_PART_BYTES,
     MAX_UPLOAD_BYTES,
@@ -242,6 +248,8 @@ __all__ = [
     "Deleted",
     "DeviceUsage",
     "DeviceUsageItem",
+    "DisplaySessionCreate",
+    "DisplaySessionCreated",
     "DrainRequest",
     "EarlyStoppingRecipe",
     "ErrorBody",
@@ -302,6 +310,8 @@ __all__ = [
     "PeakMemory",
     "PhaseName",
     "Plan",
+    "PortalSession",
+    "PortalSessionDeleted",
     "Precision",
     "Project",
     "ProjectApiKey",

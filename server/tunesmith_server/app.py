@@ -27,6 +27,7 @@ from tunesmith_server.api import (
     organization,
     permissions,
     queue,
+    sessions,
     uploads,
     usage,
     workers,
@@ -116,7 +117,7 @@ def all_routes() -> list[BaseRoute]:
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
         *(files, uploads, jobs, events, permissions, models, adapters, evaluations, chat),
-        *(me, organization, queue, workers, usage),
+        *(me, sessions, organization, queue, workers, usage),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")

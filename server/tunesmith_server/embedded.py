@@ -32,7 +32,7 @@ from tunesmith_server.core.database import Database
 from tunesmith_server.core.security import new_key
 from tunesmith_server.core.settings import Settings, read_or_write_secret
 from tunesmith_server.core.storage import Storage, StorageUnavailable
-from tunesmith_server.services import keys
+from tunesmith_server.services import keys, sessions
 
 from . import installation, migrate
 from .broker import embedded_broker, find_server
@@ -71,7 +71,7 @@ def _serve(settings: Settings, output: _Output) -> int:
     migrate.upgrade(settings.database_url)
     check_installation(settings)
     key_file = settings.data_dir / "api-key"
-    _register_admin_key(settings, key_file)
+    admin_key = _register_admin_key(settings, key_file)
 
     children = _children(settings)
     stopping = 0  # the signal that requests it
@@ -104,6 +104,9 @@ def _serve(settings: Settings, output: _Output) -> int:
                 seconds = round(time.monotonic() - started, 1)
                 text = f"ready           {url}/v1  ({seconds} s)"
                 output.write(text, event="ready", base_url=f"{url}/v1", seconds=seconds)
+                link = _sign_in_link(settings, admin_key)
+                text = f"portal          {link}  (signs in one browser within 15 minutes)"
+                output.write(text, event="portal", url=f"{url}/portal", sign_in=link)
             if not announced and not warned and time.monotonic() - started > SLOW_SECONDS:
                 warned = True
                 log.warning("not ready yet: see the logs in %s", settings.data_dir / "logs")
@@ -203,12 +206,23 @@ def _children(settings: Settings) -> list[Child]:
     return children
 
 
-def _register_admin_key(settings: Settings, key_file: Path) -> None:
+def _register_admin_key(settings: Settings, key_file: Path) -> str:
+    """Register the key in `key_file` and return its id."""
     key = read_or_write_secret(key_file, new_key())
     database = Database(settings.database_url)
     with database.write.begin() as session:
-        keys.ensure_admin(session, "admin (first start)", key)
+        key_id = keys.ensure_admin(session, "admin (first start)", key).id
     database.dispose()
+    return key_id
+
+
+def _sign_in_link(settings: Settings, key_id: str) -> str:
+    """Return an address that signs in one browser with the admin key."""
+    database = Database(settings.database_url)
+    with database.write.begin() as session:
+        _, secret = sessions.create(session, key_id, "link")
+    database.dispose()
+    return f"{settings.url}/portal/sign-in?link={secret}"
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class Team:
     key_id: str
     user_id: str
     reservation_id: str
+    session_id: str
 
     def value(self, parameter: str) -> str:
         """Return the value of a path parameter."""
@@ -88,8 +89,10 @@ def team(server: Server, admin: Caller, project_id: str, share_with: str) -> Tea
     assert admin.post(f"{members}/users", json={"user_id": person}).status_code == 200
     key = admin.post(f"{members}/api_keys", json={"name": "spare", "user_id": person}).json()
     window = {"worker": "here", "starts_at": 4_000_000_000}
+    screen = user.post("/v1/sessions", json={"name": "wall"})
     return Team(
         server=mine,
+        session_id=screen.json()["id"],
         reservation_id=admin.post("/v1/reservations", json=window).json()["id"],
         project_id=project_id,
         file_id=job["training_file"],

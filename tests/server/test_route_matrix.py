@@ -15,6 +15,7 @@ from tunesmith_schema import Role
 from tunesmith_server.core.principal import VERBS
 from tunesmith_server.identity.policy import RULES
 from tunesmith_server.models import DEFAULT_PROJECT
+from tunesmith_server.services import keys, sessions
 
 from .actors import ROWS, Server
 from .callers import Caller
@@ -47,6 +48,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /queue/keys/{key_id}": {"json": {"max_running_jobs": 9}},
     "POST /workers/{worker}/drain": {"json": {"reason": "new disk"}},
     "POST /reservations": {"json": {"worker": "{worker}", "starts_at": 4_000_000_000}},
+    "POST /sessions": {"json": {"name": "wall"}},
     "POST /organization/projects": {"json": {"name": "new"}},
     "POST /organization/projects/{project_id}": {"json": {}},
     "POST /organization/projects/{project_id}/users": {"json": {"user_id": "{user_id}"}},
@@ -127,6 +129,8 @@ def test_each_route_answers_by_role_and_project(server: Server, role: Role) -> N
             continue  # this host has no folder of the base model
         if "/admin_api_keys/" in route:
             target = replace(own, key_id=spare)
+        if "/sessions/" in route and whose == "own":  # each key ends only its own sessions
+            target = replace(own, session_id=session_of(server, sender))
         reply = send(sender, route, target, own)
         got = (reply.status_code, _code(reply))
         detail = (role, route, whose, got, reply.text[:300])
@@ -145,6 +149,13 @@ def test_each_route_answers_by_role_and_project(server: Server, role: Role) -> N
             assert got[0] == 200, detail
         else:
             assert got == (403, "permission_denied"), detail
+
+
+def session_of(server: Server, sender: Caller) -> str:
+    """Sign in with the sender's key; return the session's id."""
+    with server.database.write.begin() as session:
+        key_id = keys.authenticate(session, sender.headers["authorization"]).key_id
+        return sessions.create(session, key_id)[0].id
 
 
 def _deletes(case: tuple[str, str]) -> tuple[bool, bool, int, str]:

@@ -21,6 +21,7 @@ from .models import Models
 from .organization import Admin
 from .permissions import Checkpoints
 from .queue import Queue, Reservations, Usage, Workers
+from .sessions import Sessions
 from .uploads import Uploads
 
 
@@ -65,6 +66,7 @@ class Client:
         self.reservations = Reservations(self._http)
         self.usage = Usage(self._http)
         self.adapters = Adapters(self._http)
+        self.sessions = Sessions(self._http)
         self.admin = Admin(self._http)
 
     def me(self) -> Me:

@@ -19,6 +19,9 @@ _PROJECT = f"{_PROJECTS}/{{project_id}}"
 
 RULES: dict[str, Verb] = {
     "GET /me": "read",
+    "GET /sessions": "read",
+    "POST /sessions": "write",
+    "DELETE /sessions/{session_id}": "read",
     "GET /files": "read",
     "POST /files": "write",
     "GET /files/{file_id}": "read",

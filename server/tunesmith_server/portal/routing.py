@@ -57,6 +57,12 @@ async def _answer(page: Page, request: Request) -> Response:
     if not page.is_public:
         if signed_in is None:
             return _to_sign_in(request)
+        if changing and signed_in.kind == "display":
+            raise Forbidden(
+                ErrorCode.PERMISSION_DENIED,
+                "this browser is signed in for display and may only read",
+                hint="sign out, and sign in with an API key",
+            )
         state.rate_limits.check(signed_in.principal)
         for route in page.needs:
             policy.require(signed_in.principal, policy.RULES[route], route)

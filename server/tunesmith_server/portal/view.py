@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-UNKNOWN = "–"
+UNKNOWN = "\N{EN DASH}"
 """Shown for what is not known; 0 is a value."""
 
 
@@ -50,7 +50,7 @@ def number(value: float | None, digits: int = 4) -> str:
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+        return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
     if abs(value) >= 10 ** (digits - 1):

@@ -1,7 +1,7 @@
 """Sessions of the portal: 256 random bits in a cookie, exchanged for an API key.
 
-A session has the rights of its key at the time of each request, so a key that is revoked, expired or
-limited ends or limits its sessions too. A display session may only read.
+A session has the rights of its key at the time of each request, so a key that is revoked, expired
+or limited ends or limits its sessions too. A display session may only read.
 """
 
 from __future__ import annotations

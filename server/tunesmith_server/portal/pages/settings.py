@@ -2,19 +2,96 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
+from pydantic import ValidationError
 from starlette.responses import Response
 
-from tunesmith_server.identity import me
+from tunesmith_schema import DisplaySessionCreate
+from tunesmith_server.identity import me, portal_sessions, project_keys
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
 
+_MOST_KEYS = 100
+_HERE = "/portal/settings"
+
 
 def show(visit: Visit) -> Response:
+    return _page(visit)
+
+
+def _page(visit: Visit, *, link: str = "", problem: str = "", status: int = 200) -> Response:
+    principal, session = visit.principal, visit.session
+    may_manage = "manage" in principal.verbs
+    keys = []
+    if may_manage:
+        page = project_keys.list_keys(session, principal.project_id, after=None, limit=_MOST_KEYS)
+        keys = page.data
+    is_display = visit.signed_in is not None and visit.signed_in.kind == "display"
     return visit.show(
         "settings.html",
-        me=me.describe(visit.session, visit.principal),
-        calls=[Call(path="/v1/me", sdk="client.me()", cli="tunesmith whoami")],
+        status=status,
+        me=me.describe(session, principal),
+        keys=keys,
+        may_manage=may_manage and not is_display,
+        may_write="write" in principal.verbs,
+        sessions=[] if is_display else portal_sessions.list_own(session, principal).data,
+        this_session=visit.signed_in.id if visit.signed_in else "",
+        link=link,
+        problem=problem,
+        version=version("tunesmith"),
+        calls=_calls(principal.project_id, may_manage),
     )
 
 
-PAGES = [Page(path="/portal/settings", show=show, needs=("GET /me",))]
+def _calls(project_id: str, may_manage: bool) -> list[Call]:
+    calls = [
+        Call(path="/v1/me", sdk="client.me()", cli="tunesmith whoami"),
+        Call(path="/v1/sessions", sdk="client.sessions.list()", cli="tunesmith sessions list"),
+    ]
+    if may_manage:
+        keys = Call(
+            path=f"/v1/organization/projects/{project_id}/api_keys",
+            sdk=f"client.admin.organization.projects.api_keys.list({project_id!r})",
+            cli="",
+        )
+        calls.append(keys)
+    return calls
+
+
+def create_display(visit: Visit) -> Response:
+    """Make a display session and show its link, which is shown only once."""
+    try:
+        body = DisplaySessionCreate(name=visit.field("name").strip())
+    except ValidationError:
+        return _page(visit, problem="Give the screen a name of 1 to 120 characters.", status=400)
+    made = portal_sessions.create_display(visit.session, visit.principal, body)
+    return _page(visit, link=str(visit.request.base_url).rstrip("/") + made.path)
+
+
+def end_session(visit: Visit) -> Response:
+    portal_sessions.delete(visit.session, visit.principal, visit.param("session_id"))
+    return visit.go(_HERE)
+
+
+def revoke_key(visit: Visit) -> Response:
+    project_keys.delete(visit.session, visit.principal.project_id, visit.param("key_id"))
+    return visit.go(_HERE)
+
+
+PAGES = [
+    Page(path=_HERE, show=show, needs=("GET /me", "GET /sessions")),
+    Page(path=f"{_HERE}/displays", method="POST", show=create_display, needs=("POST /sessions",)),
+    Page(
+        path=f"{_HERE}/sessions/{{session_id}}/end",
+        method="POST",
+        show=end_session,
+        needs=("DELETE /sessions/{session_id}",),
+    ),
+    Page(
+        path=f"{_HERE}/keys/{{key_id}}/revoke",
+        method="POST",
+        show=revoke_key,
+        needs=("DELETE /organization/projects/{project_id}/api_keys/{key_id}",),
+    ),
+]

@@ -48,7 +48,7 @@ def _by_key(visit: Visit, key: str) -> tuple[str, float] | None:
         principal = keys.authenticate(visit.session, f"Bearer {key.strip()}")
     except Unauthorized:
         return None
-    row, secret = sessions.create(
+    _, secret = sessions.create(
         visit.session, principal.key_id, user_agent=visit.request.headers.get("user-agent")
     )
     _end_former(visit)

@@ -1,0 +1,55 @@
+"""Sign-ins to the portal."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Request, Response
+from .organization import Name
+
+SessionKind = Literal["browser", "display"]
+"""`browser`: somebody signed in; `display`: read-only, for an office screen."""
+
+
+class PortalSession(Response):
+    """A sign-in to the portal. It has the rights of its API key, and ends with it."""
+
+    id: str
+    object: Literal["portal.session"] = "portal.session"
+    kind: SessionKind
+    """`browser` or `display`."""
+    name: str | None = None
+    """Name of a display session."""
+    key_id: str
+    """API key whose rights the session has."""
+    created_at: int
+    last_seen_at: int
+    """Time of the last request, at most a minute late."""
+    expires_at: int
+    """Time when the session ends without another request."""
+    user_agent: str | None = None
+    """Browser, as it names itself."""
+
+
+class DisplaySessionCreate(Request):
+    """Request to create a display session: read-only, 90 days, for a screen that all can see."""
+
+    name: Name
+    """Name of the session, for example of the screen."""
+
+
+class DisplaySessionCreated(PortalSession):
+    """A new display session with its link, which is shown only once."""
+
+    path: str
+    """Path of the link, below the server's address. Whoever opens it may read until the session
+    ends."""
+
+
+class PortalSessionDeleted(Response):
+    """Confirmation that a session was ended."""
+
+    id: str
+    object: Literal["portal.session.deleted"] = "portal.session.deleted"
+    deleted: bool = True
+    """Always true."""

@@ -1,0 +1,41 @@
+"""Routes under /v1/sessions: the caller's sign-ins to the portal."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from tunesmith_schema import (
+    DisplaySessionCreate,
+    DisplaySessionCreated,
+    Page,
+    PortalSession,
+    PortalSessionDeleted,
+)
+from tunesmith_server.identity import portal_sessions
+
+from .bounds import IdPath
+from .deps import KeyRoute, PrincipalDep, ReaderDep, SessionDep
+
+router = APIRouter(prefix="/sessions", tags=["portal"], route_class=KeyRoute)
+
+
+@router.get("")
+def list_sessions(principal: PrincipalDep, session: ReaderDep) -> Page[PortalSession]:
+    """List the sign-ins to the portal with the caller's keys, newest first."""
+    return portal_sessions.list_own(session, principal)
+
+
+@router.post("")
+def create(
+    principal: PrincipalDep, session: SessionDep, body: DisplaySessionCreate
+) -> DisplaySessionCreated:
+    """Create a display session: read-only, 90 days. `path` is shown only here."""
+    return portal_sessions.create_display(session, principal, body)
+
+
+@router.delete("/{session_id}")
+def delete(
+    principal: PrincipalDep, session: SessionDep, session_id: IdPath
+) -> PortalSessionDeleted:
+    """End a sign-in at once."""
+    return portal_sessions.delete(session, principal, session_id)

@@ -1,0 +1,134 @@
+"""Checks that every page passes: structure, names of controls, nothing inline, links that answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+from .browser import Browser
+
+_VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "wbr",
+}
+_SHAPES = {"path", "circle", "use", "line", "rect"}
+
+
+@dataclass
+class Element:
+    tag: str
+    attributes: dict[str, str]
+    text: str = ""
+    inside: list[str] = field(default_factory=list)
+
+
+class Document(HTMLParser):
+    """Parsed page. Raises AssertionError for tags that do not match."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[Element] = []
+        self._open: list[Element] = []
+        self.feed(page)
+        self.close()
+        assert self._open == [], f"not closed: {self._open[-1].tag}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"an attribute twice in <{tag}>: {names}"
+        inside = [element.tag for element in self._open]
+        element = Element(tag, {name: value or "" for name, value in attrs}, inside=inside)
+        self.elements.append(element)
+        if tag not in _VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> without a start"
+        assert self._open[-1].tag == tag, f"</{tag}> closes <{self._open[-1].tag}>"
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        for element in self._open:
+            element.text += data
+
+    def all(self, *tags: str) -> list[Element]:
+        return [element for element in self.elements if element.tag in tags]
+
+    def with_id(self, name: str) -> Element:
+        [found] = [item for item in self.elements if item.attributes.get("id") == name]
+        return found
+
+
+def check_page(page: str) -> Document:
+    """Check the structure of a page, and return it parsed."""
+    document = Document(page)
+    [html] = document.all("html")
+    assert html.attributes["lang"] == "en"
+    assert len(document.all("main")) == 1
+    assert len(document.all("h1")) == 1
+    assert document.all("title")[0].text.endswith("– Tunesmith")  # noqa: RUF001  # an en dash
+    levels = [int(item.tag[1]) for item in document.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert all(later - former <= 1 for former, later in zip(levels, levels[1:], strict=False))
+    ids = [item.attributes["id"] for item in document.elements if "id" in item.attributes]
+    assert len(ids) == len(set(ids)), sorted(ids)
+    _check_nothing_inline(document)
+    _check_names(document, set(ids))
+    return document
+
+
+def _check_nothing_inline(document: Document) -> None:
+    for element in document.elements:
+        assert element.tag != "style"
+        assert "style" not in element.attributes, element
+        assert not [name for name in element.attributes if name.startswith(("on", "hx-on"))], (
+            element
+        )
+        if element.tag == "script":
+            assert element.text == ""
+        for name in ("src", "href", "action", "hx-get", "hx-post"):
+            address = element.attributes.get(name, "/")
+            assert address.startswith(("/", "#", "?")), (element.tag, name, address)
+            assert not address.startswith("//"), (element.tag, name, address)
+
+
+def _check_names(document: Document, ids: set[str]) -> None:
+    labelled = {item.attributes.get("for") for item in document.all("label")}
+    for item in document.all("input", "select", "textarea"):
+        if item.attributes.get("type") == "hidden":
+            continue
+        named = "aria-label" in item.attributes or "label" in item.inside
+        assert named or item.attributes.get("id") in labelled, item
+    for item in document.all("button", "a"):
+        assert item.text.strip() or item.attributes.get("aria-label"), item
+    for item in document.all("th"):
+        assert item.attributes.get("scope") in ("col", "row"), item
+    for item in document.elements:
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert set(item.attributes.get(name, "").split()) <= ids, item
+        if item.tag == "svg":
+            assert "aria-hidden" in item.attributes or "aria-label" in item.attributes, item
+
+
+def check_links(browser: Browser, document: Document, missing: tuple[str, ...] = ()) -> None:
+    """Check that each address of the page answers. `missing` are starts of pages to come."""
+    for item in document.all("a", "link", "script", "use"):
+        address = item.attributes.get("href") or item.attributes.get("src", "")
+        path = address.partition("#")[0]
+        if path and not path.startswith(missing or ("\0",)):
+            assert browser.get(path).status_code in (200, 303), (item.tag, address)

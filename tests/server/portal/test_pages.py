@@ -1,0 +1,119 @@
+"""Pages: structure, links, hostile names, the theme, static files and vendored packages."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from importlib.resources import files
+
+from tunesmith_server.portal import assets, text, view
+
+from ..actors import Server
+from ..callers import Caller
+from .browser import signed_in
+from .hostile import TEXTS
+from .page_checks import Document, check_links, check_page
+
+STATIC = files("tunesmith_server.portal") / "static"
+TO_COME = ("/portal/jobs/",)
+
+
+def test_every_page_is_well_formed_and_its_links_answer(server: Server) -> None:
+    browser = signed_in(server)
+    empty = check_page(browser.page("/portal/jobs"))
+    assert "No jobs yet" in empty.all("main")[0].text
+    job_id = server.create_job(server.good_file(), suffix="first")
+    for path in ("/portal/jobs", "/portal/settings", "/portal/jobs?q=none&state=failed"):
+        check_links(browser, check_page(browser.page(path)), TO_COME)
+    rows = check_page(browser.page("/portal/jobs?q=firs&state=waiting")).all("tr")
+    assert [row.attributes.get("data-job") for row in rows] == [None, job_id]
+    missing = browser.get("/portal/nothing")
+    assert missing.status_code == 404
+    check_page(missing.text)
+
+
+def test_hostile_names_are_inert(server: Server) -> None:
+    assert len(TEXTS) == 60
+    browser = signed_in(server)
+    for hostile in TEXTS:
+        shown = browser.get("/portal/jobs", params={"q": hostile[:2000], "model": hostile[:2000]})
+        assert shown.status_code == 200, hostile[:80]
+        document = check_page(shown.text)
+        assert len(document.all("script")) == 2
+        [search] = [item for item in document.all("input") if item.attributes["name"] == "q"]
+        assert search.attributes["value"] == text.visible(hostile.strip()[:200])
+
+
+def test_hidden_characters_become_symbols() -> None:
+    assert text.visible("a\u202eb\x00\x1b\ud800\tc\n") == "a[U+202E]b␀␛\ufffd\tc\n"
+    assert text.clipped("x" * 9, 4) == "xxx…"
+
+
+def test_a_theme_is_remembered(server: Server) -> None:
+    browser = signed_in(server)
+    back = {"sec-fetch-site": "same-origin", "referer": "http://testserver/portal/jobs?q=a"}
+    chosen = browser.post("/portal/theme", data={"theme": "dark"}, headers=back)
+    assert chosen.headers["location"] == "/portal/jobs?q=a"
+    assert Document(browser.page("/portal/jobs")).all("html")[0].attributes["data-theme"] == "dark"
+
+
+def test_a_lead_revokes_a_key_and_a_member_cannot(server: Server) -> None:
+    browser = signed_in(server)
+    other = server.new_user("other")
+    page = check_page(browser.page("/portal/settings"))
+    [action] = [
+        item.attributes["action"]
+        for item in page.all("form")
+        if "other" in item.attributes.get("data-confirm", "")
+    ]
+    member = member_of(server)
+    assert signed_in(server, member).post(action).status_code == 403
+    assert browser.post(action).status_code == 303
+    assert other.get("/v1/files").status_code == 401
+
+
+def member_of(server: Server) -> Caller:
+    from ..teams import caller
+
+    return caller(server, "member")
+
+
+def test_static_files_are_kept_for_a_year_and_compressed(server: Server) -> None:
+    browser = signed_in(server)
+    for name in assets.names():
+        reply = browser.get(assets.url(name))
+        assert reply.status_code == 200
+        assert "immutable" in reply.headers["cache-control"]
+        assert reply.content == (STATIC / name).read_bytes()
+    assert browser.get("/portal/static/000000000000/app.css").status_code == 404
+    own = [item for item in assets.names() if item.endswith(".js") and "vendor" not in item]
+    assert sum(len((STATIC / name).read_bytes()) for name in own) <= 40_000
+
+
+def test_vendored_files_are_the_published_ones() -> None:
+    table = tomllib.loads((STATIC / "vendor.toml").read_text())["files"]
+    for item in table:
+        assert hashlib.sha256((STATIC / item["file"]).read_bytes()).hexdigest() == item["sha256"]
+        assert (STATIC / item["licence_file"]).read_text().strip()
+        assert item["package"] and item["version"] and item["licence"]
+    vendored = {name for name in assets.names() if name.startswith("vendor/")}
+    listed = {item["file"] for item in table} | {item["licence_file"] for item in table}
+    assert vendored == listed
+
+
+def test_numbers_times_and_sizes() -> None:
+    assert [view.number(item) for item in (None, 0.0, 0.000012, 1.23456, 12345.6)] == [
+        view.UNKNOWN, "0", "1.2e-05", "1.235", "12,346",
+    ]  # fmt: skip
+    assert [view.duration(item) for item in (0.5, 59.96, 125, 7500, 90000)] == [
+        "500 ms", "1 min 00 s", "2 min 05 s", "2 h 05 min", "1 d 1 h",
+    ]  # fmt: skip
+    assert [view.size(item) for item in (None, 0, 1536, 3 * 1024**3)] == [
+        view.UNKNOWN, "0 B", "1.5 KiB", "3.0 GiB",
+    ]  # fmt: skip
+    assert (view.percent(0.999), view.percent(1.0), view.percent(None)) == (
+        "99 %", "100 %", view.UNKNOWN,
+    )  # fmt: skip
+    assert view.sparkline([1.0, None, 2.0, 3.0]) == "M1.0 22.0M63.7 12.0L95.0 2.0"
+    assert view.sparkline([1.0]) == ""
+    assert view.ago(0, 200) == "3 min ago"

@@ -1,0 +1,167 @@
+"""Sign-in, the life of a session, requests from other sites, and limits of failed sign-ins."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select, update
+
+from tunesmith_server.models import SessionRow
+from tunesmith_server.portal import security
+from tunesmith_server.services import keys, sessions
+
+from ..actors import Server
+from .browser import SAME_SITE, Browser, signed_in
+from .page_checks import check_page
+
+JOBS = "/portal/jobs"
+
+
+def test_the_root_leads_through_the_sign_in_back_to_the_page(server: Server) -> None:
+    browser = Browser(server)
+    assert browser.get("/").headers["location"] == "/portal"
+    asked = browser.get(f"{JOBS}?state=failed")
+    assert asked.status_code == 303
+    assert asked.headers["location"] == "/portal/sign-in?to=%2Fportal%2Fjobs%3Fstate%3Dfailed"
+    check_page(browser.page(asked.headers["location"]))
+    assert browser.sign_in(server.user, f"{JOBS}?state=failed").headers["location"] == (
+        f"{JOBS}?state=failed"
+    )
+    assert "<h1>Jobs</h1>" in browser.page(JOBS)
+
+
+def test_a_sign_out_ends_the_session_on_the_server(server: Server) -> None:
+    browser = signed_in(server)
+    secret = browser._client.cookies["tunesmith_session"]
+    assert browser.post("/portal/sign-out").headers["location"] == "/portal/sign-in"
+    browser._client.cookies.set("tunesmith_session", secret, path="/portal")
+    assert browser.get(JOBS).status_code == 303
+
+
+def test_the_cookie_is_of_the_host_only_over_https(server: Server) -> None:
+    cookie = Browser(server, "https://testserver").sign_in(server.user).headers["set-cookie"]
+    assert cookie.startswith("__Host-tunesmith_session=")
+    assert all(part in cookie for part in ("Secure", "HttpOnly", "Path=/;", "SameSite=lax"))
+    plain = Browser(server).sign_in(server.user).headers["set-cookie"]
+    assert plain.startswith("tunesmith_session=")
+    assert "Path=/portal" in plain
+
+
+def test_the_cookie_does_not_open_the_api(server: Server) -> None:
+    browser = Browser(server, "https://testserver")
+    browser.sign_in(server.user)
+    assert browser.get("/v1/files").status_code == 401
+
+
+def test_a_revoked_key_ends_its_sessions(server: Server) -> None:
+    browser = signed_in(server)
+    with server.database.write.begin() as session:
+        caller = keys.authenticate(session, server.user.headers["authorization"])
+        keys.revoke(session, caller.key_id)
+    assert browser.get(JOBS).status_code == 303
+
+
+def test_a_session_slides_for_12_hours_and_ends_after_7_days(server: Server) -> None:
+    browser = signed_in(server)
+
+    def age(created: float, seen: float) -> None:
+        with server.database.write.begin() as session:
+            row = session.scalars(select(SessionRow)).one()
+            sessions._seen.clear()
+            session.execute(
+                update(SessionRow).values(
+                    created_at=row.created_at - created, last_seen=row.last_seen - seen
+                )
+            )
+
+    age(0, 11 * 3600)
+    assert browser.get(JOBS).status_code == 200
+    with server.database.write.begin() as session:
+        sessions.store_seen(session)
+    age(6 * 86_400, 11 * 3600)
+    assert browser.get(JOBS).status_code == 200
+    with server.database.write.begin() as session:
+        sessions.store_seen(session)
+    age(86_400, 0)
+    assert browser.get(JOBS).status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "none"}, True),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "cross-site", "origin": "http://testserver"}, False),
+        ({"origin": "http://testserver"}, True),
+        ({"origin": "http://testserver:81"}, False),
+        ({"origin": "https://testserver"}, False),
+        ({"origin": "http://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_only_our_own_pages_change_something(
+    server: Server, headers: dict[str, str], allowed: bool
+) -> None:
+    browser = signed_in(server)
+    for path in ("/portal/theme", "/portal/settings/displays", "/portal/sign-out"):
+        reply = browser.post(path, headers=headers, data={"name": "wall", "theme": "dark"})
+        assert (reply.status_code != 403) is allowed, (path, reply.status_code)
+    assert (browser.get(JOBS).status_code == 303) is allowed  # signed out
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "//evil.example", "https://evil.example", "/v1/files", "/portal/../v1/files", "/portalx",
+        "/portal\\evil", "\\\\evil", "javascript:alert(1)", "/portal\r\nx: y", "", "portal/jobs",
+    ],
+)  # fmt: skip
+def test_the_way_back_is_a_path_of_the_portal(address: str) -> None:
+    assert security.own_path(address) == "/portal"
+    assert security.own_path("/portal/jobs?q=1#x") == "/portal/jobs?q=1#x"
+
+
+def test_ten_failed_sign_ins_make_an_address_wait(server: Server) -> None:
+    browser = Browser(server)
+    for _ in range(10):
+        assert browser.post("/portal/sign-in", data={"key": "wrong"}).status_code == 401
+    refused = browser.sign_in(server.user)
+    assert refused.status_code == 429
+    assert 0 < int(refused.headers["retry-after"]) <= 60
+    check_page(refused.text)
+
+
+def test_a_link_signs_in_one_browser_once_and_only_after_a_press(server: Server) -> None:
+    with server.database.write.begin() as session:
+        caller = keys.authenticate(session, server.user.headers["authorization"])
+        _, secret = sessions.create(session, caller.key_id, "link")
+    first, second = Browser(server), Browser(server)
+    check_page(first.page(f"/portal/sign-in?link={secret}"))
+    assert first.get(JOBS).status_code == 303  # a preview of the link changes nothing
+    assert first.post("/portal/sign-in", data={"link": secret}).status_code == 303
+    assert first.get(JOBS).status_code == 200
+    assert second.post("/portal/sign-in", data={"link": secret}).status_code == 401
+    second._client.cookies.set("tunesmith_session", secret, path="/portal")
+    assert second.get(JOBS).status_code == 303
+
+
+def test_a_display_session_only_reads_until_it_is_ended(server: Server) -> None:
+    made = server.user.post("/v1/sessions", json={"name": "wall"}).json()
+    secret = made["path"].partition("link=")[2]
+    screen = Browser(server)
+    assert screen.post("/portal/sign-in", data={"link": secret}).status_code == 303
+    assert screen.get(JOBS).status_code == 200
+    assert screen.post("/portal/settings/displays", data={"name": "x"}).status_code == 403
+    assert server.user.delete(f"/v1/sessions/{made['id']}").status_code == 200
+    assert screen.get(JOBS).status_code == 303
+
+
+def test_every_answer_has_the_security_headers(server: Server) -> None:
+    browser = signed_in(server)
+    replies = [browser.get(JOBS), browser.get("/portal/nothing"), browser.get("/portal")]
+    replies.append(browser.post("/portal/theme", data={"theme": "dark"}, headers=SAME_SITE))
+    for reply in replies:
+        for name, value in security.HEADERS.items():
+            assert reply.headers[name] == value
