@@ -50,7 +50,8 @@ class Visit:
         return self.request.headers.get("hx-request") == "true"
 
     def query(self, name: str) -> str:
-        return self.request.query_params.get(name, "")
+        """Return a parameter of the address; NUL, which PostgreSQL refuses, is left out."""
+        return self.request.query_params.get(name, "").replace("\0", "")
 
     def queries(self, name: str) -> list[str]:
         return [value for value in self.request.query_params.getlist(name) if value]

@@ -1,4 +1,4 @@
-"""A browser without scripts, for the tests of pages: cookies, and the headers that browsers send."""
+"""Browser without scripts, for the tests of pages: cookies, and the headers of browsers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Checks that every page passes: structure, names of controls, nothing inline, links that answer."""
+"""Checks that every page passes: structure, names of controls, nothing inline, links."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import pairwise
 
 from .browser import Browser
 
@@ -21,7 +22,6 @@ _VOID = {
     "source",
     "wbr",
 }
-_SHAPES = {"path", "circle", "use", "line", "rect"}
 
 
 @dataclass
@@ -84,7 +84,7 @@ def check_page(page: str) -> Document:
     assert document.all("title")[0].text.endswith("– Tunesmith")  # noqa: RUF001  # an en dash
     levels = [int(item.tag[1]) for item in document.all("h1", "h2", "h3", "h4")]
     assert levels[0] == 1
-    assert all(later - former <= 1 for former, later in zip(levels, levels[1:], strict=False))
+    assert all(later - former <= 1 for former, later in pairwise(levels))
     ids = [item.attributes["id"] for item in document.elements if "id" in item.attributes]
     assert len(ids) == len(set(ids)), sorted(ids)
     _check_nothing_inline(document)
