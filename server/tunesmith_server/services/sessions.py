@@ -89,7 +89,7 @@ def authenticate(session: Session, secret: str, project: str | None = None) -> S
     """Return the caller whose cookie has `secret`, or None if the session or its key has ended.
     `project` is the project that an admin key opens, as in the header `OpenAI-Project`."""
     row = find(session, secret, "browser", "display")
-    principal = row and keys.principal_of(session, row.key_id, project)
+    principal = None if row is None else keys.principal_of(session, row.key_id, project)
     if row is None or principal is None:
         return None
     now = time.time()
