@@ -8,7 +8,7 @@ READY := .venv/.ready
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests share compiled modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: setup demo test test-long-tail test-full test-quick chaos test-openai check format serve clean
+.PHONY: setup demo browser test test-long-tail test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -25,9 +25,15 @@ demo: setup
 serve: setup
 	$(BIN)/tunesmith serve
 
+# Installs Chromium into .venv/browser, without root. Says why if it cannot.
+browser: setup
+	@$(BIN)/python -m tests.browser.install
+
+# Without a browser, its tests are skipped, and the last lines say how many.
 # The tests of a file run one by one in the same process: some measure time or share a service.
 # tests/conftest.py orders the files. tests/long_tail.py lists the tests that only test-full runs.
 test: setup
+	@$(BIN)/python -m tests.browser.install || true
 	$(PYTEST) $(PARALLEL) -m "not full"
 
 test-long-tail: setup

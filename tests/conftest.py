@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .browser import skipped
 from .long_tail import in_long_tail
 
 if TYPE_CHECKING:
@@ -70,6 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _skip_what_needs_a_gpu([item for item in items if item.get_closest_marker("gpu")])
     if hasattr(config, "workerinput"):  # one of several test processes
         items[:] = _in_order_of_files(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say at the very end how many tests had no browser."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not hasattr(config, "workerinput"):
+        line = skipped.summary(reporter.stats.get("skipped", []))
+        if line is not None:
+            reporter.write_line(line, yellow=True)
 
 
 def _in_order_of_files(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -27,6 +27,9 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},
     "deploy/test_compose.py": {ALL: ()},
+    "browser/test_pages.py": {
+        "test_a_page_is_accessible_and_silent": ("*-light-phone", "*-dark-wide"),
+    },
     "end_to_end/test_demo.py": {ALL: ()},
     "end_to_end/test_drain.py": {ALL: ()},
     "end_to_end/test_larger.py": {ALL: ()},

@@ -47,7 +47,7 @@ from tunesmith_server.inference.service import Inference
 from tunesmith_server.scheduling.view import QueueView
 from tunesmith_server.services import served_models
 
-from . import installation, portal
+from . import api_docs, installation, portal
 from .janitor import Janitor
 from .middleware import RequestEnvelope
 
@@ -83,7 +83,14 @@ def create_app(settings: Settings) -> FastAPI:
         wake_ups.close()
         database.dispose()
 
-    app = FastAPI(title="Tunesmith", lifespan=lifespan, redirect_slashes=False, routes=all_routes())
+    app = FastAPI(
+        title="Tunesmith",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        routes=all_routes(),
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.tunesmith = State(
         settings=settings,
         database=database,
@@ -98,6 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     install_error_handlers(app)
     portal.install(app)
+    api_docs.install(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
     return app
 

@@ -1,0 +1,42 @@
+"""All pages that the browser tests and the screenshots visit.
+
+One line here gives a page its tests: console, requests, accessibility in both themes and sizes,
+sideways scrolling, forced colours, reduced motion, hostile texts; and its screenshots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    from .service import Service
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A page in one of its states."""
+
+    name: str
+    """Name of the test and of the screenshots."""
+    path: str
+    """Path and query. `{running}` is the id of the world's job of this name; see seeding."""
+    ready: str
+    """Selector of an element that shows that the page is complete."""
+    anonymous: bool = False
+    """True if the page is opened without a session."""
+    axe: bool = True
+    """False for a page that is not ours."""
+
+    def open(self, page: Page, service: Service) -> None:
+        """Open the page and wait until it is complete."""
+        page.goto(self.path.format_map(service.world.jobs))
+        page.wait_for_selector(self.ready)
+
+
+VISITS = (
+    # Swagger UI is vendored; its colours and its markup violate rules of axe.
+    Visit(name="api-docs", path="/docs", ready=".opblock-tag", anonymous=True, axe=False),
+)

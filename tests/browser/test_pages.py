@@ -1,0 +1,67 @@
+"""What holds for every page of `pages.VISITS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import axe, installed
+from .pages import VISITS, Visit
+from .seeding import PWNED
+from .service import Service
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+    OpenPage = Callable[..., tuple[Page, Watch]]
+
+pytestmark = pytest.mark.browser
+LOOKS = [(theme, size) for theme in ("light", "dark") for size in ("wide", "phone")]
+WIDTHS = (1440, 720, 390, 320)
+"""720 pixels are 1440 pixels at a zoom of 200 %."""
+each_page = pytest.mark.parametrize("visit", VISITS, ids=[visit.name for visit in VISITS])
+
+
+@pytest.mark.parametrize(("theme", "size"), LOOKS, ids=["-".join(look) for look in LOOKS])
+@each_page
+def test_a_page_is_accessible_and_silent(
+    visit: Visit,
+    theme: str,
+    size: str,
+    page_of: OpenPage,
+    service: Service,
+    browser_files: installed.Browser,
+) -> None:
+    page, watch = page_of(anonymous=visit.anonymous, theme=theme, size=size)
+    visit.open(page, service)
+    assert page.evaluate(f"'{PWNED}' in window") is False, "a hostile text ran as a script"
+    if visit.axe:
+        assert axe.violations(page, browser_files.axe) == []
+    watch.check()
+
+
+@each_page
+def test_a_page_never_scrolls_sideways(visit: Visit, page_of: OpenPage, service: Service) -> None:
+    page, _ = page_of(anonymous=visit.anonymous)
+    visit.open(page, service)
+    wider = {}
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        wider[width] = axe.sideways_pixels(page)
+    assert wider == dict.fromkeys(WIDTHS, 0)
+
+
+@each_page
+def test_a_page_respects_the_settings_of_its_reader(
+    visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
+) -> None:
+    """Forced colours, and no motion."""
+    page, _ = page_of(anonymous=visit.anonymous, forced_colors="active", reduced_motion="reduce")
+    visit.open(page, service)
+    moving = "document.getAnimations().filter(motion => motion.playState === 'running').length"
+    if visit.axe:
+        assert page.evaluate(moving) == 0
+        assert axe.violations(page, browser_files.axe) == []
