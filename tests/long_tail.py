@@ -28,7 +28,7 @@ ROWS: dict[str, dict[str, tuple[str, ...]]] = {
     "deploy/test_build.py": {ALL: ()},
     "deploy/test_compose.py": {ALL: ()},
     "browser/test_pages.py": {
-        "test_a_page_is_accessible_and_silent": ("*-light-phone", "*-dark-wide"),
+        "test_a_page_is_accessible_and_silent": ("*-light-wide", "*-dark-phone"),
     },
     "end_to_end/test_demo.py": {ALL: ()},
     "end_to_end/test_drain.py": {ALL: ()},

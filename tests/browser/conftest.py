@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser as Running
     from playwright.sync_api import Page
 
+OpenPage = Callable[..., "tuple[Page, Watch]"]
+"""Type of the fixture `page_of`."""
+
 
 @pytest.fixture(scope="session")
 def browser_files() -> installed.Browser:
@@ -56,7 +59,7 @@ def signed_in(running_chromium: Running, service: Service) -> SignedIn:
 @pytest.fixture
 def page_of(
     running_chromium: Running, service: Service, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., tuple[Page, Watch]]]:
+) -> Iterator[OpenPage]:
     """Function that opens a fresh profile with a blank page, and watches it. Its arguments are
     those of `chromium.new_context`, and `anonymous=True` for a page without a session. At the end
     of the test, console messages, failed requests and requests to other hosts fail it."""

@@ -93,7 +93,9 @@ def _unpack() -> None:
     for archive in new.glob("*.tar"):
         with tarfile.open(archive) as file:
             # Python before 3.11.4 has no filters. npm has checked the hash of the archive.
-            file.extractall(new, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            if hasattr(tarfile, "data_filter"):
+                file.extraction_filter = tarfile.data_filter
+            file.extractall(new)
         archive.unlink()
     (new / "fonts.conf").write_text(_FONTS.format(folder=old))
     shutil.rmtree(old, ignore_errors=True)

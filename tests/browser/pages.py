@@ -37,6 +37,10 @@ class Visit:
 
 
 VISITS = (
+    Visit(name="sign-in", path="/portal/sign-in", ready="#key", anonymous=True),
+    Visit(name="jobs", path="/portal/jobs", ready="#jobs"),
+    Visit(name="jobs-none", path="/portal/jobs?q=no+job+has+this+text", ready="#jobs"),
+    Visit(name="settings", path="/portal/settings", ready="#you"),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.
     Visit(name="api-docs", path="/docs", ready=".opblock-tag", anonymous=True, axe=False),
 )

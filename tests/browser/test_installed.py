@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from . import installed
+from . import installed, skipped
 
 
 def test_a_given_browser_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,13 +31,12 @@ def test_packages_are_pinned_by_hash() -> None:
     assert [n for n, e in packages.items() if not e["integrity"].startswith("sha512-")] == []
 
 
-def test_without_a_browser_the_last_line_says_how_many_tests_were_skipped(tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent")
-    command = [sys.executable, "-m", "pytest", "tests/browser/test_pages.py", "-k", "sideways"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"], cwd=installed.ROOT, capture_output=True, text=True,
-        env={**os.environ, installed.VARIABLE: absent}, check=True,
-    )  # fmt: skip
-    last = done.stdout.splitlines()[-1]
-    assert "browser tests were skipped: " in last
-    assert absent in last
+def test_without_a_browser_the_last_line_says_how_many_tests_were_skipped() -> None:
+    def skip(*marks: str) -> pytest.TestReport:
+        place = ("file.py", 1, "Skipped: no browser")
+        keywords = dict.fromkeys(marks, 1)
+        return pytest.TestReport("id", ("file.py", 1, "id"), keywords, "skipped", place, "setup")
+
+    reports = [skip("browser"), skip("gpu"), skip("browser")]
+    assert skipped.summary(reports) == "2 browser tests were skipped: no browser"
+    assert skipped.summary([skip("gpu")]) is None

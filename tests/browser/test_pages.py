@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import pytest
 
 from . import axe, installed
+from .conftest import OpenPage
 from .pages import VISITS, Visit
 from .seeding import PWNED
 from .service import Service
-from .watch import Watch
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
-
-    OpenPage = Callable[..., tuple[Page, Watch]]
 
 pytestmark = pytest.mark.browser
 LOOKS = [(theme, size) for theme in ("light", "dark") for size in ("wide", "phone")]
