@@ -27,6 +27,7 @@ class Visit:
     """Selector of an element that shows that the page is complete."""
     anonymous: bool = False
     """True if the page is opened without a session."""
+    status: int = 200
     axe: bool = True
     """False for a page that is not ours."""
 
@@ -41,6 +42,7 @@ VISITS = (
     Visit(name="jobs", path="/portal/jobs", ready="#jobs"),
     Visit(name="jobs-none", path="/portal/jobs?q=no+job+has+this+text", ready="#jobs"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
+    Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.
     Visit(name="api-docs", path="/docs", ready=".opblock-tag", anonymous=True, axe=False),
 )

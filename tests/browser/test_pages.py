@@ -28,6 +28,7 @@ def test_a_page_is_accessible_and_silent(
     browser_files: installed.Browser,
 ) -> None:
     page, watch = page_of(anonymous=visit.anonymous, theme=theme, size=size)
+    watch.expected = {visit.status} - {200}
     visit.open(page, service)
     assert page.evaluate(f"'{PWNED}' in window") is False, "a hostile text ran as a script"
     if visit.axe:
@@ -37,7 +38,8 @@ def test_a_page_is_accessible_and_silent(
 
 @each_page
 def test_a_page_never_scrolls_sideways(visit: Visit, page_of: OpenPage, service: Service) -> None:
-    page, _ = page_of(anonymous=visit.anonymous)
+    page, watch = page_of(anonymous=visit.anonymous)
+    watch.expected = {visit.status} - {200}
     visit.open(page, service)
     wider = {}
     for width in WIDTHS:
@@ -51,7 +53,10 @@ def test_a_page_respects_the_settings_of_its_reader(
     visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
 ) -> None:
     """Forced colours, and no motion."""
-    page, _ = page_of(anonymous=visit.anonymous, forced_colors="active", reduced_motion="reduce")
+    page, watch = page_of(
+        anonymous=visit.anonymous, forced_colors="active", reduced_motion="reduce"
+    )
+    watch.expected = {visit.status} - {200}
     visit.open(page, service)
     moving = "document.getAnimations().filter(motion => motion.playState === 'running').length"
     if visit.axe:

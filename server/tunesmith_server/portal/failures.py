@@ -42,6 +42,7 @@ async def respond(request: Request, error: Exception) -> Response:
         signed_in=signed_in,
         visit=None,
         calls=(),
+        page_keys=(),
         origin="",
     )
 

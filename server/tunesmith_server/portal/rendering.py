@@ -41,6 +41,8 @@ def _environment() -> Environment:
         "spark": view.sparkline,
         "words": view.words,
         "clip": text.clipped,
+        "sentence": text.sentence,
+        "browser": view.browser,
     }
     environment.globals |= {"static": assets.url, "state_of": view.state_of, "now": time.time}
     environment.globals |= {"is_current": navigation.is_current}
@@ -64,6 +66,7 @@ def respond(
         "theme": cookies.theme_of(request),
         "path": request.url.path,
         "navigation": navigation.entries(request.app.state.portal_paths),
+        "has_page": request.app.state.portal_paths.__contains__,
         **context,
     }
     return html(request, render(name, **shown), status=status, headers=headers)

@@ -43,3 +43,9 @@ def finalize(value: Any) -> Any:  # Any: whatever a template prints
 def clipped(text: str, length: int = 200) -> str:
     """Return at most `length` characters of `text`, with an ellipsis where it was cut."""
     return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
+
+
+def sentence(text: str) -> str:
+    """Return a message of the API as a sentence: with a capital letter and a full stop."""
+    ended = text if text.endswith((".", "!", "?", ":")) else f"{text}."
+    return ended[:1].upper() + ended[1:]

@@ -139,3 +139,19 @@ def sparkline(values: Sequence[float | None], width: int = 96, height: int = 24)
         parts.append(f"{'L' if pen_is_down else 'M'}{across:.1f} {down:.1f}")
         pen_is_down = True
     return "".join(parts)
+
+
+_BROWSERS = (("Edg/", "Edge"), ("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrom", "Chrome"),
+             ("Safari/", "Safari"))  # fmt: skip
+_SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"),
+            ("Mac OS", "macOS"), ("Linux", "Linux"))  # fmt: skip
+
+
+def browser(user_agent: str) -> str:
+    """Return the browser and the system in a `User-Agent`, for example `Firefox on Linux`; the
+    start of the text if it names neither."""
+    found = [
+        next((name for part, name in table if part in user_agent), "")
+        for table in (_BROWSERS, _SYSTEMS)
+    ]
+    return " on ".join(filter(None, found)) or user_agent[:80]

@@ -69,10 +69,12 @@ class Visit:
         template: str,
         *,
         calls: Sequence[Call] = (),
+        page_keys: Sequence[tuple[str, str]] = (),
         status: int = 200,
         **context: Any,  # Any: what the template names
     ) -> Response:
-        """Render a page. `calls` are shown in its foot."""
+        """Render a page. `calls` are shown in its foot, `page_keys` are keys with what
+        they do, which `?` shows."""
         return rendering.respond(
             self.request,
             template,
@@ -80,6 +82,7 @@ class Visit:
             visit=self,
             signed_in=self.signed_in,
             calls=calls,
+            page_keys=page_keys,
             origin=str(self.request.base_url).rstrip("/"),
             **context,
         )

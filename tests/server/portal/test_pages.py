@@ -6,6 +6,9 @@ import hashlib
 import tomllib
 from importlib.resources import files
 
+from sqlalchemy import update
+
+from tunesmith_server.models import JobRow
 from tunesmith_server.portal import assets, text, view
 
 from ..actors import Server
@@ -41,7 +44,7 @@ def test_hostile_names_are_inert(server: Server) -> None:
         assert shown.status_code == 200, hostile[:80]
         document = check_page(shown.text)
         assert len(document.all("script")) == 2
-        [search] = [item for item in document.all("input") if item.attributes["name"] == "q"]
+        search = next(item for item in document.all("input") if item.attributes["name"] == "q")
         assert search.attributes["value"] == text.visible(searched.strip()[:200])
 
 
@@ -62,11 +65,18 @@ def test_a_lead_revokes_a_key_and_a_member_cannot(server: Server) -> None:
     browser = signed_in(server, caller(server, "lead"))
     other = server.new_user("other")
     page = check_page(browser.page("/portal/settings"))
-    [action] = [
-        item.attributes["action"]
-        for item in page.all("form")
-        if "other" in item.attributes.get("data-confirm", "")
+    [button] = [
+        item
+        for item in page.all("button")
+        if item.text == "Revoke"
+        and "popovertarget" in item.attributes
+        and item.attributes["aria-label"] == "Revoke other"
     ]
+    dialog = page.with_id(button.attributes["popovertarget"])
+    assert "Revoke the key other?" in dialog.text
+    key_id = button.attributes["popovertarget"].removeprefix("revoke-")
+    action = f"/portal/settings/keys/{key_id}/revoke"
+    assert action in [item.attributes["action"] for item in page.all("form")]
     member = caller(server, "member")
     assert signed_in(server, member).post(action).status_code == 403
     assert browser.post(action).status_code == 303
@@ -112,3 +122,40 @@ def test_numbers_times_and_sizes() -> None:
     assert view.sparkline([1.0, None, 2.0, 3.0]) == "M1.0 22.0M63.7 12.0L95.0 2.0"
     assert view.sparkline([1.0]) == ""
     assert view.ago(0, 200) == "3 min ago"
+    firefox = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
+    assert (view.browser(firefox), view.browser("curl/8"), view.browser("")) == (
+        "Firefox on Linux", "curl/8", "",
+    )  # fmt: skip
+
+
+def test_a_job_whose_documents_cannot_be_read_is_listed(server: Server) -> None:
+    job_id = server.create_job(server.good_file(), suffix="damaged")
+    with server.user_session() as session, session.begin():
+        values = {"hyperparameters": {"n_epochs": "?"}, "method": None}
+        session.execute(update(JobRow).where(JobRow.id == job_id).values(values))
+    page = check_page(signed_in(server).page("/portal/jobs"))
+    assert job_id in [row.attributes.get("data-job") for row in page.all("tr")]
+
+
+def test_controls_of_pages_that_do_not_exist_are_hidden(server: Server) -> None:
+    server.create_job(server.good_file(), suffix="first")
+    browser = signed_in(server)
+    controls = ("data-compare", 'type="checkbox"', 'href="/portal/new"')
+    server.app.state.portal_paths -= {"/portal/compare", "/portal/new"}
+    assert not [item for item in controls if item in browser.page("/portal/jobs")]
+    server.app.state.portal_paths |= {"/portal/compare", "/portal/new"}
+    page = browser.page("/portal/jobs")
+    assert [item for item in controls if item in page] == list(controls)
+    check_page(page)
+
+
+def test_jobs_and_pages_are_found_by_a_part_of_their_names(server: Server) -> None:
+    job_id = server.create_job(server.good_file(), suffix="settled")
+    browser = signed_in(server)
+    part = {"hx-request": "true"}
+    found = Document(browser.get("/portal/find?q=sett", headers=part).text)
+    addresses = [item.attributes["href"] for item in found.all("a")]
+    assert addresses == [f"/portal/jobs/{job_id}", "/portal/settings"]
+    none = browser.get("/portal/find", params={"q": "<b>"}, headers=part).text
+    assert "Nothing has “&lt;b&gt;” in its name." in none
+    assert browser.get("/portal/find?q=a+b").headers["location"] == "/portal/jobs?q=a+b"

@@ -6,9 +6,9 @@ from functools import cache
 
 from tunesmith_server.portal.visit import Page
 
-from . import home, jobs, settings, sign_in, theme
+from . import find, home, jobs, settings, sign_in, theme
 
-_MODULES = (sign_in, theme, home, jobs, settings)
+_MODULES = (sign_in, theme, find, home, jobs, settings)
 
 
 @cache

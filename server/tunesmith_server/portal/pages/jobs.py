@@ -30,6 +30,8 @@ STATE_GROUPS: dict[str, tuple[str, list[JobState]]] = {
     "cancelled": ("Cancelled", [JobState.CANCELLED]),
 }
 """Choices of the state filter: name in the address, label, and states."""
+_KEYS = (("/", "Search"), ("j k", "Next or former job"), ("o", "Open the job"))
+_COMPARE_KEYS = (("x", "Pick the job"), ("v", "Compare picked jobs"))
 METHODS = {"supervised": "Supervised", "reinforcement": "Reinforcement"}
 
 
@@ -39,6 +41,7 @@ class JobLine:
 
     id: str
     name: str
+    """Name or suffix; empty if the job has none."""
     state: str
     phase: str | None
     step: int
@@ -57,6 +60,14 @@ class JobLine:
     """Values of the main metric, equally spaced."""
     waits: str | None
     """Why the job waits, as a sentence."""
+
+    @property
+    def short_id(self) -> str:
+        return self.id.partition("-")[2][:8]
+
+    @property
+    def title(self) -> str:
+        return self.name or self.short_id
 
     @property
     def share(self) -> float | None:
@@ -113,6 +124,7 @@ def show(visit: Visit) -> Response:
         filters=choice.filters(),
     )  # fmt: skip
     lines = [line_of(item) for item in from_json(page.content())["data"]]
+    compares = "/portal/compare" in visit.request.app.state.portal_paths
     next_page = choice.address(after=lines[-1].id) if page.has_more else ""
     return visit.show(
         "jobs.html",
@@ -122,19 +134,20 @@ def show(visit: Visit) -> Response:
         state_groups={name: label for name, (label, _) in STATE_GROUPS.items()},
         methods=METHODS,
         calls=[_call(choice)],
+        page_keys=_KEYS + (_COMPARE_KEYS if compares else ()),
     )
 
 
 def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
     """Return a row of the table from a job as the API lists it."""
-    is_reinforcement = item["method"]["type"] == "reinforcement"
+    is_reinforcement = (item["method"] or {}).get("type") == "reinforcement"
     metric = "reward" if is_reinforcement else "train_loss"
     started = item.get("started_at")
     end = item["finished_at"] or (time.time() if now is None else now)
     waiting = item.get("waiting_because")
     return JobLine(
         id=item["id"],
-        name=item.get("name") or item["suffix"] or item["id"].partition("-")[2][:10],
+        name=item.get("name") or item["suffix"] or "",
         state=item["state"],
         phase=item["phase"],
         step=item["step"],
@@ -154,7 +167,7 @@ def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
 def _method_of(item: Mapping[str, Any], is_reinforcement: bool) -> str:
     if is_reinforcement:
         return "Reinforcement"
-    return "Full" if item["recipe"].get("tuning") == "full" else "LoRA"
+    return "Full" if (item["recipe"] or {}).get("tuning") == "full" else "LoRA"
 
 
 def _owner_of(owner: Any) -> str | None:  # Any: JSON

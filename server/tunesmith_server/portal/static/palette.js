@@ -1,4 +1,4 @@
-// Ctrl K: a dialog that finds pages, jobs, models and files.
+// Ctrl K: a dialog that finds jobs and pages.
 
 const dialog = document.querySelector("#palette");
 const input = dialog?.querySelector("input");

@@ -38,7 +38,7 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open], dialog:popover-open")) return;
   let done = true;
   if (Date.now() - waitsForPage < 1500) {
     waitsForPage = 0;
@@ -46,7 +46,7 @@ document.addEventListener("keydown", (event) => {
     if (link) link.click();
     done = Boolean(link);
   } else if (event.key === "g") waitsForPage = Date.now();
-  else if (event.key === "?") document.querySelector("#keys")?.showModal();
+  else if (event.key === "?") document.querySelector("#page-keys")?.showPopover();
   else if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (event.key === "x") pick();

@@ -1,0 +1,41 @@
+"""Jobs and pages whose names contain a text, for the dialog that Ctrl K opens."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from tunesmith_server.portal import navigation
+from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.services import jobs
+from tunesmith_server.services.job_filters import JobFilters
+
+from .jobs import line_of
+
+_MOST_JOBS = 8
+_MAX_TEXT = 200
+
+
+def show(visit: Visit) -> Response:
+    """Show what was found, as a part of a page; without scripts, the list of jobs."""
+    text = visit.query("q").strip()[:_MAX_TEXT]
+    if not visit.is_part:
+        return visit.go(f"/portal/jobs?{urlencode({'q': text})}")
+    paths = visit.request.app.state.portal_paths
+    page = jobs.list_jobs(
+        visit.session, after=None, limit=_MOST_JOBS, order="desc",
+        filters=JobFilters(text=text or None),
+    )  # fmt: skip
+    return visit.show(
+        "_found.html",
+        text=text,
+        pages=[
+            entry for entry in navigation.entries(paths) if text.casefold() in entry.name.casefold()
+        ],
+        lines=[line_of(item) for item in from_json(page.content())["data"]],
+    )
+
+
+PAGES = [Page(path="/portal/find", show=show, needs=("GET /fine_tuning/jobs",))]
