@@ -41,6 +41,9 @@ VISITS = (
     Visit(name="sign-in", path="/portal/sign-in", ready="#key", anonymous=True),
     Visit(name="jobs", path="/portal/jobs", ready="#jobs"),
     Visit(name="jobs-none", path="/portal/jobs?q=no+job+has+this+text", ready="#jobs"),
+    Visit(name="home", path="/portal", ready="#home"),
+    Visit(name="workers", path="/portal/workers", ready="#workers"),
+    Visit(name="screen", path="/portal/screen", ready="#screen"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

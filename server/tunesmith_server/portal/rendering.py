@@ -35,6 +35,7 @@ def _environment() -> Environment:
         "count": view.count,
         "duration": view.duration,
         "ago": view.ago,
+        "soon": view.soon,
         "moment": view.moment,
         "size": view.size,
         "percent": view.percent,

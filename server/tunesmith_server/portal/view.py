@@ -31,6 +31,11 @@ _STATES = {
     "uploaded": State("Being read", "wait"),
     "processed": State("Ready", "good"),
     "error": State("Not usable", "bad"),
+    "busy": State("Busy", "run"),
+    "idle": State("Free", "good"),
+    "not_ready": State("Not ready", "wait"),
+    "drained": State("Drained", "hold"),
+    "gone": State("Gone", "off"),
 }
 
 
@@ -100,6 +105,19 @@ def ago(moment: float | None, now: float | None = None) -> str:
         if seconds < limit:
             return f"{int(seconds // unit)} {name} ago"
     return f"{int(seconds // 86_400)} d ago"
+
+
+def soon(moment: float | None, now: float | None = None) -> str:
+    """Return a future time relative to now, for example `in 5 min`."""
+    if moment is None:
+        return UNKNOWN
+    seconds = moment - (time.time() if now is None else now)
+    if seconds < 60:
+        return "within a minute"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"in {minutes} min"
+    return f"in {duration(minutes * 60)}"
 
 
 def moment(value: float | None) -> str:

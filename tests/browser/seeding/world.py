@@ -65,6 +65,7 @@ def fill(settings: Settings, database: Database, storage: Storage, owner: str) -
     own = ProjectLimits(project_id=DEFAULT_PROJECT)
     with scope.limit(database.write(), own) as session, session.begin():
         session.add(_worker("gpu-1", now))
+        session.add(_worker("gpu-3", now))
         session.add(_worker("gpu-2", now, not_ready="the device has 3 GB free of 141 GB"))
         session.flush()
         maker = _Maker(session, settings, storage, owner, world, now)
@@ -128,7 +129,8 @@ class _Maker:
             job.attempt, job.started_at = 1, self.now - age + 4
             history.start(self.session, job, job.started_at)
         if state in (JobState.RUNNING, JobState.PAUSING):
-            job.lease_owner, job.lease_until, job.fence = "gpu-1", self.now + 1e6, 1
+            job.lease_owner = "gpu-1" if training == "train" else "gpu-3"
+            job.lease_until, job.fence = self.now + 1e6, 1
             job.claimed_at, job.claimed_step, job.phase = job.started_at, 0, "train"
         self.world.jobs[what] = job.id
         return job
@@ -205,7 +207,7 @@ def _ended_and_waiting(make: _Maker) -> None:
     failed.finished_at = failed.created_at + 300
     make.curve(failed, 12, 300)
     failed.error = {
-        "category": "resources", "code": "out_of_memory",
+        "category": "out_of_memory", "code": "out_of_memory",
         "message": "the device has 141 GB; step 13 needed 152 GB",
         "hint": "set recipe.gradient_checkpointing to true", "param": "recipe",
     }  # fmt: skip

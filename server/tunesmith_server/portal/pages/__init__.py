@@ -6,9 +6,9 @@ from functools import cache
 
 from tunesmith_server.portal.visit import Page
 
-from . import find, home, jobs, settings, sign_in, theme
+from . import find, home, jobs, screen, settings, sign_in, theme, workers
 
-_MODULES = (sign_in, theme, find, home, jobs, settings)
+_MODULES = (sign_in, theme, find, home, jobs, workers, screen, settings)
 
 
 @cache

@@ -1,14 +1,110 @@
-"""First page; it leads to the jobs until there is something to say here."""
+"""Home: is all well, and what needs me?"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
 from starlette.responses import Response
 
+from tunesmith_schema import HealthState, JobState
+from tunesmith_server.identity import me
+from tunesmith_server.portal import devices
+from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.services import jobs
+from tunesmith_server.services.job_filters import JobFilters
+
+from .jobs import JobLine, line_of
+
+_WEEK = 7 * 86_400
+_MOST = 8
+"""Jobs of each part of the page."""
+_WARNS = (
+    HealthState.DIVERGED,
+    HealthState.OVERFITTING,
+    HealthState.BARELY_MOVED,
+    HealthState.NO_REWARD_SPREAD,
+)
+"""States of health that a person should look at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concern:
+    """A job that needs a person, and why."""
+
+    line: JobLine
+    text: str
 
 
 def show(visit: Visit) -> Response:
-    return visit.go("/portal/jobs")
+    name = me.describe(visit.session, visit.principal).name
+    running = _jobs(visit, JobState.RUNNING, JobState.PAUSING)
+    failed = _jobs(visit, JobState.FAILED, since=time.time() - _WEEK)
+    paused = _jobs(visit, JobState.PAUSED)
+    finished = _jobs(visit, JobState.SUCCEEDED, since=time.time() - _WEEK)
+    lines = sorted(map(line_of, running), key=lambda line: line.owner != name)
+    seen = devices.read(visit, waiting=_MOST)
+    is_new = not (lines or seen.num_waiting or jobs_exist(visit))
+    return visit.show(
+        "home.html",
+        running=lines,
+        concerns=_concerns(running, failed, paused),
+        finished=[line_of(item) for item in finished],
+        devices=seen,
+        is_new=is_new,
+        may_write="write" in visit.principal.verbs,
+        calls=[
+            Call(
+                path="/v1/fine_tuning/jobs?state=running",
+                sdk="client.jobs.list(state=['running'])",
+                cli="tunesmith jobs list --state running",
+            ),
+            *devices.calls(),
+        ],
+    )
 
 
-PAGES = [Page(path="/portal", show=show)]
+def jobs_exist(visit: Visit) -> bool:
+    page = jobs.list_jobs(
+        visit.session, after=None, limit=1, order="desc", filters=JobFilters()
+    )  # fmt: skip
+    return bool(from_json(page.content())["data"])
+
+
+def _jobs(visit: Visit, *states: JobState, since: float | None = None) -> list[Any]:  # Any: JSON
+    """Return the newest jobs in these states, created since then."""
+    created_after = None if since is None else int(since)
+    page = jobs.list_jobs(
+        visit.session, after=None, limit=_MOST, order="desc",
+        filters=JobFilters(states=list(states), created_after=created_after),
+    )  # fmt: skip
+    found: list[Any] = from_json(page.content())["data"]
+    return found
+
+
+def _concerns(
+    running: list[Any], failed: list[Any], paused: list[Any]  # Any: JSON
+) -> list[Concern]:  # fmt: skip
+    concerns = [
+        Concern(line=line_of(item), text=health["text"])
+        for item in running
+        if (health := item.get("health")) and health["state"] in _WARNS
+    ]
+    concerns += [Concern(line=line_of(item), text=_failure(item)) for item in failed]
+    return concerns + [
+        Concern(line=line_of(item), text="It waits until it is resumed.") for item in paused
+    ]
+
+
+def _failure(item: Mapping[str, Any]) -> str:  # Any: JSON
+    error = item.get("error") or {}
+    return error.get("message") or "It failed and gave no reason."
+
+
+PAGES = [
+    Page(path="/portal", show=show, needs=("GET /fine_tuning/jobs", "GET /me", *devices.NEEDS))
+]

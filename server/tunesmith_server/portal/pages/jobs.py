@@ -50,6 +50,7 @@ class JobLine:
     model: str
     owner: str | None
     created_at: int
+    finished_at: int | None
     seconds: float | None
     """Time since the start, up to the end; None before the start."""
     metric: str
@@ -156,6 +157,7 @@ def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
         model=item["model"],
         owner=_owner_of(item.get("owner")),
         created_at=item["created_at"],
+        finished_at=item["finished_at"],
         seconds=end - started if started else None,
         metric=metric,
         last=(item.get("last_metrics") or {}).get(metric),

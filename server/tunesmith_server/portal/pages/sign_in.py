@@ -10,6 +10,9 @@ from tunesmith_server.portal import cookies, security
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services import keys, sessions
 
+_SCREEN = "/portal/screen"
+"""First page of a display session."""
+
 
 def form(visit: Visit) -> Response:
     """Show the form; with `?link=`, a button that uses the link."""
@@ -38,7 +41,7 @@ def sign_in(visit: Visit) -> Response:
             problem = "This link was used already or has expired. Sign in with an API key."
         return _form(visit, to=to, problem=problem, status=401)
     secret, days = opened
-    response = visit.go(to)
+    response = visit.go(_SCREEN if days == cookies.DISPLAY_DAYS else to)
     cookies.set_session(visit.request, response, secret, days=days)
     return response
 

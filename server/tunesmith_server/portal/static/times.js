@@ -11,7 +11,7 @@ export function ago(moment) {
 }
 
 setInterval(() => {
-  for (const time of document.querySelectorAll("time[datetime]")) {
+  for (const time of document.querySelectorAll("time[datetime]:not([data-future])")) {
     const shown = ago(Number(time.getAttribute("datetime")));
     if (time.textContent !== shown) time.textContent = shown;
   }

@@ -1,0 +1,100 @@
+"""Devices and the queue as pages show them: what each worker runs, and what waits and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
+from tunesmith_server.api.queue import visible_to
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.scheduling import overview
+from tunesmith_server.services import jobs
+
+from .calls import Call
+from .visit import Visit
+
+NEEDS = ("GET /workers", "GET /queue")
+"""Routes of the API that pages with devices stand for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A running or waiting job with its name."""
+
+    job: QueuedJob
+    name: str
+    """Name of the job; empty if it has none, or if it is a job of another project."""
+
+    @property
+    def title(self) -> str:
+        """Name, or the start of the id; for a job of another project, what may be said."""
+        if self.job.id is None:
+            return f"A job of {self.job.project}"
+        return self.name or self.job.id.partition("-")[2][:8]
+
+    @property
+    def share(self) -> float | None:
+        """Part of the steps that is done, from 0 to 1."""
+        job = self.job
+        return job.step / job.total_steps if job.total_steps and job.step is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """A worker, which is one device, with what it runs."""
+
+    worker: WorkerStatus
+    work: Work | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """All devices and the first waiting jobs."""
+
+    lanes: list[Lane]
+    waiting: list[Work]
+    num_waiting: int
+    """Number of all waiting jobs."""
+    live: int
+    """Number of devices that report."""
+    free: int
+    """Number of devices that are ready and have no job."""
+
+    @property
+    def hidden(self) -> int:
+        """Number of waiting jobs that are not in `waiting`."""
+        return self.num_waiting - len(self.waiting)
+
+
+def read(visit: Visit, *, waiting: int) -> Devices:
+    """Return the devices and at most `waiting` jobs of the queue, in their order."""
+    view, sees = visit.state.queue_view.get(), visible_to(visit.principal)
+    queue: Queue = overview.queue(view, sees, waiting)
+    workers = overview.workers(visit.session, view, sees)
+    running = {job.worker: _work(visit, job) for job in queue.running}
+    lanes = [Lane(worker=worker, work=running.get(worker.id)) for worker in workers]
+    return Devices(
+        lanes=lanes,
+        waiting=[_work(visit, job) for job in queue.waiting],
+        num_waiting=queue.num_waiting,
+        live=sum(lane.worker.state != WorkerState.GONE for lane in lanes),
+        free=queue.free_devices,
+    )
+
+
+def _work(visit: Visit, job: QueuedJob) -> Work:
+    name = ""
+    if job.id is not None:
+        try:
+            name = jobs.retrieve(visit.session, job.id).suffix or ""
+        except NotFound:  # an admin sees the ids of other projects, whose rows are out of reach
+            name = ""
+    return Work(job=job, name=name)
+
+
+def calls() -> list[Call]:
+    """Return the calls of the API behind `read`."""
+    return [
+        Call(path="/v1/workers", sdk="client.workers.list()", cli="tunesmith worker list"),
+        Call(path="/v1/queue", sdk="client.queue.retrieve()", cli="tunesmith top"),
+    ]

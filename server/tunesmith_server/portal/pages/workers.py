@@ -1,0 +1,21 @@
+"""Workers: why does a job wait?"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from tunesmith_server.portal import devices
+from tunesmith_server.portal.visit import Page, Visit
+
+_MOST_WAITING = 50
+
+
+def show(visit: Visit) -> Response:
+    return visit.show(
+        "workers.html",
+        devices=devices.read(visit, waiting=_MOST_WAITING),
+        calls=devices.calls(),
+    )
+
+
+PAGES = [Page(path="/portal/workers", show=show, needs=devices.NEEDS)]

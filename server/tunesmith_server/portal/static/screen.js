@@ -1,0 +1,16 @@
+// The office screen: a clock, and the dark theme from 19:00 to 7:00 in place of the system's.
+
+const EVENING = 19;
+const MORNING = 7;
+const clock = document.querySelector("#clock");
+const chosen = document.documentElement.dataset.theme;
+
+function tick() {
+  const now = new Date();
+  clock.textContent = `${now.getHours()}:${String(now.getMinutes()).padStart(2, "0")}`;
+  const isNight = now.getHours() >= EVENING || now.getHours() < MORNING;
+  document.documentElement.dataset.theme = isNight ? "dark" : chosen;
+}
+
+tick();
+setInterval(tick, 10000);

@@ -1,0 +1,89 @@
+"""Home, workers and the office screen: empty, filled, without rights, and other projects' jobs."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from sqlalchemy import update
+
+from tunesmith_server.models import JobRow
+from tunesmith_server.portal import view
+
+from ..actors import Server
+from ..teams import caller, new_project
+from .browser import Browser, signed_in
+from .page_checks import check_links, check_page
+
+PAGES = ("/portal", "/portal/workers", "/portal/screen")
+TO_COME = ("/portal/jobs/",)
+
+
+def _text(browser: Browser, path: str) -> str:
+    return re.sub(r"\s+", " ", check_page(browser.page(path)).all("main")[0].text)
+
+
+def test_an_empty_service_shows_first_steps_and_says_what_is_missing(server: Server) -> None:
+    browser = signed_in(server)
+    home, workers, screen = [_text(browser, path) for path in PAGES]
+    assert "1. Upload examples" in home
+    assert "No job runs now." in home
+    assert "No worker has reported in the last day" in workers
+    assert "No job waits" in workers
+    assert "No job has ended yet." in screen
+
+
+def test_pages_show_what_runs_what_waits_and_why(server: Server) -> None:
+    file_id = server.good_file()
+    server.create_job(file_id, suffix="runs")
+    server.worker.claim()
+    server.create_job(file_id, suffix="waits")
+    browser = signed_in(server)
+    home, workers, screen = [_text(browser, path) for path in PAGES]
+    assert "1. Upload examples" not in home
+    assert all("runs" in page for page in (home, workers, screen))
+    assert "is busy" in workers  # the reason of the job that waits
+    assert "waits" in screen
+    for path in PAGES:
+        check_links(browser, check_page(browser.page(path)), TO_COME)
+
+
+def test_home_names_failed_and_paused_jobs_with_the_reason(server: Server) -> None:
+    job_ids = [server.create_job(server.good_file(), suffix=name) for name in ("broke", "sleeps")]
+    error = {"category": "user", "code": "recipe_invalid", "message": "the rate is <b>0</b>"}
+    ended = {"state": "failed", "error": error, "finished_at": time.time()}
+    with server.user_session() as session, session.begin():
+        session.execute(update(JobRow).where(JobRow.id == job_ids[0]).values(ended))
+    server.ask(job_ids[1], "pause")
+    home = _text(signed_in(server), "/portal")
+    assert "The rate is <b>0</b>." in home
+    assert "It waits until it is resumed." in home
+
+
+def test_jobs_of_other_projects_have_no_name(server: Server) -> None:
+    other = caller(server, "member", new_project(caller(server, "admin")))
+    job_id = server.create_job(server.good_file(), suffix="secret-run")
+    server.worker.claim()
+    browser = signed_in(server, other)
+    for path in PAGES:
+        page = browser.page(path)
+        assert "secret-run" not in page
+        assert job_id not in page
+    assert "A job of default" in browser.page("/portal/workers")
+
+
+def test_a_display_opens_the_screen_and_a_viewer_sees_it(server: Server) -> None:
+    made = server.user.post("/v1/sessions", json={"name": "wall"}).json()
+    screen = Browser(server)
+    reply = screen.post("/portal/sign-in", data={"link": made["path"].partition("link=")[2]})
+    assert reply.headers["location"] == "/portal/screen"
+    page = check_page(screen.page("/portal/screen"))
+    assert page.all("button", "input", "form") == []
+    viewer = signed_in(server, caller(server, "viewer"))
+    assert [viewer.get(path).status_code for path in PAGES] == [200, 200, 200]
+
+
+def test_times_to_come() -> None:
+    assert [view.soon(moment, 0) for moment in (None, -5, 59, 300, 7500)] == [
+        view.UNKNOWN, "within a minute", "within a minute", "in 5 min", "in 2 h 05 min",
+    ]  # fmt: skip
