@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     console.print(f"{summary.seconds:.0f} s in total")
     console.print(f"Summary with curves: [bold]{summary.output}/summary.md[/bold]")
     console.print(f"Adapter: {summary.output}/adapter")
+    console.print("Portal: run `tunesmith serve` and open the link that it prints")
     return 0
 
 
