@@ -86,7 +86,7 @@ def _work(visit: Visit, job: QueuedJob) -> Work:
     name = ""
     if job.id is not None:
         try:
-            name = jobs.retrieve(visit.session, job.id).suffix or ""
+            name = (jobs.retrieve(visit.session, job.id).suffix or "").strip()
         except NotFound:  # an admin sees the ids of other projects, whose rows are out of reach
             name = ""
     return Work(job=job, name=name)

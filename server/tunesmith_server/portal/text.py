@@ -11,15 +11,16 @@ from typing import Any
 
 _BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _INVISIBLE = "\u200b\u2028\u2029\u2060-\u2064\ufeff\U000e0000-\U000e007f"
-_HIDDEN = re.compile(
+HIDDEN = re.compile(
     f"[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f{_BIDIRECTIONAL}{_INVISIBLE}\\ud800-\\udfff]"
 )
+"""Characters that show nothing, or that change the order of others."""
 
 
 def visible(text: str) -> str:
     """Return `text` with a symbol for each character that shows nothing, or that changes the order
     of others. Tabs and line ends stay."""
-    return _HIDDEN.sub(_symbol, text)
+    return HIDDEN.sub(_symbol, text)
 
 
 def _symbol(match: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import tomllib
 from importlib.resources import files
 
@@ -10,6 +11,7 @@ from sqlalchemy import update
 
 from tunesmith_server.models import JobRow
 from tunesmith_server.portal import assets, text, view
+from tunesmith_server.services import keys, sessions
 
 from ..actors import Server
 from ..teams import caller
@@ -46,6 +48,34 @@ def test_hostile_names_are_inert(server: Server) -> None:
         assert len(document.all("script")) == 2
         search = next(item for item in document.all("input") if item.attributes["name"] == "q")
         assert search.attributes["value"] == text.visible(searched.strip()[:200])
+
+
+def test_hostile_texts_from_the_database_are_inert(server: Server) -> None:
+    """Names of jobs, keys, screens and browsers, and messages; one has 100 kB."""
+    file_id = server.good_file()
+    job_id = server.create_job(file_id, suffix="first")
+    texts = [item.replace("\0", "") for item in TEXTS]
+    lead = caller(server, "lead")
+    browser = signed_in(server, lead)
+    with server.user_session() as session, session.begin():
+        row = session.get_one(JobRow, job_id)
+        values = {name: getattr(row, name) for name, _ in row.__mapper__.columns.items()}
+        for number, hostile in enumerate(texts):
+            error = {"category": "user", "code": "recipe_invalid", "message": hostile}
+            copied = {"id": f"ftjob-{number:024x}", "suffix": hostile[:64], "state": "failed"}
+            session.add(JobRow(**values | copied | {"error": error, "finished_at": time.time()}))
+        key_id = keys.authenticate(session, lead.headers["authorization"]).key_id
+        for hostile in texts:
+            keys.create(session, hostile[:100], role="viewer")
+            sessions.create(session, key_id, user_agent=hostile)
+            sessions.create(session, key_id, "display", name=hostile[:120])
+    for path in ("/portal", "/portal/jobs?after=", "/portal/screen", "/portal/settings"):
+        document = check_page(browser.page(path))
+        assert len(document.all("script")) == (3 if "screen" in path else 2)
+        assert not document.all("iframe", "img", "base", "style", "object", "template")
+        assert not text.HIDDEN.search("".join(item.text for item in document.all("main")))
+    found = Document(browser.get("/portal/find", headers={"hx-request": "true"}).text)
+    assert not found.all("script", "img", "iframe")
 
 
 def test_hidden_characters_become_symbols() -> None:

@@ -148,7 +148,7 @@ def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
     waiting = item.get("waiting_because")
     return JobLine(
         id=item["id"],
-        name=item.get("name") or item["suffix"] or "",
+        name=(item.get("name") or item["suffix"] or "").strip(),
         state=item["state"],
         phase=item["phase"],
         step=item["step"],
