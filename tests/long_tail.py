@@ -1,7 +1,6 @@
 """The long tail is the set of tests that only `make test-full` runs.
 
-`make test` must take less than 9 minutes. It keeps at least one test for each path through the
-product.
+`make test` takes less than 9 minutes, with at least one test for each path through the product.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ FAMILIES = (
     *("llama", "llama-lora", "llama-full", "*-llama"),
     *("*qwen3*", "*gemma2*", "*phi3*"),
 )
-"""Model families that represent all others: plain, query and key norms, soft caps, packed
-projections."""
+"""Families that represent all others: plain, norms of query and key, caps, packed projections."""
 
 ALL = ""
 """Every test of the file or folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_packages_are_pinned_by_hash() -> None:
 def test_without_a_browser_the_last_line_says_how_many_tests_were_skipped() -> None:
     def skip(*marks: str) -> pytest.TestReport:
         place = ("file.py", 1, "Skipped: no browser")
-        keywords = dict.fromkeys(marks, 1)
+        keywords: dict[str, Literal[1]] = dict.fromkeys(marks, 1)
         return pytest.TestReport("id", ("file.py", 1, "id"), keywords, "skipped", place, "setup")
 
     reports = [skip("browser"), skip("gpu"), skip("browser")]

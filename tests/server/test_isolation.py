@@ -111,6 +111,7 @@ def _organization() -> Iterator[Attack]:
     yield "POST", f"{own}/api_keys", {"json": {"name": "k", "user_id": "{user_id}"}}
     yield "GET", f"{own}/users?after={{user_id}}", {}
     yield "GET", "/v1/files", {"headers": {"openai-project": "{project_id}"}}
+    yield "DELETE", "/v1/sessions/{session_id}", {}
 
 
 def aimed(document: Any, own: Team, foreign: dict[str, str]) -> Any:  # Any: JSON

@@ -1,4 +1,4 @@
-"""From a page to a route: sign-in, rights, transaction, audit log and error pages."""
+"""Routes of pages: sign-in, rights, transaction, audit log and error pages."""
 
 from __future__ import annotations
 

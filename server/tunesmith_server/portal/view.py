@@ -1,4 +1,4 @@
-"""What templates show: numbers, times, sizes, states and small drawings. Pure functions."""
+"""Texts for templates: numbers, times, sizes, states and small drawings. Pure functions."""
 
 from __future__ import annotations
 
