@@ -22,7 +22,7 @@ _ALL = (
     Entry("/portal/workers", "Workers", "workers", "w"),
     Entry("/portal/settings", "Settings", "settings", "s"),
 )
-NEW_JOB = Entry("/portal/new", "New job", "plus", "n")
+NEW_JOB = Entry("/portal/jobs/new", "New job", "plus", "n")
 
 
 def entries(paths: frozenset[str]) -> list[Entry]:

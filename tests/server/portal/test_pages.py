@@ -170,10 +170,10 @@ def test_a_job_whose_documents_cannot_be_read_is_listed(server: Server) -> None:
 def test_controls_of_pages_that_do_not_exist_are_hidden(server: Server) -> None:
     server.create_job(server.good_file(), suffix="first")
     browser = signed_in(server)
-    controls = ("data-compare", 'type="checkbox"', 'href="/portal/new"')
-    server.app.state.portal_paths -= {"/portal/compare", "/portal/new"}
+    controls = ("data-compare", 'type="checkbox"', 'href="/portal/jobs/new"')
+    server.app.state.portal_paths -= {"/portal/compare", "/portal/jobs/new"}
     assert not [item for item in controls if item in browser.page("/portal/jobs")]
-    server.app.state.portal_paths |= {"/portal/compare", "/portal/new"}
+    server.app.state.portal_paths |= {"/portal/compare", "/portal/jobs/new"}
     page = browser.page("/portal/jobs")
     assert [item for item in controls if item in page] == list(controls)
     check_page(page)
