@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from sqlalchemy import select, update
 
@@ -28,6 +30,19 @@ def test_the_root_leads_through_the_sign_in_back_to_the_page(server: Server) -> 
         f"{JOBS}?state=failed"
     )
     assert "<h1>Jobs</h1>" in browser.page(JOBS)
+
+
+def test_no_page_opens_without_a_session(server: Server) -> None:
+    public = {page.path for page in all_pages() if page.is_public}
+    assert public == {"/portal/sign-in", "/portal/sign-out", "/portal/theme"}
+    closed = [page for page in all_pages() if not page.is_public]
+    assert len(closed) > 5
+    for page in closed:
+        path = re.sub(r"\{[^}]*\}", "0", page.path)
+        browser = Browser(server)
+        answer = browser.get(path) if page.method == "GET" else browser.post(path)
+        assert answer.status_code == 303, (page.method, path)
+        assert answer.headers["location"].startswith("/portal/sign-in?"), (page.method, path)
 
 
 def test_a_sign_out_ends_the_session_on_the_server(server: Server) -> None:
