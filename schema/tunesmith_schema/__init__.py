@@ -20,6 +20,7 @@ from .chat import (
     TopLogprob,
 )
 from .completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from .curves import Curve, MetricColumns, VoidCurves
 from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .evaluation import (
@@ -58,10 +59,20 @@ from .jobs import (
     TRANSITIONS,
     Job,
     JobCreate,
+    JobCurve,
     JobDeleted,
     JobError,
+    JobPatch,
     JobState,
     wire_status,
+)
+from .lineage import (
+    JobLineage,
+    RelatedJob,
+    RelatedModel,
+    SelfCheck,
+    SelfCheckItem,
+    StoredResumePoint,
 )
 from .methods import (
     Hyperparameters,
@@ -245,6 +256,7 @@ __all__ = [
     "Control",
     "ControlAction",
     "ControlFile",
+    "Curve",
     "Deleted",
     "DeviceUsage",
     "DeviceUsageItem",
@@ -277,12 +289,15 @@ __all__ = [
     "Hyperparameters",
     "Job",
     "JobCreate",
+    "JobCurve",
     "JobDeleted",
     "JobError",
     "JobEvaluation",
     "JobFailure",
     "JobFork",
     "JobHealth",
+    "JobLineage",
+    "JobPatch",
     "JobReport",
     "JobState",
     "KeyLimits",
@@ -295,6 +310,7 @@ __all__ = [
     "Me",
     "Method",
     "MethodName",
+    "MetricColumns",
     "MetricPoint",
     "Model",
     "ModelComparison",
@@ -334,6 +350,8 @@ __all__ = [
     "Recipe",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
+    "RelatedJob",
+    "RelatedModel",
     "Report",
     "ReportReply",
     "Request",
@@ -356,9 +374,12 @@ __all__ = [
     "Sampling",
     "Saturation",
     "Scheduling",
+    "SelfCheck",
+    "SelfCheckItem",
     "ShareChange",
     "SingleGrader",
     "StoredFile",
+    "StoredResumePoint",
     "StreamOptions",
     "SupervisedMethod",
     "TaskResult",
@@ -378,6 +399,7 @@ __all__ = [
     "UserUpdate",
     "Utilization",
     "Verb",
+    "VoidCurves",
     "WaitingBecause",
     "WaitingCode",
     "WorkerEnrollment",

@@ -193,6 +193,31 @@ class JobDeleted(Response):
     deleted: bool = True
 
 
+class JobCurve(Response):
+    """Small curve of a job's main metric: at most 64 points, each the mean of its steps."""
+
+    name: str
+    """`train_loss`, or `reward` for a reinforcement job."""
+    steps: list[int]
+    """Last step of each point."""
+    values: list[float]
+
+
+class JobPatch(Request):
+    """Body of `PATCH /v1/fine_tuning/jobs/{id}`; fields that are missing stay as they are."""
+
+    model_config = with_example({"name": "support, slower", "pinned": True})
+
+    name: Text | None = Field(default=None, min_length=1, max_length=200)
+    """Display name; null removes it."""
+    notes: Text | None = Field(default=None, max_length=10_000)
+    """Notes of the team; null removes them."""
+    pinned: bool = False
+    """True pins the job."""
+    metadata: Metadata | None = None
+    """New metadata in place of the old; null removes all pairs."""
+
+
 class Job(Response):
     """A fine-tuning job in OpenAI's format; Tunesmith adds the fields from `state` on."""
 
@@ -262,6 +287,18 @@ class Job(Response):
     """Id of the failed or cancelled job that this job retries."""
     owner: str | None = None
     """Name of the API key that created the job."""
+    owner_id: str | None = None
+    """Id of the API key that created the job."""
+    name: str | None = None
+    """Display name; `PATCH` changes it."""
+    notes: str | None = None
+    """Notes of the team; null in a list."""
+    pinned: bool = False
+    """True if the team has pinned the job."""
+    queued_at: int | None = None
+    """Time at which the job was last queued."""
+    worker_id: str | None = None
+    """Name of the worker that holds the job."""
     started_at: int | None = None
     """Time at which a worker first claimed the job."""
     health: JobHealth | None = None
@@ -269,6 +306,8 @@ class Job(Response):
     """
     last_metrics: dict[str, float | None] = Field(default_factory=dict)
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`; null means NaN."""
+    curve: JobCurve | None = None
+    """Curve of the main metric; only in a list with `include=curve`."""
     evaluation: EvaluationSummary | None = None
     """Verdict of the evaluation at the end of the job; null before, and without an evaluation. See
     `GET /v1/fine_tuning/jobs/{id}/evaluation`."""

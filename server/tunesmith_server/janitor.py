@@ -24,6 +24,7 @@ from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.scheduling.eligibility import may_start
 from tunesmith_server.services import (
+    curve_chunks,
     evaluation_leases,
     file_readings,
     files,
@@ -159,7 +160,9 @@ class Janitor(threading.Thread):
 
     def _derive_health(self, session: Session) -> None:
         """Derive the health of jobs that are older than the rules, some in each round."""
-        self._has_old_jobs = job_health.derive_missing(session, MAX_OLD_JOBS) == MAX_OLD_JOBS
+        derived = job_health.derive_missing(session, MAX_OLD_JOBS)
+        packed = curve_chunks.seal_missing(session, MAX_OLD_JOBS)
+        self._has_old_jobs = derived == MAX_OLD_JOBS or packed > 0
 
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()

@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /uploads/{upload_id}/parts": {"files": {"data": b"123"}},
     "POST /uploads/{upload_id}/complete": {"json": {"part_ids": ["part-1"]}},
     "POST /fine_tuning/jobs": {"json": {"model": "tiny-llama", "training_file": "{file_id}"}},
+    "PATCH /fine_tuning/jobs/{job_id}": {"json": {"name": "n", "pinned": True}},
     "POST /fine_tuning/checkpoints/{model}/permissions": {
         "json": {"project_ids": ["{project_id}"]}
     },
@@ -70,7 +71,9 @@ def routes(server: Server) -> list[str]:
         for method in operations
         if path.startswith("/v1/")
     ]
-    return sorted(found, key=lambda route: ("GET", "POST", "DELETE").index(route.split()[0]))
+    return sorted(
+        found, key=lambda route: ("GET", "POST", "PATCH", "DELETE").index(route.split()[0])
+    )
 
 
 def rule_of(route: str) -> str:

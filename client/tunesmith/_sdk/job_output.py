@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
@@ -27,11 +27,20 @@ class JobOutput:
         after: str | None = None,
         limit: int | None = None,
         order: Order | None = None,
+        kind: str | Sequence[str] | None = None,
+        level: str | Sequence[str] | None = None,
+        q: str | None = None,
     ) -> Page[Event]:
+        """List events, newest first, of these kinds and levels, with `q` in the message."""
         path = path_of("fine_tuning", "jobs", job_id, "events")
 
+        filters = {
+            "kind": [kind] if isinstance(kind, str) else kind,
+            "level": [level] if isinstance(level, str) else level,
+        }
+
         def fetch(cursor: str | None) -> wire.Page[Event]:
-            params = {"limit": limit, "after": cursor, "order": order}
+            params = {"limit": limit, "after": cursor, "order": order, "q": q, **filters}
             return self._http.get(wire.Page[Event], path, params)
 
         return first_page(fetch, after)
@@ -51,6 +60,45 @@ class JobOutput:
             return self._http.get(wire.Page[MetricPoint], path, params)
 
         return [*first_page(fetch, None)]
+
+    def curves(
+        self,
+        job_id: str,
+        *,
+        names: Sequence[str] | None = None,
+        points: int | None = None,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> wire.MetricColumns:
+        """Return the curves of the metrics `names` (default: all) from step `first` to `last`, with
+        at most `points` values a curve (default 2000) and every spike."""
+        params = {
+            "format": "columns",
+            "names": ",".join(names) if names else None,
+            "points": points,
+            "from": first,
+            "to": last,
+        }
+        path = path_of("fine_tuning", "jobs", job_id, "metrics")
+        return self._http.get(wire.MetricColumns, path, params)
+
+    def self_check(self, job_id: str, *, attempt: int | None = None) -> wire.SelfCheck:
+        """Return the checks before the first step of an attempt, by default the newest.
+
+        Raises NotFoundError before the checks have run.
+        """
+        path = path_of("fine_tuning", "jobs", job_id, "self_check")
+        return self._http.get(wire.SelfCheck, path, {"attempt": attempt})
+
+    def resume_points(self, job_id: str) -> list[wire.StoredResumePoint]:
+        """Return the resume points that a fork can start from, newest first."""
+        path = path_of("fine_tuning", "jobs", job_id, "resume_points")
+        return self._http.get(wire.Page[wire.StoredResumePoint], path).data
+
+    def lineage(self, job_id: str) -> wire.JobLineage:
+        """Return base model, data, origin, forks, retries and results of the job."""
+        path = path_of("fine_tuning", "jobs", job_id, "lineage")
+        return self._http.get(wire.JobLineage, path)
 
     def samples(
         self,

@@ -99,12 +99,18 @@ class Jobs(JobOutput):
         text: str | None = None,
         created_after: int | None = None,
         created_before: int | None = None,
+        owner: str | None = None,
+        forked_from: str | None = None,
+        retry_of: str | None = None,
+        pinned: bool | None = None,
+        with_curve: bool = False,
     ) -> Page[Job]:
         """List jobs, newest first, that meet all of the filters.
 
         `metadata`: all of these pairs. `state`: one of these states. `method`: `supervised` or
         `reinforcement`. `model`: this base model or tuned model. `text`: a part of the id, the
         suffix or a model's name. `created_after` (included), `created_before`: Unix seconds.
+        `owner`: id or name of the API key. `with_curve` adds a small curve of the main metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
             "state": [state] if isinstance(state, str) else state,
@@ -113,6 +119,11 @@ class Jobs(JobOutput):
             "text": text,
             "created_after": created_after,
             "created_before": created_before,
+            "owner": owner,
+            "forked_from": forked_from,
+            "retry_of": retry_of,
+            "pinned": pinned,
+            "include": "curve" if with_curve else None,
             **{f"metadata[{key}]": value for key, value in (metadata or {}).items()},
         }
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
-from tunesmith_schema import MAX_SAMPLES_PAGE, Checkpoint, Event, MetricPoint, Page, Sample
-from tunesmith_server.services import events, jobs
+from tunesmith_schema import (
+    MAX_SAMPLES_PAGE,
+    Checkpoint,
+    Event,
+    EventKind,
+    JobLineage,
+    MetricColumns,
+    MetricPoint,
+    Page,
+    Sample,
+    SelfCheck,
+    StoredResumePoint,
+)
+from tunesmith_schema.bounds import MAX_STEP
+from tunesmith_server.services import curves, events, jobs, lineage, self_checks
 from tunesmith_server.services import samples as sample_files
 from tunesmith_server.services.paging import Order
 
@@ -43,13 +56,24 @@ def list_events(
     job_id: IdPath,
     stream: bool = False,
     last_event_id: Annotated[str | None, Header(max_length=200)] = None,
+    kind: Annotated[list[EventKind] | None, Query(max_length=len(EventKind))] = None,
+    level: Annotated[list[Literal["info", "warn", "error"]] | None, Query(max_length=3)] = None,
+    q: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
-    as SSE, oldest first; the last event is named `done`."""
+    as SSE, oldest first; the last event is named `done`. `kind` and `level` (repeatable) and `q`, a
+    part of the message, select events of a list; a stream has all events."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(
-            session, job_id, after=cursor.after, limit=cursor.limit, order=cursor.order
+            session,
+            job_id,
+            after=cursor.after,
+            limit=cursor.limit,
+            order=cursor.order,
+            kinds=kind or (),
+            levels=level or (),
+            text=q,
         )
         return send_page(page)
     seq = parse_last_event_id(last_event_id)
@@ -62,7 +86,9 @@ def list_events(
     )
 
 
-@router.get("/metrics", response_model=None, responses={200: {"model": Page[MetricPoint]}})
+@router.get(
+    "/metrics", response_model=None, responses={200: {"model": Page[MetricPoint] | MetricColumns}}
+)
 def metrics(
     caller: CallerDep,
     session: ReaderDep,
@@ -70,9 +96,20 @@ def metrics(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
+    format: Literal["points", "columns"] = "points",
+    names: Annotated[str | None, Query(max_length=2000)] = None,
+    points: Annotated[int, Query(ge=2, le=curves.MAX_POINTS)] = 2000,
+    first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
+    last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> Response:
-    """List metric values by optimiser step, lowest step first."""
-    jobs.retrieve(session, job_id)
+    """List metric values by optimiser step, lowest step first. `format=columns` returns curves of
+    the metrics `names` (separated by commas) between the steps `from` and `to`, with at most
+    `points` values a curve: least and greatest of each stretch of steps."""
+    job = jobs.retrieve(session, job_id)
+    if format == "columns":
+        wanted = names.split(",") if names else None
+        content = curves.columns(session, job, names=wanted, points=points, first=first, last=last)
+        return Response(content, media_type="application/json")
     return send_page(events.list_metrics(session, job_id, after=after, limit=limit, order=order))
 
 
@@ -86,6 +123,30 @@ def checkpoints(
             session, job, after=cursor.after, limit=cursor.limit, order=cursor.order
         )
     )
+
+
+@router.get("/self_check")
+def self_check(
+    caller: CallerDep,
+    session: ReaderDep,
+    job_id: IdPath,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_STEP)] = None,
+) -> SelfCheck:
+    """Return the self-check of `attempt` (default: the newest one): checks, states, details."""
+    return self_checks.retrieve(session, jobs.retrieve(session, job_id), attempt)
+
+
+@router.get("/resume_points")
+def resume_points(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page[StoredResumePoint]:
+    """List the resume points from which a fork can start, newest first."""
+    points = lineage.resume_points(session, jobs.retrieve(session, job_id))
+    return Page(data=points)
+
+
+@router.get("/lineage")
+def job_lineage(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobLineage:
+    """Return where the job comes from, and its forks, retries and results."""
+    return lineage.retrieve(session, jobs.retrieve(session, job_id))
 
 
 @router.get("/samples", response_model=None, responses={200: {"model": Page[Sample]}})

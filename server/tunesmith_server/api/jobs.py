@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request, Response
 
@@ -14,6 +14,7 @@ from tunesmith_schema import (
     JobDeleted,
     JobEvaluation,
     JobFork,
+    JobPatch,
     JobReport,
     JobState,
     MethodName,
@@ -26,6 +27,7 @@ from tunesmith_server.services import (
     job_control,
     job_create,
     job_delete,
+    job_edit,
     job_fork,
     jobs,
     reports,
@@ -99,6 +101,10 @@ async def get_filters(
     text: Annotated[str | None, Query(max_length=200)] = None,
     created_after: Annotated[int | None, _Seconds] = None,
     created_before: Annotated[int | None, _Seconds] = None,
+    owner: Annotated[str | None, Query(max_length=200)] = None,
+    forked_from: Annotated[str | None, Query(max_length=64)] = None,
+    retry_of: Annotated[str | None, Query(max_length=64)] = None,
+    pinned: bool | None = None,
 ) -> JobFilters:
     """Return the filters in the query parameters of a list."""
     matches = ((_METADATA.match(key), value) for key, value in request.query_params.multi_items())
@@ -118,6 +124,10 @@ async def get_filters(
         text=text,
         created_after=created_after,
         created_before=created_before,
+        owner=owner,
+        forked_from=forked_from,
+        retry_of=retry_of,
+        pinned=pinned,
         metadata=metadata,
         without_metadata=request.query_params.get("metadata") == "null",
     )
@@ -129,13 +139,20 @@ def list_jobs(
     session: ReaderDep,
     cursor: CursorDep,
     filters: Annotated[JobFilters, Depends(get_filters)],
+    include: Annotated[list[Literal["curve"]] | None, Query(max_length=1)] = None,
 ) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
     selects jobs without metadata. `state` may be repeated. `text` selects jobs by a part of the id,
-    the suffix or a model's name, `created_after` and `created_before` by Unix seconds."""
+    the name, the suffix or a model's name, `created_after` and `created_before` by Unix seconds,
+    `owner` by the id or name of the key. `include=curve` adds a small curve of the main metric."""
     return send_page(
         jobs.list_jobs(
-            session, after=cursor.after, limit=cursor.limit, order=cursor.order, filters=filters
+            session,
+            after=cursor.after,
+            limit=cursor.limit,
+            order=cursor.order,
+            filters=filters,
+            with_curve=bool(include),
         )
     )
 
@@ -147,6 +164,12 @@ def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, job_id: IdP
     if row.finished_at is not None or row.state in jobs.HELD:
         return job
     return job.model_copy(update=waiting.describe(session, state.queue_view.get(), row))
+
+
+@router.patch("/{job_id}")
+def edit(caller: CallerDep, session: SessionDep, job_id: IdPath, body: JobPatch) -> Job:
+    """Change name, notes, pin or metadata of a job, in any state. Missing fields stay."""
+    return jobs.to_wire(job_edit.edit(session, job_id, body))
 
 
 @router.delete("/{job_id}")

@@ -35,10 +35,21 @@ RULES: dict[str, Verb] = {
     "GET /fine_tuning/jobs": "read",
     "POST /fine_tuning/jobs": "write",
     f"GET {_JOB}": "read",
+    f"PATCH {_JOB}": "write",
     f"DELETE {_JOB}": "write",
     **{
         f"GET {_JOB}/{part}": "read"
-        for part in ("report", "evaluation", "events", "metrics", "checkpoints", "samples")
+        for part in (
+            "report",
+            "evaluation",
+            "events",
+            "metrics",
+            "checkpoints",
+            "samples",
+            "self_check",
+            "resume_points",
+            "lineage",
+        )
     },
     **{
         f"POST {_JOB}/{verb}": "write"

@@ -4,6 +4,7 @@ from .adapter import AdapterRow, CheckpointRow
 from .api_key import ApiKeyRow
 from .audit import AuditRow
 from .blob import BlobRow, InstallationRow
+from .curve import CurveRow
 from .evaluation import EvaluationRow
 from .event import EventRow, MetricRow
 from .file import FileRow
@@ -29,6 +30,7 @@ __all__ = [
     "AuditRow",
     "BlobRow",
     "CheckpointRow",
+    "CurveRow",
     "EvaluationRow",
     "EventRow",
     "FileRow",

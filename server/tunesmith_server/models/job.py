@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String, false
+from sqlalchemy import JSON, BigInteger, Boolean, Double, Index, Integer, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_schema.documents import DOCUMENT_VERSION
@@ -47,6 +47,9 @@ class JobRow(Owned, Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
     """`metadata` in the API; SQLAlchemy reserves the name `metadata`."""
+    name: Mapped[str | None] = mapped_column(String(200))
+    notes: Mapped[str | None] = mapped_column(Text)
+    pinned: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     document_version: Mapped[int] = mapped_column(Integer, default=DOCUMENT_VERSION)
     """Version of `recipe`, `hyperparameters` and `method`; see tunesmith_schema/documents.py."""
     recipe: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -89,6 +92,10 @@ class JobRow(Owned, Base):
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`."""
     health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobHealth; null before the first metrics."""
+    curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """JobCurve as JSON; stored together with `health`."""
+    sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """End of the packed metrics (services/curve_chunks.py)."""
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """EvaluationSummary as JSON; the whole evaluation is part of the run report."""
 

@@ -21,6 +21,7 @@ from tunesmith_schema import (
 )
 from tunesmith_server.models import CheckpointRow, EventRow, JobRow, MetricRow
 
+from . import curve_chunks
 from .pages import PageBuilder, json_of, read_page
 from .paging import Order, number_in, unknown_cursor
 
@@ -104,6 +105,7 @@ def store_metrics(session: Session, job: JobRow, event: RunEvent) -> None:
     if shown:
         known = job.last_metrics if isinstance(job.last_metrics, dict) else {}
         job.last_metrics = {**known, **shown}
+    curve_chunks.note(session, job, step)
     job.step = max(job.step, step)
     total, tokens = event.data.get("total_steps"), event.data.get("trained_tokens")
     if isinstance(total, int):
@@ -157,11 +159,28 @@ def _to_wire(row: EventRow) -> Event:
 
 
 def list_events(
-    session: Session, job_id: str, *, after: str | None, limit: int, order: Order
+    session: Session,
+    job_id: str,
+    *,
+    after: str | None,
+    limit: int,
+    order: Order,
+    kinds: Sequence[EventKind] = (),
+    levels: Sequence[str] = (),
+    text: str | None = None,
 ) -> PageBuilder:
+    """Return the events of these kinds and levels (empty: all) with `text` in the message, in upper
+    or lower case."""
+    query = select(EventRow).where(EventRow.job_id == job_id)
+    if kinds:
+        query = query.where(EventRow.kind.in_(kinds))
+    if levels:
+        query = query.where(EventRow.level.in_(levels))
+    if text:
+        query = query.where(EventRow.message.icontains(text, autoescape=True))
     return read_page(
         session,
-        select(EventRow).where(EventRow.job_id == job_id),
+        query,
         (EventRow.seq.expression,),
         after=(seq_of(job_id, after),) if after else None,
         limit=limit,

@@ -12,6 +12,7 @@ from tunesmith_server.core.errors import BadRequest, Conflict
 from tunesmith_server.models import (
     AdapterRow,
     CheckpointRow,
+    CurveRow,
     EventRow,
     IdempotencyRow,
     JobRow,
@@ -25,7 +26,7 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, jobs
 
 _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
-    EventRow, MetricRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
+    EventRow, MetricRow, CurveRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
     IdempotencyRow,
 )  # fmt: skip
 """Tables with rows of a job. Each table comes before the tables that its rows refer to."""

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, exists, func, or_
+from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, MethodName
 from tunesmith_server.core.database import readable_object
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import ApiKeyRow, JobRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,18 @@ class JobFilters:
     model: str | None = None
     """Name of the base model or of the tuned model."""
     text: str | None = None
-    """Part of the id, of the suffix, or of the base or tuned model's name, in upper or lower case.
+    """Part of the id, the name, the suffix, or the base or tuned model's name, in upper or lower
+    case.
     """
     created_after: int | None = None
     """Earliest time of creation, Unix seconds."""
     created_before: int | None = None
     """Jobs created at or after this time are left out, Unix seconds."""
+    owner: str | None = None
+    """Id or name of the API key that created the job."""
+    forked_from: str | None = None
+    retry_of: str | None = None
+    pinned: bool | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     without_metadata: bool = False
 
@@ -49,6 +55,15 @@ class JobFilters:
             yield JobRow.created_at >= self.created_after
         if self.created_before is not None:
             yield JobRow.created_at < self.created_before
+        if self.owner:
+            key_ids = select(ApiKeyRow.id).where(ApiKeyRow.name == self.owner)
+            yield or_(JobRow.owner == self.owner, JobRow.owner.in_(key_ids))
+        if self.forked_from:
+            yield JobRow.forked_from == self.forked_from
+        if self.retry_of:
+            yield JobRow.retry_of == self.retry_of
+        if self.pinned is not None:
+            yield JobRow.pinned.is_(self.pinned)
         for key, value in self.metadata.items():
             yield _has_label(session, key, value)
         if self.without_metadata:
@@ -57,7 +72,7 @@ class JobFilters:
 
 def _contains(session: Session, part: str) -> ColumnElement[bool]:
     """Return an SQL condition: a searched column contains `part`, in upper or lower case."""
-    columns = (JobRow.id, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
+    columns = (JobRow.id, JobRow.name, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
     pattern = "%" + re.sub(r"([%_\\])", r"\\\1", part) + "%"
     if session.get_bind().dialect.name == "postgresql":
         return or_(*(column.ilike(pattern, escape="\\") for column in columns))

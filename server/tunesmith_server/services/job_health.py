@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sqlalchemy import case, exists, func, null, select
+from sqlalchemy import case, exists, func, null, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobHealth
@@ -23,6 +23,8 @@ MAX_POINTS = 200
 GROWTH = 1.05
 """Growth of a job's steps after which its health is derived again. The cost of all derivations
 together then grows linearly with the number of steps."""
+MAX_LISTED = 64
+"""Points of the curve in a list of jobs."""
 _LARGEST = 1e100
 """Larger values are replaced by this value, because PostgreSQL's mean of larger values overflows
 with an error."""
@@ -40,7 +42,9 @@ def derive(session: Session, job: JobRow) -> None:
     keeps the previous health, and stops neither a report nor the end of a job."""
     try:
         with session.begin_nested():
-            job.health = health_rules.judge(curves(session, job.id)).model_dump(mode="json")
+            found = curves(session, job.id)
+            job.health = health_rules.judge(found).model_dump(mode="json")
+            job.curve = _small_curve(job, found)
     except Exception as error:
         if is_outage(error):
             raise
@@ -53,7 +57,7 @@ def derive_missing(session: Session, most: int) -> int:
     has_metrics = exists().where(MetricRow.job_id == JobRow.id)
     jobs = session.scalars(
         select(JobRow)
-        .where(JobRow.health.is_(null()), has_metrics)
+        .where(or_(JobRow.health.is_(null()), JobRow.curve.is_(null())), has_metrics)
         .order_by(JobRow.created_at.desc())
         .limit(most)
         .with_for_update(skip_locked=True)
@@ -69,6 +73,20 @@ def stored(document: Any) -> JobHealth | None:  # Any: JSON
         return None if document is None else JobHealth.model_validate(document)
     except ValueError:
         return None
+
+
+def _small_curve(job: JobRow, found: dict[str, list[Point]]) -> dict[str, Any]:
+    """Return the curve of the main metric as `JobCurve`, with at most MAX_LISTED points, each the
+    mean of its steps."""
+    name = "reward" if job.method_name == "reinforcement" else "train_loss"
+    known = [(point.step, point.value) for point in found.get(name, []) if point.value is not None]
+    width = -(-len(known) // MAX_LISTED) or 1
+    parts = [known[first : first + width] for first in range(0, len(known), width)]
+    return {
+        "name": name,
+        "steps": [part[-1][0] for part in parts],
+        "values": [float(f"{sum(v for _, v in part) / len(part):.6g}") for part in parts],
+    }
 
 
 def curves(session: Session, job_id: str) -> dict[str, list[Point]]:

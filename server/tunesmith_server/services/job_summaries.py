@@ -13,7 +13,7 @@ from typing import Any
 from typing import cast as cast_type
 
 from pydantic_core import from_json, to_json
-from sqlalchemy import ColumnElement, Select, Text, case, cast, func, select
+from sqlalchemy import ColumnElement, Select, Text, case, cast, func, null, select
 
 from tunesmith_schema import (
     Hyperparameters,
@@ -40,13 +40,14 @@ _COLUMNS = (
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
     *("retry_of", "error", "evaluation", "document_version", "started_at", "health"),
     *("last_metrics", "priority", "interactive", "worker_labels", "needs_bytes"),
+    *("owner", "name", "pinned", "queued_at", "lease_owner", "claimed_at", "claimed_step"),
 )
 _DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
 _MAY_BE_LARGE = ("recipe", "method")
 
 
 @cache
-def query() -> Select[Any]:
+def query(with_curve: bool = False) -> Select[Any]:
     """Return the columns of a summary; a large recipe or method is not read."""
     columns = [getattr(JobRow, name) for name in _COLUMNS]
     for name in _DOCUMENTS:
@@ -55,6 +56,7 @@ def query() -> Select[Any]:
             columns.append((func.length(text) > MAX_DOCUMENT).label(f"{name}_is_large"))
             text = case((func.length(text) <= MAX_DOCUMENT, text), else_=None)
         columns.append(text.label(f"{name}_text"))
+    columns.append((JobRow.curve if with_curve else null()).label("curve"))
     columns.append(ApiKeyRow.name.label("owner_name"))
     return select(*columns).outerjoin(ApiKeyRow, ApiKeyRow.id == JobRow.owner)
 
@@ -75,7 +77,7 @@ def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:  # Any: rows o
 def _unreadable(row: Any) -> Job:  # Any: a row of `query`
     """Return what can be read of a row; its error is `unreadable`."""
     documents = {name: _json_in(getattr(row, f"{name}_text")) for name in _DOCUMENTS}
-    columns = SimpleNamespace(**{**row._mapping, **documents})
+    columns = SimpleNamespace(**{**row._mapping, **documents, "notes": None})
     return stored_job.to_wire(cast_type(JobRow, columns))
 
 
@@ -97,7 +99,7 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "object": "fine_tuning.job",
         "created_at": int(row.created_at),
         "finished_at": int(row.finished_at) if row.finished_at else None,
-        "estimated_finish": None,
+        "estimated_finish": stored_job.estimated_finish(row),
         "model": row.model,
         "fine_tuned_model": row.fine_tuned_model,
         "organization_id": "tunesmith",
@@ -122,9 +124,16 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
         "forked_step": row.forked_step,
         "retry_of": row.retry_of,
         "owner": row.owner_name,
+        "owner_id": row.owner,
+        "name": row.name,
+        "notes": None,
+        "pinned": bool(row.pinned),
+        "queued_at": int(row.queued_at) if row.queued_at else None,
+        "worker_id": stored_job.worker_of(row),
         "started_at": int(row.started_at) if row.started_at else None,
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
+        "curve": row.curve,
         "evaluation": stored_job.evaluation(row.evaluation),
         "scheduling": stored_job.scheduling(row).model_dump(mode="json"),
         "queue_position": None,

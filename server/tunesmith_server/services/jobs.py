@@ -216,8 +216,9 @@ def list_jobs(
     limit: int,
     order: Order,
     filters: JobFilters,
+    with_curve: bool = False,
 ) -> PageBuilder:
-    query = job_summaries.query().where(*filters.conditions(session))
+    query = job_summaries.query(with_curve).where(*filters.conditions(session))
     cursor = None
     if after:
         cursor = session.execute(

@@ -19,7 +19,7 @@ from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow, ResumePointRow
 
-from . import events, job_fork, samples, stored_job
+from . import curve_chunks, events, job_fork, samples, stored_job
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
     step = event.data.get("step")
     if not isinstance(step, int):
         return
+    curve_chunks.make_void(session, job, step)
     events.delete_metrics_after(session, job.id, step)
     samples.delete_after(session, job.id, step)
     job.step = job.claimed_step = step

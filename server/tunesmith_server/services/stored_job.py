@@ -3,6 +3,7 @@ job of API responses. A row that this release cannot read is shown with the erro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
+from tunesmith_server.scheduling import limits
 from tunesmith_server.scheduling.eligibility import unpacked
 
 from . import job_health, keys, result_files
@@ -161,11 +163,35 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "retry_of": row.retry_of,
         "scheduling": scheduling(row),
         "owner": _owner_name(row),
+        "owner_id": row.owner,
+        "name": row.name,
+        "notes": row.notes,
+        "pinned": bool(row.pinned),
+        "queued_at": _read(lambda: int(row.queued_at) if row.queued_at else None),
+        "worker_id": worker_of(row),
+        "estimated_finish": _read(lambda: estimated_finish(row)),
         "started_at": _read(lambda: int(row.started_at) if row.started_at else None),
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
         "result_files": result_files.ids_of(row.id, row.state, bool(row.last_metrics)),
     }
+
+
+def worker_of(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
+    """Return the name of the worker that holds the job."""
+    name: str | None = row.lease_owner if row.state in limits.HELD else None
+    return name
+
+
+def estimated_finish(row: Any) -> int | None:  # Any: a JobRow, or columns of a list
+    """Return the expected end of a running job's training at the mean speed of this attempt, in
+    Unix seconds."""
+    done = (row.step or 0) - (row.claimed_step or 0)
+    if row.state != JobState.RUNNING or done <= 0 or not (row.total_steps and row.claimed_at):
+        return None
+    now = time.time()
+    seconds = max(0.0, now - row.claimed_at) / done * max(0, row.total_steps - row.step)
+    return int(now + seconds)
 
 
 def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
@@ -218,7 +244,8 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
 
 _SHOWN_INSTEAD = {
     "model": "", "training_file": "", "seed": 0, "attempt": 0, "step": 0,
-    "cancel_requested": False, "stop_requested": False, "last_metrics": {}, "result_files": [],
+    "cancel_requested": False, "stop_requested": False, "pinned": False, "last_metrics": {},
+    "result_files": [],
 }  # fmt: skip
 """Shown for a required column whose value has the wrong type; other columns are shown as null."""
 

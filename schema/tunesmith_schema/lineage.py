@@ -1,0 +1,87 @@
+"""Where a job comes from and what comes from it; its self-check and its resume points."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Response
+
+
+class SelfCheckItem(Response):
+    """Outcome of one check."""
+
+    check: str
+    """Name of the check."""
+    state: str
+    """`passed`, `failed`, `not_applicable` or `skipped`."""
+    detail: str
+    """Measured value, or the reason why the check did not run."""
+
+
+class SelfCheck(Response):
+    """Self-check before the first step of an attempt."""
+
+    object: Literal["fine_tuning.job.self_check"] = "fine_tuning.job.self_check"
+    job_id: str
+    attempt: int
+    created_at: int
+    """Time of the check, Unix seconds."""
+    message: str
+    seconds: float
+    """Duration of the check."""
+    checks: list[SelfCheckItem]
+
+
+class StoredResumePoint(Response):
+    """Resume point from which a fork of the job can start."""
+
+    id: str
+    """Step as text."""
+    object: Literal["fine_tuning.job.resume_point"] = "fine_tuning.job.resume_point"
+    step: int
+    created_at: int
+    bytes: int
+    stays: bool
+    """True if `recipe.keep_every` keeps the resume point after the end of the job."""
+
+
+class RelatedJob(Response):
+    """Job in a lineage."""
+
+    id: str
+    name: str | None = None
+    suffix: str | None = None
+    state: str
+    step: int | None = None
+    """Step of the resume point that the fork starts from; null for a retry."""
+
+
+class RelatedModel(Response):
+    """Result or checkpoint of a job."""
+
+    adapter_id: str
+    model: str
+    kind: str
+    """`lora` or `full`."""
+    step: int
+
+
+class JobLineage(Response):
+    """Base model and data of a job, the jobs before and after it, and its results."""
+
+    object: Literal["fine_tuning.job.lineage"] = "fine_tuning.job.lineage"
+    job_id: str
+    model: str
+    """Name of the base model."""
+    base_adapter_id: str | None = None
+    """Weights of the base model, if Tunesmith trained it."""
+    training_file: str
+    validation_file: str | None = None
+    forked_from: RelatedJob | None = None
+    """Job that this job is a fork of; its `state` is `deleted` if the job was deleted."""
+    retry_of: RelatedJob | None = None
+    forks: list[RelatedJob]
+    """Up to 100 forks, newest first."""
+    retries: list[RelatedJob]
+    results: list[RelatedModel]
+    """Up to 100 tuned models and checkpoints of this job, newest first."""

@@ -1,0 +1,24 @@
+"""Table of curves: metrics of finished stretches of steps in packed form, for fast reading."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Integer, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tunesmith_server.core.database import Base
+
+
+class CurveRow(Base):
+    __tablename__ = "job_curves"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    void_by: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """Number of the attempt that repeated these steps; 0 if the steps are part of the run."""
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    start: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """First step of the chunk, a multiple of `curve_chunks.CHUNK`."""
+    coarse: Mapped[bytes] = mapped_column(LargeBinary)
+    """Extremes of each block of `curve_chunks.BLOCK` steps; before `fine`, so that SQLite reads it
+    without `fine`."""
+    fine: Mapped[bytes] = mapped_column(LargeBinary)
+    """All values."""

@@ -1,0 +1,240 @@
+"""Metrics in packed form: chunks of 512 steps, written in the transaction that stores the metrics.
+
+`jobs.sealed_step` is the end of the packed part: all metrics below it are in chunks, all others are
+read from `job_metrics`. `job_metrics` keeps every value, so a chunk can always be made again.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from tunesmith_server.models import CurveRow, JobRow, MetricRow
+
+CHUNK = 512
+"""Steps of a chunk."""
+BLOCK = 32
+"""Steps whose least and greatest value are in `coarse`."""
+_CHUNKS_AT_A_TIME = 4
+"""Chunks that one stored step packs at most; more than one after an update of the service."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values of one metric, in the order of the steps; NaN is a value."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def thinned(self, width: int) -> Curve:
+        """Return, of each stretch of `width` steps, the least and the greatest value and the first
+        NaN. Stretches start at multiples of `width`."""
+        if width <= 1:
+            return self
+        steps, values = self.steps, self.values
+        has_nan = any(value != value for value in values)
+        thin = Curve()
+        first, count = 0, len(steps)
+        while first < count:
+            end = bisect_left(steps, (steps[first] // width + 1) * width, first)
+            for index in _picked(values[first:end], has_nan):
+                thin.steps.append(steps[first + index])
+                thin.values.append(values[first + index])
+            first = end
+        return thin
+
+    def between(self, low: int, high: int) -> Curve:
+        """Return the values of the steps from `low` to `high`, both included."""
+        first, end = bisect_left(self.steps, low), bisect_left(self.steps, high + 1)
+        return Curve(self.steps[first:end], self.values[first:end])
+
+
+def _picked(values: list[float], has_nan: bool) -> Sequence[int]:
+    """Return the indices of the least value, the greatest value and the first NaN, ascending."""
+    if len(values) == 1:
+        return (0,)
+    if not has_nan:
+        low, high = values.index(min(values)), values.index(max(values))
+        return (low,) if low == high else (low, high) if low < high else (high, low)
+    known = [value for value in values if value == value]
+    picked = {values.index(extreme) for extreme in (min(known), max(known))} if known else set()
+    if len(known) < len(values):
+        picked.add(next(index for index, value in enumerate(values) if value != value))
+    return sorted(picked)
+
+
+def note(session: Session, job: JobRow, step: int) -> None:
+    """Pack the chunks that are complete now that `step` is stored. The caller has locked `job`. A
+    value below the end of the packed part makes that part shorter."""
+    if step < job.sealed_step:
+        _unseal(session, job, step)
+    elif step >= job.sealed_step + CHUNK:
+        seal(session, job, step, most=_CHUNKS_AT_A_TIME)
+
+
+def seal(session: Session, job: JobRow, step: int, most: int) -> None:
+    """Pack up to `most` chunks that end at or before `step`. The caller has locked `job`."""
+    limit = step // CHUNK * CHUNK
+    for _ in range(most):
+        start = _first_chunk(session, job.id, job.sealed_step)
+        if start is None or start + CHUNK > limit:
+            job.sealed_step = limit  # no metrics below `limit` are left
+            return
+        _write(session, job.id, 0, start, start)
+        job.sealed_step = start + CHUNK
+
+
+def make_void(session: Session, job: JobRow, step: int) -> None:
+    """Keep the metrics after `step` as void, because the current attempt repeats these steps. The
+    caller then deletes these metrics."""
+    session.execute(
+        delete(CurveRow).where(CurveRow.job_id == job.id, CurveRow.void_by == job.attempt)
+    )
+    start = _first_chunk(session, job.id, step + 1)
+    while start is not None:
+        _write(session, job.id, job.attempt, start, max(start, step + 1))
+        start = _first_chunk(session, job.id, start + CHUNK)
+    if step + 1 < job.sealed_step:
+        _unseal(session, job, step + 1)
+
+
+def seal_missing(session: Session, most: int) -> int:
+    """Pack chunks of up to `most` ended jobs that an earlier release ran; return their number."""
+    jobs = session.scalars(
+        select(JobRow)
+        .where(JobRow.finished_at.is_not(None), JobRow.step >= JobRow.sealed_step + CHUNK)
+        .limit(most)
+        .with_for_update(skip_locked=True)
+    ).all()
+    for job in jobs:
+        seal(session, job, job.step, most=_CHUNKS_AT_A_TIME * 10)
+    return len(jobs)
+
+
+def read(
+    session: Session, job: JobRow, names: Sequence[str] | None, low: int, high: int, width: int
+) -> dict[str, Curve]:
+    """Return the curves of `names` (None: all) from step `low` to `high` with the extremes of each
+    stretch of `width` steps. `low` and `high` + 1 are multiples of `width`."""
+    curves = _packed(session, job.id, 0, names, low, min(high, job.sealed_step - 1), width)
+    rest = max(low, job.sealed_step)
+    if rest <= high:
+        for name, steps in _stored(session, job.id, names, rest, high).items():
+            curve = curves.setdefault(name, Curve())
+            curve.steps.extend(steps.steps)
+            curve.values.extend(steps.values)
+    return {name: curve.thinned(width) for name, curve in sorted(curves.items())}
+
+
+def read_void(
+    session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int, width: int
+) -> dict[int, dict[str, Curve]]:
+    """Return the void curves by the number of the attempt that repeated their steps."""
+    attempts = session.scalars(
+        select(CurveRow.void_by)
+        .where(CurveRow.job_id == job_id, CurveRow.void_by > 0)
+        .distinct()
+        .order_by(CurveRow.void_by)
+    ).all()
+    found = {
+        number: _packed(session, job_id, number, names, low, high, width) for number in attempts
+    }
+    return {
+        number: {name: curve.thinned(width) for name, curve in sorted(curves.items())}
+        for number, curves in found.items()
+        if curves
+    }
+
+
+def _packed(
+    session: Session,
+    job_id: str,
+    void_by: int,
+    names: Sequence[str] | None,
+    low: int,
+    high: int,
+    width: int,
+) -> dict[str, Curve]:
+    column = CurveRow.coarse if width % BLOCK == 0 else CurveRow.fine
+    query = (
+        select(CurveRow.name, column)
+        .where(CurveRow.job_id == job_id, CurveRow.void_by == void_by)
+        .where(CurveRow.start.between(low // CHUNK * CHUNK, high))
+        .order_by(CurveRow.name, CurveRow.start)
+    )
+    if names is not None:
+        query = query.where(CurveRow.name.in_(names))
+    curves: dict[str, Curve] = {}
+    for name, packed in session.execute(query):
+        steps, values = _unpacked(packed)
+        curve = curves.setdefault(name, Curve())
+        curve.steps.extend(steps)
+        curve.values.extend(values)
+    cut = {name: curve.between(low, high) for name, curve in curves.items()}
+    return {name: curve for name, curve in cut.items() if curve.steps}
+
+
+def _stored(
+    session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int
+) -> dict[str, Curve]:
+    query = (
+        select(MetricRow.step, MetricRow.name, MetricRow.value)
+        .where(MetricRow.job_id == job_id, MetricRow.step.between(low, high))
+        .order_by(MetricRow.step)
+    )
+    if names is not None:
+        query = query.where(MetricRow.name.in_(names))
+    curves: dict[str, Curve] = {}
+    for step, name, value in session.execute(query):
+        curve = curves.setdefault(name, Curve())
+        curve.steps.append(step)
+        curve.values.append(math.nan if value is None else value)
+    return curves
+
+
+def _first_chunk(session: Session, job_id: str, step: int) -> int | None:
+    """Return the start of the chunk with the first metrics at or after `step`."""
+    first = session.scalar(
+        select(func.min(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.step >= step)
+    )
+    return None if first is None else first // CHUNK * CHUNK
+
+
+def _write(session: Session, job_id: str, void_by: int, start: int, low: int) -> None:
+    rows = list(_rows(_stored(session, job_id, None, low, start + CHUNK - 1)))
+    if rows:
+        shared = {"job_id": job_id, "void_by": void_by, "start": start}
+        session.execute(insert(CurveRow), [shared | row for row in rows])
+
+
+def _rows(curves: dict[str, Curve]) -> Iterator[dict[str, str | bytes]]:
+    for name, curve in curves.items():
+        yield {"name": name, "coarse": _pack(curve.thinned(BLOCK)), "fine": _pack(curve)}
+
+
+def _unseal(session: Session, job: JobRow, step: int) -> None:
+    start = step // CHUNK * CHUNK
+    session.execute(
+        delete(CurveRow).where(
+            CurveRow.job_id == job.id, CurveRow.void_by == 0, CurveRow.start >= start
+        )
+    )
+    job.sealed_step = start
+
+
+def _pack(curve: Curve) -> bytes:
+    """Return the steps as 32-bit integers, then the values as 64-bit floats, little-endian."""
+    count = len(curve.steps)
+    return struct.pack(f"<{count}i{count}d", *curve.steps, *curve.values)
+
+
+def _unpacked(packed: bytes) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    count = len(packed) // 12
+    numbers = struct.unpack(f"<{count}i{count}d", packed)
+    return numbers[:count], numbers[count:]

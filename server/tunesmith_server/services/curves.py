@@ -1,0 +1,81 @@
+"""Curves of a job as columns, with few points and no lost spike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import to_json
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from tunesmith_server.models import JobRow, MetricRow
+
+from . import curve_chunks
+from .curve_chunks import Curve
+
+MAX_POINTS = 10_000
+"""Maximum number of points of a curve that a request may ask for."""
+_LARGEST = 1.79769e308
+
+
+def columns(
+    session: Session,
+    job: JobRow,
+    *,
+    names: Sequence[str] | None,
+    points: int,
+    first: int | None,
+    last: int | None,
+) -> bytes:
+    """Return `MetricColumns` as JSON: the metrics `names` (None: all) from step `first` to `last`
+    with at most `points` numbers a curve."""
+    known = session.execute(
+        select(func.min(MetricRow.step), func.max(MetricRow.step)).where(MetricRow.job_id == job.id)
+    ).one()
+    low = max(first or 0, known[0] or 0)
+    high = min((known[1] or 0) if last is None else last, 2**31 - 1)
+    high = max(low, high)
+    width = stretch(low, high, points)
+    low, high = low // width * width, (high // width + 1) * width - 1
+    own = curve_chunks.read(session, job, names, low, high, width)
+    void = curve_chunks.read_void(session, job.id, names, low, high, width)
+    document = {
+        "object": "fine_tuning.job.metrics_columns",
+        "job_id": job.id,
+        "stretch": width,
+        "curves": _curves(own),
+        "void": [
+            {
+                "attempt": attempt,
+                "first_step": min(curve.steps[0] for curve in curves.values()),
+                "last_step": max(curve.steps[-1] for curve in curves.values()),
+                "curves": _curves(curves),
+            }
+            for attempt, curves in void.items()
+        ],
+    }
+    return to_json(document)
+
+
+def stretch(low: int, high: int, points: int) -> int:
+    """Return the number of steps a stretch, a power of two, for which the range from `low` to
+    `high` has at most `points` / 2 stretches; 1 if it has at most `points` steps."""
+    if high - low < points:
+        return 1
+    width = 2
+    while (high // width - low // width + 1) * 2 > points:
+        width *= 2
+    return width
+
+
+def _curves(curves: Mapping[str, Curve]) -> dict[str, Any]:  # Any: JSON
+    return {
+        name: {"steps": curve.steps, "values": [rounded(value) for value in curve.values]}
+        for name, curve in curves.items()
+    }
+
+
+def rounded(value: float) -> float | None:
+    """Return the value with six significant figures; None for NaN and infinity."""
+    return float(f"{value:.6g}") if abs(value) <= _LARGEST else None

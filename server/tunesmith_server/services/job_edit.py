@@ -1,0 +1,24 @@
+"""Changes of what people write on a job: name, notes, pin and metadata. The training does not read
+them."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import JobPatch
+from tunesmith_server.models import JobRow
+
+from . import jobs
+
+
+def edit(session: Session, job_id: str, body: JobPatch) -> JobRow:
+    """Change the fields that the body has; a missing field stays as it is."""
+    job = jobs.lock(session, job_id)
+    given = body.model_fields_set
+    for field in ("name", "notes", "pinned"):
+        if field in given:
+            setattr(job, field, getattr(body, field))
+    if "metadata" in given:
+        job.labels = body.metadata
+    session.flush()
+    return job
