@@ -100,6 +100,9 @@ class Http:
         )
         return self.parse(model, response)
 
+    def patch(self, model: type[M], path: str, json: Any) -> M:  # Any: JSON
+        return self.parse(model, self.send("PATCH", path, json=json))
+
     def delete(self, model: type[M], path: str) -> M:
         return self.parse(model, self.send("DELETE", path))
 

@@ -11,7 +11,15 @@ import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import invalid_argument
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Grader, Hyperparameters, JobCreate, JobDeleted, JobFork, Method
+from tunesmith_schema import (
+    Grader,
+    Hyperparameters,
+    JobCreate,
+    JobDeleted,
+    JobFork,
+    JobPatch,
+    Method,
+)
 
 from .files import DataFile, Files, Order
 from .follow import follow
@@ -138,6 +146,16 @@ class Jobs(JobOutput):
 
     def retrieve(self, job_id: str) -> Job:
         return self._bind(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
+
+    def edit(self, job_id: str, **fields: Any) -> Job:  # Any: as JobPatch checks
+        """Change `name`, `notes`, `pinned` or `metadata` of a job. Other fields stay; None removes
+        a name, notes or metadata."""
+        try:
+            body = JobPatch.model_validate(fields)
+        except ValidationError as error:
+            raise invalid_argument(error) from error
+        json = body.model_dump(mode="json", exclude_unset=True)
+        return self._bind(self._http.patch(Job, path_of("fine_tuning", "jobs", job_id), json))
 
     def cancel(self, job_id: str) -> Job:
         """End a job and keep only its checkpoints. A running job stops within seconds.
