@@ -29,7 +29,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> SelfCheck:
     if row is None:
         which = "" if attempt is None else f" in attempt {attempt}"
         raise NotFound(
-            ErrorCode.NOT_FOUND,
+            ErrorCode.NO_REPORT,
             f"job {job.id!r} has no self-check{which}",
             hint="the check runs before the first step, unless recipe.self_check is false",
         )
