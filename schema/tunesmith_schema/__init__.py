@@ -20,7 +20,7 @@ from .chat import (
     TopLogprob,
 )
 from .completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from .curves import Curve, MetricColumns, VoidCurves
+from .curves import MetricColumns
 from .early_stopping import EarlyStoppingRecipe, MethodName
 from .errors import ErrorBody, ErrorCategory, ErrorCode, ErrorEnvelope
 from .evaluation import (
@@ -66,14 +66,7 @@ from .jobs import (
     JobState,
     wire_status,
 )
-from .lineage import (
-    JobLineage,
-    RelatedJob,
-    RelatedModel,
-    SelfCheck,
-    SelfCheckItem,
-    StoredResumePoint,
-)
+from .lineage import JobLineage, SelfCheck, StoredResumePoint
 from .methods import (
     Hyperparameters,
     Method,
@@ -256,7 +249,6 @@ __all__ = [
     "Control",
     "ControlAction",
     "ControlFile",
-    "Curve",
     "Deleted",
     "DeviceUsage",
     "DeviceUsageItem",
@@ -350,8 +342,6 @@ __all__ = [
     "Recipe",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
-    "RelatedJob",
-    "RelatedModel",
     "Report",
     "ReportReply",
     "Request",
@@ -375,7 +365,6 @@ __all__ = [
     "Saturation",
     "Scheduling",
     "SelfCheck",
-    "SelfCheckItem",
     "ShareChange",
     "SingleGrader",
     "StoredFile",
@@ -399,7 +388,6 @@ __all__ = [
     "UserUpdate",
     "Utilization",
     "Verb",
-    "VoidCurves",
     "WaitingBecause",
     "WaitingCode",
     "WorkerEnrollment",

@@ -1,4 +1,4 @@
-"""Where a job comes from and what comes from it; its self-check and its resume points."""
+"""Lineage of a job, its self-check and its resume points."""
 
 from __future__ import annotations
 

@@ -24,11 +24,9 @@ from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.scheduling.eligibility import may_start
 from tunesmith_server.services import (
-    curve_chunks,
     evaluation_leases,
     file_readings,
     files,
-    job_health,
     keys,
     leases,
     making_room,
@@ -38,6 +36,7 @@ from tunesmith_server.services import (
     waiting,
     workers,
 )
+from tunesmith_server.services.older_jobs import OlderJobs
 
 from . import garbage
 
@@ -47,8 +46,6 @@ WAKE_AGAIN_SECONDS = 30.0
 MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
-MAX_OLD_JOBS = 50
-"""Jobs of earlier releases whose health is derived in one round."""
 
 Step = Callable[[Session], object]
 
@@ -65,7 +62,7 @@ class Janitor(threading.Thread):
         self._may_take_back = time.monotonic() + settings.lease_seconds
         self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
-        self._has_old_jobs = True
+        self._older_jobs = OlderJobs()
 
     def run(self) -> None:
         while not self._stop_asked.wait(self._settings.janitor_seconds):
@@ -105,8 +102,8 @@ class Janitor(threading.Thread):
                 ),
                 "update warnings": lambda session: waiting.update_warnings(session),
             } | steps
-        if self._has_old_jobs:
-            steps["derive the health of older jobs"] = self._derive_health
+        if not self._older_jobs.is_done:
+            steps["complete older jobs"] = self._older_jobs.round
         if keys.has_uses():
             steps["store the last use of keys"] = keys.store_uses
         if sessions.has_seen():
@@ -157,12 +154,6 @@ class Janitor(threading.Thread):
         if found.sizes:
             log.info("deleted %d unused blobs, %d bytes", len(found.sizes), found.bytes)
         return len(found.sizes)
-
-    def _derive_health(self, session: Session) -> None:
-        """Derive the health of jobs that are older than the rules, some in each round."""
-        derived = job_health.derive_missing(session, MAX_OLD_JOBS)
-        packed = curve_chunks.seal_missing(session, MAX_OLD_JOBS)
-        self._has_old_jobs = derived == MAX_OLD_JOBS or packed > 0
 
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()

@@ -9,8 +9,7 @@ import sqlalchemy
 import sqlalchemy.event
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT
-from tunesmith_server import janitor
-from tunesmith_server.services import job_health
+from tunesmith_server.services import job_health, older_jobs
 
 from .actors import Server
 from .callers import metrics
@@ -109,7 +108,7 @@ def test_a_health_that_cannot_be_read_breaks_nothing(server: Server) -> None:
 def test_jobs_of_an_earlier_release_get_their_health_in_some_rounds(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janitor, "MAX_OLD_JOBS", 2)
+    monkeypatch.setattr(older_jobs, "MAX_JOBS", 2)
     job_ids = []
     for _ in range(3):
         job_ids.append(server.create_job(server.good_file()))
@@ -126,4 +125,4 @@ def test_jobs_of_an_earlier_release_get_their_health_in_some_rounds(
     assert known == [2, 3, 3]
     assert server.job(job_ids[0])["health"]["state"] == "diverged"
     assert server.job(never_started)["health"] is None
-    assert not cleaner._has_old_jobs
+    assert cleaner._older_jobs.is_done

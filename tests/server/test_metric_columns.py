@@ -12,7 +12,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
-from tunesmith_server.services import curve_chunks, curves
+from tunesmith_server.services import curve_chunks, curves, older_jobs
 
 from .actors import Server
 from .callers import event, metrics
@@ -127,15 +127,21 @@ def test_repeated_steps_are_void_and_told_apart(server: Server, claim: dict[str,
     assert pairs(void["curves"]["train_loss"]) == {n: float(n) for n in range(501, 700)}
 
 
-def test_older_jobs_are_packed_by_the_janitor(server: Server, claim: dict[str, Any]) -> None:
+def test_older_jobs_are_packed_in_some_rounds(
+    server: Server, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     values: Values = {step: math.sin(step) for step in range(1, 1500)}
     store(server, claim["job_id"], "train_loss", values, packed=False)
     before = columns(server, claim["job_id"])
     server.worker.report(claim, outcome={"state": "cancelled"})
     server.change_job(claim["job_id"], step=1499)
-    with server.database.write.begin() as session:
-        assert curve_chunks.seal_missing(session, 10) == 1
-        assert session.scalars(select(JobRow.sealed_step)).one() == 1024
+    monkeypatch.setattr(older_jobs, "MAX_CHUNKS", 1)
+    work, sealed = older_jobs.OlderJobs(), []
+    while not work.is_done:
+        with server.database.write.begin() as session:
+            work.round(session)
+            sealed.append(session.scalars(select(JobRow.sealed_step)).one())
+    assert sealed == [512, 1024]
     assert columns(server, claim["job_id"]) == before
 
 

@@ -104,17 +104,19 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
         _unseal(session, job, step + 1)
 
 
-def seal_missing(session: Session, most: int) -> int:
-    """Pack chunks of up to `most` ended jobs that an earlier release ran; return their number."""
-    jobs = session.scalars(
-        select(JobRow)
-        .where(JobRow.finished_at.is_not(None), JobRow.step >= JobRow.sealed_step + CHUNK)
-        .limit(most)
-        .with_for_update(skip_locked=True)
-    ).all()
-    for job in jobs:
-        seal(session, job, job.step, most=_CHUNKS_AT_A_TIME * 10)
-    return len(jobs)
+def ends(session: Session, job_id: str) -> tuple[int, int]:
+    """Return the first and the last step with metrics; void metrics count up to their chunk."""
+    first, last = session.execute(
+        select(func.min(MetricRow.step), func.max(MetricRow.step)).where(MetricRow.job_id == job_id)
+    ).one()
+    void = session.execute(
+        select(func.min(CurveRow.start), func.max(CurveRow.start)).where(
+            CurveRow.job_id == job_id, CurveRow.void_by > 0
+        )
+    ).one()
+    firsts = [step for step in (first, void[0]) if step is not None]
+    lasts = [last or 0, 0 if void[1] is None else void[1] + CHUNK - 1]
+    return min(firsts, default=0), max(lasts)
 
 
 def read(

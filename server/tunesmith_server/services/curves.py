@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tunesmith_server.models import JobRow, MetricRow
+from tunesmith_server.models import JobRow
 
 from . import curve_chunks
 from .curve_chunks import Curve
@@ -30,11 +29,9 @@ def columns(
 ) -> bytes:
     """Return `MetricColumns` as JSON: the metrics `names` (None: all) from step `first` to `last`
     with at most `points` numbers a curve."""
-    known = session.execute(
-        select(func.min(MetricRow.step), func.max(MetricRow.step)).where(MetricRow.job_id == job.id)
-    ).one()
-    low = max(first or 0, known[0] or 0)
-    high = min((known[1] or 0) if last is None else last, 2**31 - 1)
+    known = curve_chunks.ends(session, job.id)
+    low = max(first or 0, known[0])
+    high = min(known[1] if last is None else last, 2**31 - 1)
     high = max(low, high)
     width = stretch(low, high, points)
     low, high = low // width * width, (high // width + 1) * width - 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sqlalchemy import case, exists, func, null, or_, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobHealth
@@ -49,22 +49,6 @@ def derive(session: Session, job: JobRow) -> None:
         if is_outage(error):
             raise
         log.warning("the health of %s cannot be derived: %r", job.id, error)
-
-
-def derive_missing(session: Session, most: int) -> int:
-    """Derive the health of up to `most` jobs that logged metrics before jobs had a health; return
-    their number. Jobs that another transaction has locked are left out."""
-    has_metrics = exists().where(MetricRow.job_id == JobRow.id)
-    jobs = session.scalars(
-        select(JobRow)
-        .where(or_(JobRow.health.is_(null()), JobRow.curve.is_(null())), has_metrics)
-        .order_by(JobRow.created_at.desc())
-        .limit(most)
-        .with_for_update(skip_locked=True)
-    ).all()
-    for job in jobs:
-        derive(session, job)
-    return len(jobs)
 
 
 def stored(document: Any) -> JobHealth | None:  # Any: JSON

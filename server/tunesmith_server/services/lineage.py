@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import JobLineage, RelatedJob, RelatedModel, StoredResumePoint
+from tunesmith_schema import JobLineage, StoredResumePoint
+from tunesmith_schema.lineage import RelatedJob, RelatedModel
 from tunesmith_server.models import AdapterRow, JobRow, ResumePointRow
 
 MAX_RELATED = 100

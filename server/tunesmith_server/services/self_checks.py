@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, EventKind, SelfCheck, SelfCheckItem
+from tunesmith_schema import ErrorCode, EventKind, SelfCheck
+from tunesmith_schema.lineage import SelfCheckItem
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import EventRow, JobRow
 
