@@ -14,7 +14,9 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("name", sa.String(200), nullable=True))
     op.add_column("jobs", sa.Column("notes", sa.Text(), nullable=True))
-    pinned = sa.Column("pinned", sa.Boolean(), nullable=False, server_default=sa.text("false"))
+    pinned: sa.Column[bool] = sa.Column(
+        "pinned", sa.Boolean(), nullable=False, server_default=sa.text("false")
+    )
     op.add_column("jobs", pinned)
     op.add_column("jobs", sa.Column("curve", sa.JSON(), nullable=True))
     sealed = sa.Column("sealed_step", sa.Integer(), nullable=False, server_default=sa.text("0"))

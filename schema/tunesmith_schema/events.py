@@ -58,6 +58,8 @@ class Event(Response):
     """Kind of the event; a newer server may send a value that `EventKind` lacks."""
     seq: int
     """Number of the event within its job, from 1 without gaps; also the SSE id."""
+    job_id: str = ""
+    """Id of the job; empty from older servers."""
 
 
 class MetricPoint(Response):

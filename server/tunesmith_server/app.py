@@ -18,6 +18,7 @@ from tunesmith_server.api import (
     evaluations,
     events,
     files,
+    fine_tuning,
     health,
     internal,
     internal_evaluations,
@@ -73,7 +74,8 @@ def create_app(settings: Settings) -> FastAPI:
         janitor.start()
         limiters()  # before the first request uses the default pool
         forgetting = inference.forget_deleted(partial(_existing_models, database))
-        tasks = [asyncio.create_task(task) for task in (hub.run(), hub.check_keys(), forgetting)]
+        loops = (hub.run(), hub.progress.run(), hub.check_keys(), forgetting)
+        tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         hub.close()
         for task in tasks:
@@ -124,7 +126,18 @@ def all_routes() -> list[BaseRoute]:
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
-        *(files, uploads, jobs, events, permissions, models, adapters, evaluations, chat),
+        *(
+            files,
+            uploads,
+            jobs,
+            events,
+            fine_tuning,
+            permissions,
+            models,
+            adapters,
+            evaluations,
+            chat,
+        ),
         *(me, sessions, organization, queue, workers, usage),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])

@@ -11,10 +11,10 @@ import pytest
 
 from tunesmith import TunesmithError
 from tunesmith._cli.curves import HEIGHT, Line, draw
-from tunesmith._cli.recipe_diff import changed_settings, differing_settings
 from tunesmith._sdk import plot
 from tunesmith._sdk.job import Job
 from tunesmith_schema import JobReport, MetricPoint
+from tunesmith_schema.settings_diff import changed_settings, differing_settings
 
 from .conftest import Tunesmith
 from .fakes import Script, client_of, event, job, page

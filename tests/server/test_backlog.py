@@ -76,7 +76,7 @@ def test_an_ended_job_is_done_only_after_its_last_event(server: Server, job_id: 
 
 
 def test_a_slow_watcher_gets_a_feed_in_pieces() -> None:
-    feed = stream._Feed()
+    feed = stream.Feed()
     feed.start(0)
     lines = [b"%d\n" % n * 2000 for n in range(1, 101)]
     for seq, line in enumerate(lines, 1):
@@ -85,6 +85,7 @@ def test_a_slow_watcher_gets_a_feed_in_pieces() -> None:
     while piece := feed.after(seq):
         seq = piece[0]
         pieces.append(piece[1])
-    assert b"".join(pieces) == b"".join(lines)
+    whole = (line + b"id: %d\n\n" % seq for seq, line in enumerate(lines, 1))
+    assert b"".join(pieces) == b"".join(whole)
     assert max(map(len, pieces)) <= PIECE
     assert len(pieces) > 5

@@ -20,7 +20,10 @@ Attack = tuple[str, str, dict[str, Any]]
 """Method, path, options; `{field}` stands for a foreign id, `[field]` for the attacker's own."""
 
 COMMANDS = ("cancel", "pause", "resume", "stop", "fork", "retry")
-OUTPUTS = ("report", "evaluation", "events", "metrics", "checkpoints", "samples")
+OUTPUTS = (
+    *("report", "evaluation", "events", "metrics", "checkpoints", "samples"),
+    *("self_check", "resume_points", "lineage"),
+)
 
 
 def attacks() -> Iterator[Attack]:
@@ -49,7 +52,18 @@ def _jobs() -> Iterator[Attack]:
     ):
         body = {"model": "tiny-llama", "training_file": "[file_id]", **change}
         yield "POST", JOBS, {"json": body}
-    for query in ("text={job_id}", "text={model}", "model={model}"):
+    yield "GET", "/v1/fine_tuning/events?stream=true&jobs={job_id}", {}
+    yield "GET", "/v1/fine_tuning/events?stream=true&jobs=[job_id],{job_id}:1", {}
+    yield "GET", "/v1/fine_tuning/compare?jobs=[job_id],{job_id}", {}
+    yield "PATCH", f"{JOBS}/{{job_id}}", {"json": {"name": "n"}}
+    yield "GET", f"{JOBS}/{{job_id}}/metrics?format=columns", {}
+    for query in (
+        "forked_from={job_id}",
+        "retry_of={job_id}",
+        "text={job_id}",
+        "text={model}",
+        "model={model}",
+    ):
         yield "GET", f"{JOBS}?{query}", {}
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from tunesmith._sdk.job import Job
 from tunesmith._sdk.plot import AXES, Plot, curve_of, panels_of
 from tunesmith_schema import MetricPoint
+from tunesmith_schema.settings_diff import differing_settings
 
 from .curves import COLOURS, Line, draw
 from .job_view import (
@@ -20,12 +21,12 @@ from .job_view import (
     evaluation_text,
     health_text,
     metrics_text,
+    setting_text,
     state_text,
     step_text,
 )
 from .jobs import JobId
 from .output import show_json_value, show_table
-from .recipe_diff import differing_settings, setting_text
 from .session import connected
 
 MAX_JOBS = 6

@@ -13,9 +13,9 @@ from rich.text import Text
 from tunesmith._http.hints import in_commands, in_python
 from tunesmith._sdk.job import Job
 from tunesmith_schema import TERMINAL, EstimatedStart, HealthState, JobReport, JobState
+from tunesmith_schema.settings_diff import automatic_values, changed_settings
 
 from .output import age, duration, health_word, moment, show_fields, size
-from .recipe_diff import automatic_values, changed_settings, setting_text
 
 COLOURS = {
     str(HealthState.LEARNING): "green",
@@ -222,3 +222,12 @@ def _state_style(job: Job) -> str:
 
 def _number(value: float | None) -> str:
     return "NaN" if value is None else f"{value:.4g}"
+
+
+def setting_text(value: Any) -> str:  # Any: JSON
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

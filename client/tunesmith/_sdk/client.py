@@ -56,7 +56,9 @@ class Client:
         )
         self.uploads = Uploads(self._http)
         self.files = Files(self._http, self.uploads)
-        self.fine_tuning = FineTuning(Jobs(self._http, self.files), Checkpoints(self._http))
+        self.fine_tuning = FineTuning(
+            self._http, Jobs(self._http, self.files), Checkpoints(self._http)
+        )
         self.evaluations = Evaluations(self._http, self.files)
         self.chat = Chat(self._http)
         self.completions = Completions(self._http)

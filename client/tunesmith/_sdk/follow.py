@@ -21,9 +21,9 @@ from tunesmith_schema import Event, EventKind, JobState
 
 from .job import Job
 
-_SERVER_TIMEOUT = 300.0
+SERVER_TIMEOUT = 300.0
 """Seconds without an answer from the server after which following fails."""
-_READ_TIMEOUT = 60.0
+READ_TIMEOUT = 60.0
 """Seconds without an event or heartbeat after which the client reconnects."""
 
 
@@ -58,7 +58,7 @@ def follow(
         except APIConnectionError as error:
             problem = error
         except APIStatusError as error:
-            if not _is_temporary(error):
+            if not is_temporary(error):
                 raise
             problem = error
         if problem is not None:
@@ -67,7 +67,7 @@ def follow(
         attempt += 1
 
 
-def _is_temporary(error: APIStatusError) -> bool:
+def is_temporary(error: APIStatusError) -> bool:
     """Return True for errors that a restarting server or its proxy returns."""
     return error.retryable or error.status_code in (408, 429) or error.status_code >= 500
 
@@ -115,9 +115,9 @@ class _Follower:
         self._check_deadline()
         now = self._http.now()
         self._down_since = self._down_since or now
-        if now - self._down_since > _SERVER_TIMEOUT:
+        if now - self._down_since > SERVER_TIMEOUT:
             raise APIConnectionError(
-                f"no answer from the server for {_SERVER_TIMEOUT:.0f} s while waiting for job "
+                f"no answer from the server for {SERVER_TIMEOUT:.0f} s while waiting for job "
                 f"{self._job_id}",
                 hint=f"the job may still be running: {self._wait_call} waits again",
             ) from problem
@@ -127,7 +127,7 @@ class _Follower:
         self._http.sleep(delay)
 
     def _open(self) -> httpx.Response:
-        read_timeout = _READ_TIMEOUT
+        read_timeout = READ_TIMEOUT
         if self._deadline is not None:
             read_timeout = min(read_timeout, max(0.1, self._deadline - self._http.now()))
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}

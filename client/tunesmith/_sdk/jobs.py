@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -20,9 +20,11 @@ from tunesmith_schema import (
     JobPatch,
     Method,
 )
+from tunesmith_schema.comparison import Axis, JobComparison
 
 from .files import DataFile, Files, Order
 from .follow import follow
+from .follow_many import Item, follow_many
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
 from .job_output import JobOutput
@@ -295,6 +297,27 @@ class Jobs(JobOutput):
 class FineTuning:
     """`client.fine_tuning`."""
 
-    def __init__(self, jobs: Jobs, checkpoints: Checkpoints) -> None:
+    def __init__(self, http: Http, jobs: Jobs, checkpoints: Checkpoints) -> None:
+        self._http = http
         self.jobs = jobs
         self.checkpoints = checkpoints
+
+    def stream(
+        self, jobs: Mapping[str, int] | Sequence[str] = (), *, everything: bool = False
+    ) -> Generator[Item, None, None]:
+        """Yield the events of up to 20 jobs, past and future, over one connection, and each job at
+        its end. A mapping has the number of the last known event by job id. With `everything`,
+        also yield `JobProgress` of each unfinished job of the project now and after each change,
+        and do not end."""
+        for item in follow_many(self._http, jobs, everything=everything):
+            if isinstance(item, Job):
+                self.jobs._bind(item)
+            yield item
+
+    def compare(
+        self, job_ids: Sequence[str], *, axis: Axis | None = None, points: int | None = None
+    ) -> JobComparison:
+        """Compare two to eight jobs: results, settings that differ, and curves over `axis`:
+        `step` (default), `tokens` or `hours`, with at most `points` values (default 500)."""
+        params = {"jobs": ",".join(job_ids), "axis": axis, "points": points}
+        return self._http.get(JobComparison, "fine_tuning/compare", params)

@@ -40,7 +40,7 @@ from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
 
-_SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 @router.get(
@@ -82,7 +82,7 @@ def list_events(
     return StreamingResponse(
         state.hub.sse(principal.use, job_id, seq),
         media_type="text/event-stream",
-        headers=_SSE_HEADERS,
+        headers=SSE_HEADERS,
     )
 
 

@@ -10,11 +10,12 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from fastapi.sse import KEEPALIVE_COMMENT
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -23,7 +24,10 @@ from tunesmith_server.core.database import Database
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.models import JobRow
 from tunesmith_server.services import events, jobs, keys
+from tunesmith_server.services.pages import json_of
 from tunesmith_server.services.paging import number_in
+
+from .progress_feed import ProgressHub
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +44,10 @@ _FEED_BYTES = 1024 * 1024
 Use = tuple[str, str]
 """Ids of an API key and of the project that it has opened."""
 Line = tuple[int, bytes]
-"""Number of an event, and the event as SSE bytes."""
+"""Number of an event, and the event as SSE bytes without its id and its end."""
 
 
-class _Feed:
+class Feed:
     """Newest events of one job as SSE bytes, from event number `base` + 1 to `head`."""
 
     def __init__(self) -> None:
@@ -52,8 +56,10 @@ class _Feed:
         """Newest event number; None until the first watcher has caught up with the database."""
         self.base = 0
         self.done: bytes | None = None
-        """Final SSE message, sent after the job's last event."""
+        """Final SSE message without its end, sent after the job's last event."""
         self.changed = asyncio.Event()
+        self.wakes: set[asyncio.Event] = set()
+        """Events of the watchers of many jobs, set after each change."""
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._next: tuple[int, Line] | None = None
@@ -77,16 +83,22 @@ class _Feed:
     def after(self, seq: int) -> Line | None:
         """Return the next events after `seq` as one piece, with the number of the last one."""
         if self._next is None or self._next[0] != seq:  # nearly all watchers have the same position
-            newest_first = takewhile(lambda line: line[0] > seq, reversed(self._lines))
-            lines, _ = _take(reversed(list(newest_first)), _WRITE_BYTES)
+            lines = self.lines_after(seq)
             if not lines:
                 return None
             self._next = (seq, _joined(lines))
         return self._next[1]
 
+    def lines_after(self, seq: int) -> list[Line]:
+        """Return the next events after `seq`, up to `_WRITE_BYTES`."""
+        newest_first = takewhile(lambda line: line[0] > seq, reversed(self._lines))
+        return _take(reversed(list(newest_first)), _WRITE_BYTES)[0]
+
     def notify(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+        for wake in self.wakes:
+            wake.set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +111,12 @@ class _News:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Backlog:
+class Backlog:
     """Events of a job that a watcher does not have yet. A slow watcher keeps only bytes."""
 
     job: Job
     last_seq: int
-    lines: Line | None
-    """The events as one piece, with the number of the last one."""
+    lines: list[Line]
     more: bool
 
 
@@ -113,8 +124,11 @@ class EventHub:
     """Feeds of all jobs with watchers."""
 
     def __init__(self, database: Database) -> None:
+        self.progress = ProgressHub(database)
         self._database = database
-        self._feeds: dict[str, _Feed] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._wakes: set[asyncio.Event] = set()
+        """Events of the watchers of many jobs, set when a key is revoked or the process ends."""
         self._closing = False
         self._uses: Counter[Use] = Counter()
         """Number of watchers and open chat requests by API key and project."""
@@ -158,8 +172,7 @@ class EventHub:
                 continue
             self._revoked = revoked
             if revoked:
-                for feed in self._feeds.values():
-                    feed.notify()
+                self._notify_all()
                 self._revocation.set()
                 self._revocation = asyncio.Event()
 
@@ -180,28 +193,68 @@ class EventHub:
     def close(self) -> None:
         """End all streams so that the process can exit; clients reconnect and resume."""
         self._closing = True
+        self._notify_all()
+
+    def _notify_all(self) -> None:
         for feed in self._feeds.values():
             feed.notify()
+        for wake in self._wakes:
+            wake.set()
+
+    def ends(self, use: Use) -> bool:
+        """Return True if the streams of this key in this project must end."""
+        return self._closing or use in self._revoked
+
+    @contextmanager
+    def using(self, use: Use, wake: asyncio.Event) -> Iterator[None]:
+        """Count a watcher of many jobs; `wake` is set when `ends` becomes True."""
+        self._uses[use] += 1
+        self._wakes.add(wake)
+        try:
+            yield
+        finally:
+            self._wakes.remove(wake)
+            self._forget_use(use)
+
+    @contextmanager
+    def following(self, job_id: str, wake: asyncio.Event) -> Iterator[Feed]:
+        """Follow a job; `wake` is set after each change of its feed."""
+        feed = self._enter(job_id)
+        feed.wakes.add(wake)
+        try:
+            yield feed
+        finally:
+            feed.wakes.remove(wake)
+            self._leave(job_id, feed)
+
+    def _enter(self, job_id: str) -> Feed:
+        feed = self._feeds.setdefault(job_id, Feed())
+        feed.watchers += 1
+        return feed
+
+    def _leave(self, job_id: str, feed: Feed) -> None:
+        feed.watchers -= 1
+        if not feed.watchers and self._feeds.get(job_id) is feed:
+            del self._feeds[job_id]
 
     async def sse(self, use: Use, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
         """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`, or
         when the key no longer opens the job's project."""
-        feed = self._feeds.setdefault(job_id, _Feed())
-        feed.watchers += 1
+        feed = self._enter(job_id)
         self._uses[use] += 1
         try:
-            while not self._closing and use not in self._revoked:
+            while not self.ends(use):
                 if not feed.reaches_back_to(after_seq):
-                    backlog = await run_in(Plane.STREAMS, partial(self._read, job_id, after_seq))
+                    backlog = await self.backlog(job_id, after_seq)
                     job, last_seq, more = backlog.job, backlog.last_seq, backlog.more
                     if backlog.lines:
-                        after_seq, fresh = backlog.lines
+                        after_seq, fresh = _joined(backlog.lines)
                         del backlog
                         yield fresh
                     if more:
                         continue
                     if job.state in TERMINAL:
-                        yield _done(job)
+                        yield done_line(job) + b"\n"
                         return
                     # `after_seq` may be larger than any event number.
                     feed.start(min(after_seq, last_seq))
@@ -211,7 +264,7 @@ class EventHub:
                     after_seq, fresh = piece
                     yield fresh
                 elif feed.done:
-                    yield feed.done
+                    yield feed.done + b"\n"
                     return
                 else:
                     try:
@@ -221,9 +274,11 @@ class EventHub:
                         yield KEEPALIVE_COMMENT
         finally:
             self._forget_use(use)
-            feed.watchers -= 1
-            if not feed.watchers and self._feeds.get(job_id) is feed:
-                del self._feeds[job_id]
+            self._leave(job_id, feed)
+
+    async def backlog(self, job_id: str, after_seq: int) -> Backlog:
+        """Read events after `after_seq` from the database. Raises NotFound."""
+        return await run_in(Plane.STREAMS, partial(self._read, job_id, after_seq))
 
     def _revoked_of(self, uses: set[Use]) -> set[Use]:
         with self._database.read() as session:
@@ -242,20 +297,20 @@ class EventHub:
                     continue
                 lines, are_all = _take(_lines(session, job_id, heads[job_id]), _FEED_BYTES)
                 over = ended and are_all
-                done = _done(jobs.to_wire(jobs.retrieve(session, job_id))) if over else None
+                done = done_line(jobs.to_wire(jobs.retrieve(session, job_id))) if over else None
                 news.append(_News(job_id=job_id, lines=lines, done=done))
         return news
 
-    def _read(self, job_id: str, after_seq: int) -> _Backlog:
+    def _read(self, job_id: str, after_seq: int) -> Backlog:
         # Read the job first: a later state could end the stream before its last event.
         with self._database.read() as session:
             row = jobs.retrieve(session, job_id)
             job, last_seq = jobs.to_wire(row), row.last_seq
             lines, are_all = _take(_lines(session, job_id, after_seq), _WRITE_BYTES)
-        return _Backlog(
+        return Backlog(
             job=job,
             last_seq=max(last_seq, lines[-1][0] if lines else 0),
-            lines=_joined(lines) if lines else None,
+            lines=lines,
             more=not are_all,
         )
 
@@ -277,15 +332,15 @@ def _take(lines: Iterable[Line], max_bytes: int) -> tuple[list[Line], bool]:
 
 
 def _joined(lines: list[Line]) -> Line:
-    return lines[-1][0], b"".join(line for _, line in lines)
+    return lines[-1][0], b"".join(b"%sid: %d\n\n" % (line, seq) for seq, line in lines)
 
 
 def _line(event: Event) -> bytes:
-    return format_sse_event(id=str(event.seq), event="event", data_str=event.model_dump_json())
+    return b"event: event\ndata: %s\n" % json_of(event)
 
 
-def _done(job: Job) -> bytes:
-    return format_sse_event(event="done", data_str=job.model_dump_json())
+def done_line(job: Job) -> bytes:
+    return b"event: done\ndata: %s\n" % json_of(job)
 
 
 def parse_last_event_id(value: str | None) -> int:

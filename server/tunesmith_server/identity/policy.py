@@ -32,6 +32,8 @@ RULES: dict[str, Verb] = {
     "POST /uploads/{upload_id}/parts": "write",
     "POST /uploads/{upload_id}/complete": "write",
     "POST /uploads/{upload_id}/cancel": "write",
+    "GET /fine_tuning/events": "read",
+    "GET /fine_tuning/compare": "read",
     "GET /fine_tuning/jobs": "read",
     "POST /fine_tuning/jobs": "write",
     f"GET {_JOB}": "read",

@@ -142,6 +142,7 @@ def to_wire(row: EventRow) -> Event:
             data={**data, "reason": "unreadable", "kind": str(row.kind)},
             kind=EventKind.MESSAGE,
             seq=row.seq,
+            job_id=row.job_id,
         )
 
 
@@ -155,6 +156,7 @@ def _to_wire(row: EventRow) -> Event:
         data=row.data,
         kind=EventKind(row.kind),
         seq=row.seq,
+        job_id=row.job_id,
     )
 
 

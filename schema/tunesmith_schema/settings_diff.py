@@ -1,14 +1,15 @@
-"""Settings of a job that differ from the defaults, and the values that "auto" became."""
+"""Settings of jobs by dotted name: changes from the defaults, and differences of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from tunesmith._sdk.job import Job
-from tunesmith_schema import JobReport, Recipe
+from .jobs import Job
+from .recipe import Recipe
+from .report import JobReport
 
 Settings = dict[str, Any]  # Any: JSON; dotted name -> value
 
@@ -35,7 +36,7 @@ def changed_settings(job: Job) -> Settings:
     return changed
 
 
-def differing_settings(jobs: list[Job]) -> dict[str, list[Any]]:
+def differing_settings(jobs: Sequence[Job]) -> dict[str, list[Any]]:  # Any: JSON
     """Return the settings in which jobs differ, by dotted name, with the value of each job."""
     every: list[Settings] = [
         {
@@ -50,6 +51,11 @@ def differing_settings(jobs: list[Job]) -> dict[str, list[Any]]:
         }
         for job in jobs
     ]
+    return differing(every)
+
+
+def differing(every: Sequence[Settings]) -> dict[str, list[Any]]:
+    """Return the names whose values are not the same in all, with each value; None if missing."""
     names = list(dict.fromkeys(name for settings in every for name in settings))
     rows = {name: [settings.get(name) for settings in every] for name in names}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
@@ -58,15 +64,6 @@ def differing_settings(jobs: list[Job]) -> dict[str, list[Any]]:
 def automatic_values(report: JobReport | None) -> Settings:
     """Return the values that "auto" became, by name."""
     return {choice.name: choice.value for choice in report.choices} if report else {}
-
-
-def setting_text(value: Any) -> str:  # Any: JSON
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _grader(job: Job) -> str | None:

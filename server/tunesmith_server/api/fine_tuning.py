@@ -1,0 +1,69 @@
+"""Routes for several jobs at a time: one live stream, and the comparison of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+
+from tunesmith_schema import ErrorCode
+from tunesmith_schema.comparison import Axis, JobComparison
+from tunesmith_server.core.errors import BadRequest
+from tunesmith_server.services import comparison, jobs
+
+from . import many_jobs, watches
+from .deps import CallerDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, project_reader
+from .events import SSE_HEADERS
+
+MAX_COMPARED = 8
+MAX_POINTS = 2000
+
+router = APIRouter(prefix="/fine_tuning", tags=["fine-tuning"], route_class=KeyRoute)
+
+
+@router.get("/events", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
+def stream_events(
+    principal: PrincipalDep,
+    state: StateDep,
+    stream: Literal["true"],
+    jobs_: Annotated[str, Query(alias="jobs", max_length=2000)],
+    last_event_id: Annotated[str | None, Header(max_length=2000)] = None,
+) -> StreamingResponse:
+    """Send the events of many jobs as SSE. `jobs` has positions separated by commas: `ID:NUMBER`
+    (events after this number; `ID` for all events) for up to 20 jobs, and `*` for messages `job`
+    with state and progress of each unfinished or just ended job. The id of a message is the
+    position after it: a client that sends it as `Last-Event-ID`, or as `jobs`, misses nothing."""
+    position = watches.parse(jobs_)
+    if last_event_id:
+        position = position.moved_to(last_event_id)
+    with project_reader(state, principal) as session:
+        for job_id in position.open():
+            jobs.retrieve(session, job_id)
+    return StreamingResponse(
+        many_jobs.sse(state.hub, use=principal.use, position=position),
+        media_type="text/event-stream",
+        headers=SSE_HEADERS,
+    )
+
+
+@router.get("/compare")
+def compare(
+    caller: CallerDep,
+    session: ReaderDep,
+    jobs_: Annotated[str, Query(alias="jobs", max_length=1000)],
+    axis: Axis = "step",
+    points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
+) -> JobComparison:
+    """Compare two to eight jobs, with ids separated by commas: results, settings and automatic
+    values that differ, and curves with at most `points` values over steps, trained tokens or
+    hours."""
+    job_ids = jobs_.split(",")
+    if not 2 <= len(job_ids) <= MAX_COMPARED or len(set(job_ids)) < len(job_ids):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"jobs: {len(job_ids)} ids, of which {len(set(job_ids))} are different",
+            param="jobs",
+            hint=f"name 2 to {MAX_COMPARED} different jobs, separated by commas",
+        )
+    return comparison.compare(session, job_ids, axis=axis, points=points)

@@ -1,0 +1,102 @@
+"""Comparison of jobs: what differs, best and last values, and curves over a common axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .actors import Server
+from .callers import metrics
+
+PATH = "/v1/fine_tuning/compare"
+
+
+def trained(server: Server, losses: list[float], **body: Any) -> str:
+    job_id = server.create_job(server.good_file(), **body)
+    claim = server.worker.claim()
+    batch = [
+        metrics(n, n, train_loss=loss, trained_tokens=100 * n, total_steps=len(losses))
+        for n, loss in enumerate(losses, 1)
+    ]
+    for at, one in enumerate(batch):
+        one["created_at"] = server.job(job_id)["started_at"] + 1800.0 * (at + 1)
+    server.worker.report(claim, events=batch)
+    server.worker.succeed(claim)
+    return job_id
+
+
+@pytest.fixture
+def pair(server: Server) -> list[str]:
+    slow = trained(server, [3.0, 1.0, 2.0, 2.5], seed=1, recipe={"lora": {"r": 8}})
+    return [slow, trained(server, [3.0, 2.0], seed=2, recipe={"lora": {"r": 16}})]
+
+
+def compared(server: Server, job_ids: list[str], **params: Any) -> Any:  # Any: JSON
+    return server.user.json(PATH, params={"jobs": ",".join(job_ids), **params})
+
+
+def test_differences_and_results_are_in_the_order_of_the_request(
+    server: Server, pair: list[str]
+) -> None:
+    found = compared(server, pair)
+    assert [job["id"] for job in found["jobs"]] == pair
+    settings = found["settings"]
+    assert settings["lora.r"] == [8, 16]
+    assert settings["seed"] == [1, 2]
+    assert "model" not in settings
+    results = [job["results"]["train_loss"] for job in found["jobs"]]
+    assert results == [
+        {"last": 2.5, "best": 1.0, "best_step": 2},
+        {"last": 2.0, "best": 2.0, "best_step": 2},
+    ]
+    [one, other] = [job["training_file"] for job in found["jobs"]]
+    assert one["sha256"] == other["sha256"]
+    assert (one["filename"], one["rows"]) == ("rows.jsonl", 1)
+    back = compared(server, pair[::-1])
+    assert back["settings"]["seed"] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "second"),
+    [
+        ("step", [1, 2, 3, 4], [1, 2]),
+        ("tokens", [100, 200, 300, 400], [100, 200]),
+        ("hours", [0.5, 1.0, 1.5, 2.0], [0.5, 1.0]),
+    ],
+)
+def test_curves_share_an_axis(
+    server: Server, pair: list[str], axis: str, first: list[float], second: list[float]
+) -> None:
+    found = compared(server, pair, axis=axis)
+    curves = found["curves"]["train_loss"]
+    assert [curve["job_id"] for curve in curves] == pair
+    assert [curve["x"] for curve in curves] == [
+        pytest.approx(first, abs=0.001),
+        pytest.approx(second, abs=0.001),
+    ]
+    assert [curve["values"] for curve in curves] == [[3.0, 1.0, 2.0, 2.5], [3.0, 2.0]]
+
+
+def test_hours_of_a_repeated_step_are_those_of_its_repetition(server: Server) -> None:
+    job_ids = [trained(server, [1.0]), server.create_job(server.good_file())]
+    claim = server.worker.claim()
+    start = server.job(job_ids[1])["started_at"]
+
+    def step(seq: int, number: int, hours: float) -> dict[str, Any]:
+        return metrics(seq, number, train_loss=1.0) | {"created_at": start + 3600 * hours}
+
+    server.worker.report(claim, events=[step(1, 1, 1), step(2, 2, 2), step(3, 3, 3)])
+    server.worker.report(claim, outcome={"state": "released"})
+    again = server.worker.claim()
+    server.worker.report(again, events=[step(1, 2, 5), step(2, 3, 6)])
+    curve = compared(server, job_ids, axis="hours")["curves"]["train_loss"][1]
+    assert curve["x"] == pytest.approx([1, 5, 6], abs=0.001)
+
+
+def test_two_to_eight_different_jobs_can_be_compared(server: Server, pair: list[str]) -> None:
+    for job_ids in (pair[:1], [*pair, pair[0]], [f"ftjob-{n}" for n in range(9)]):
+        reply = server.user.get(PATH, params={"jobs": ",".join(job_ids)})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "jobs")
+    reply = server.user.get(PATH, params={"jobs": f"{pair[0]},ftjob-none"})
+    assert reply.status_code == 404
