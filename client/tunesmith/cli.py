@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ._cli import (
+    about_job,
     adapters,
     chat,
     compare,
@@ -59,6 +60,7 @@ def _connection(
 
 
 control.add_to(jobs.app)
+about_job.add_to(jobs.app)
 compare.add_to(jobs.app)
 samples.add_to(jobs.app)
 app.add_typer(jobs.app, name="jobs")

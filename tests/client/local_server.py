@@ -50,7 +50,7 @@ def serving() -> Iterator[LocalServer]:
             self.end_headers()
             self.wfile.write(sent)
 
-        do_GET = do_POST = do_DELETE = answer
+        do_GET = do_POST = do_PATCH = do_DELETE = answer
 
         def log_message(self, format: str, *args: Any) -> None:
             """Silence."""

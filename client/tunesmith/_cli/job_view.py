@@ -33,7 +33,8 @@ def show_job(job: Job, report: JobReport | None = None) -> None:
     show_fields(
         [
             ("id", job.id),
-            ("name", job.suffix),
+            ("name", job.name or job.suffix),
+            ("notes", job.notes),
             ("state", state_text(job)),
             ("requested", _requested(job)),
             ("waits because", job.waiting_because and job.waiting_because.message),

@@ -35,6 +35,14 @@ class JobMethod(StrEnum):
     REINFORCEMENT = "reinforcement"
 
 
+class EventLevel(StrEnum):
+    """Levels of events."""
+
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+
+
 SHORT_PHASE_SECONDS = 0.1
 """The log leaves out phases shorter than this many seconds."""
 
@@ -128,7 +136,15 @@ def list_jobs(
     method: Annotated[JobMethod | None, typer.Option(help="Only this training method.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this base or tuned model.")] = None,
     text: Annotated[
-        str | None, typer.Option(help="Part of the id, of the name (suffix) or of a model's name.")
+        str | None, typer.Option(help="Part of the id, the name, the suffix or a model's name.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Created by the API key with this name or id.")
+    ] = None,
+    forked_from: Annotated[str | None, typer.Option(help="Only forks of this job.")] = None,
+    retry_of: Annotated[str | None, typer.Option(help="Only retries of this job.")] = None,
+    pinned: Annotated[
+        bool | None, typer.Option("--pinned/--not-pinned", help="Only pinned jobs, or the others.")
     ] = None,
     metadata: MetadataPairs = None,
     since: Annotated[
@@ -148,6 +164,10 @@ def list_jobs(
             method=method,
             model=model,
             text=text,
+            owner=owner,
+            forked_from=forked_from,
+            retry_of=retry_of,
+            pinned=pinned,
             metadata=build_metadata(metadata or []),
             created_after=parse_time(since, "--since"),
             created_before=parse_time(until, "--until"),
@@ -184,13 +204,27 @@ def logs(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print phases of less than 0.1 s too.")
     ] = False,
+    kind: Annotated[
+        list[EventKind] | None, typer.Option(help="Only events of this kind. Repeatable.")
+    ] = None,
+    level: Annotated[
+        list[EventLevel] | None, typer.Option(help="Only events of this level. Repeatable.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Part of the message.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of a job, oldest first, one per line."""
+    """Print the events of a job, oldest first, one per line. The filters need the stored events,
+    so they cannot be combined with --follow."""
+    if follow and (kind or level or text):
+        raise typer.BadParameter(
+            "a stream has all events: leave out --kind, --level and --text", param_hint="--follow"
+        )
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs
         events: Iterable[Event] = (
-            jobs.stream(job_id) if follow else jobs.list_events(job_id, order="asc", limit=1000)
+            jobs.stream(job_id)
+            if follow
+            else jobs.list_events(job_id, order="asc", limit=1000, kind=kind, level=level, q=text)
         )
         for event in events:
             if _is_short_phase(event) and not (verbose or as_json):
