@@ -26,7 +26,7 @@ from starlette.routing import Route
 from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import NotFound
 
-from . import assets, pages, routing, security
+from . import assets, live, pages, routing, security
 from .visit import Page, Visit
 
 
@@ -34,11 +34,13 @@ def install(app: FastAPI) -> None:
     """Add the portal to the app, after its error handlers. `GET /` leads to the portal."""
     app.state.portal_paths = frozenset(page.path for page in pages.all_pages())
     app.state.portal_failed_sign_ins = security.FailedSignIns()
+    app.state.portal_rows = live.Rows()
     routes = [routing.route_of(page) for page in pages.all_pages()]
     app.router.routes.extend(
         [
             Route("/", _to_portal, methods=["GET"]),
             assets.route,
+            live.route,
             *routes,
             routing.route_of(Page(path="/portal/{path:path}", show=_nothing_here)),
         ]

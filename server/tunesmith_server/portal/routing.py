@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tunesmith_schema import ErrorCode
-from tunesmith_server.api.audited import entry_of
+from tunesmith_server.api.audited import READS, entry_of
 from tunesmith_server.api.deps import State, state_of
 from tunesmith_server.core.errors import Forbidden
 from tunesmith_server.core.planes import Plane, run_in
@@ -91,8 +91,9 @@ def _to_sign_in(request: Request) -> Response:
 def _show(
     page: Page, request: Request, state: State, signed_in: SignedIn | None, form: FormData
 ) -> Response:
-    """Run the page in one transaction, and append a change to the audit log in it."""
-    if page.method == "GET":
+    """Run the page in one transaction, and append a change, or the read of a file's content, to the
+    audit log in it."""
+    if page.method == "GET" and not READS.intersection(page.needs[:1]):
         with _limited(state.database.read(), signed_in) as session:
             return page.show(_visit(request, state, signed_in, session, form))
     with _limited(state.database.write(), signed_in) as session, session.begin():

@@ -6,9 +6,23 @@ from functools import cache
 
 from tunesmith_server.portal.visit import Page
 
-from . import find, home, jobs, screen, settings, sign_in, theme, workers
+from . import (
+    find,
+    home,
+    job,
+    job_data,
+    job_orders,
+    jobs,
+    screen,
+    settings,
+    sign_in,
+    theme,
+    workers,
+)
 
-_MODULES = (sign_in, theme, find, home, jobs, workers, screen, settings)
+_MODULES = (
+    *(sign_in, theme, find, home, jobs, job, job_orders, job_data, workers, screen, settings),
+)
 
 
 @cache

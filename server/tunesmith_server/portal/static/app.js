@@ -1,2 +1,4 @@
 // Modules of every page. Each is loaded for itself, so that one that fails does not stop the others.
-for (const name of ["times", "shortcuts", "copy", "lists", "errors", "palette"]) import(`./${name}.js`);
+const names = ["times", "shortcuts", "copy", "lists", "errors", "palette"];
+if (document.querySelector("[data-watch]")) names.push("live");
+for (const name of names) import(`./${name}.js`);

@@ -1,0 +1,198 @@
+"""Charts of the job page: which curves stand together, and their drawing without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH, HEIGHT = 600, 160
+"""Size of the drawing without scripts, in units of its SVG."""
+LOG_FACTOR = 30.0
+"""A scale is logarithmic if the values span this factor."""
+MAX_SCORES = 4
+"""Lines that one chart has at most."""
+TABLE_ROWS = 16
+POINTS = 128
+"""Points of a curve that is drawn without scripts."""
+
+Curves = Mapping[str, Mapping[str, Any]]
+"""Curves by metric, each with `steps` and `values`; Any: JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves that share a vertical scale."""
+
+    title: str
+    """Title with the unit."""
+    series: tuple[tuple[str, str], ...]
+    """Metrics with their labels."""
+    is_main: bool = False
+    may_be_log: bool = False
+    """True if the scale is logarithmic where the values span a factor of 30."""
+    is_stack: bool = False
+    """True if the values are shares that are shown on top of each other."""
+    band: str = ""
+    """Metric that is the half width of a band around the first curve."""
+    is_folded: bool = False
+    """True if the chart is behind a switch."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All metrics of the chart."""
+        return (*(name for name, _ in self.series), *((self.band,) if self.band else ()))
+
+    @property
+    def listed(self) -> str:
+        """Metrics with labels as the chart's element reads them."""
+        return ",".join(f"{name}:{label}" for name, label in self.series)
+
+
+_MEMORY = Chart(
+    title="Memory (bytes)", is_folded=True,
+    series=(
+        ("memory_rss", "Resident"), ("memory_allocated", "Allocated"),
+        ("memory_reserved", "Reserved"), ("memory_pinned", "Pinned"),
+    ),
+)  # fmt: skip
+_SUPERVISED = (
+    Chart(
+        title="Loss (nats a token)", is_main=True, may_be_log=True,
+        series=(("train_loss", "Training"), ("valid_loss", "Validation")),
+    ),
+    Chart(title="Learning rate", series=(("learning_rate", "Rate"),)),
+    Chart(title="Gradient norm", series=(("grad_norm", "Norm"),), may_be_log=True),
+    Chart(title="Tokens a second", series=(("tokens_per_second", "Tokens a second"),)),
+    Chart(title="Token accuracy (share)", series=(("train_mean_token_accuracy", "Training"),)),
+    _MEMORY,
+)  # fmt: skip
+_REWARD = Chart(
+    title="Reward", is_main=True, band="reward_std",
+    series=(("reward", "Reward"), ("valid_reward", "Held out")),
+)  # fmt: skip
+_REINFORCEMENT = (
+    Chart(
+        title="Equal groups, cut and ungraded completions (share)",
+        series=(
+            ("frac_reward_zero_std", "Equal reward"), ("truncated_share", "Cut"),
+            ("ungraded_share", "Ungraded"),
+        ),
+    ),
+    Chart(title="KL and entropy (nats a token)", series=(("kl", "KL"), ("entropy", "Entropy"))),
+    Chart(
+        title="Completion length (tokens)",
+        series=(("completion_length", "Mean"), ("completion_length_max", "Longest")),
+    ),
+    Chart(title="Clip ratio (share)", series=(("clip_ratio", "Clipped"),)),
+    Chart(
+        title="Generation against training (difference of log-probs)", may_be_log=True,
+        series=(("rollout_gap", "Gap"),),
+    ),
+    Chart(title="Gradient norm", series=(("grad_norm", "Norm"),), may_be_log=True),
+    Chart(
+        title="Time by phase (share)", is_stack=True,
+        series=(
+            ("generate_share", "Generate"), ("grade_share", "Grade"), ("sync_share", "Sync"),
+            ("log_probs_share", "Log-probs"), ("forward_share", "Forward"),
+            ("backward_share", "Backward"),
+        ),
+    ),
+    _MEMORY,
+)  # fmt: skip
+
+
+def charts_of(*, is_reinforcement: bool, names: Collection[str]) -> list[Chart]:
+    """Return the charts of a job whose metrics have these `names`."""
+    if not is_reinforcement:
+        return list(_SUPERVISED)
+    scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]
+    series = tuple((name, name.removeprefix("score_").replace(",", " ")) for name in scores)
+    by_grader = [Chart(title="Score of each grader", series=series)] if series else []
+    return [_REWARD, *by_grader, *_REINFORCEMENT]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A chart with what is shown of it without scripts."""
+
+    chart: Chart
+    paths: list[str]
+    """The `d` of an SVG path for each curve; empty without values."""
+    low: float | None
+    """Lower end of the vertical scale."""
+    high: float | None
+    is_log: bool
+    rows: list[tuple[int, list[float | None]]]
+    """Table: steps and the values of each curve."""
+    last: list[float | None]
+    """Last value of each curve."""
+
+
+def drawn(chart: Chart, curves: Curves) -> Drawn:
+    """Return the chart with its drawing and its table."""
+    columns = [_points(curves.get(name)) for name, _ in chart.series]
+    values = [value for column in columns for _, value in column]
+    steps = [step for column in columns for step, _ in column]
+    low, high = (min(values), max(values)) if values else (None, None)
+    is_log = bool(chart.may_be_log and low and high and low > 0 and high / low > LOG_FACTOR)
+    paths = ["" for _ in columns]
+    if low is not None and high is not None and len(set(steps)) > 1:
+        paths = [_path(column, (min(steps), max(steps)), (low, high), is_log) for column in columns]
+    return Drawn(
+        chart=chart,
+        paths=paths,
+        low=low,
+        high=high,
+        is_log=is_log,
+        rows=_rows(columns),
+        last=[column[-1][1] if column else None for column in columns],
+    )
+
+
+def last_values(curves: Curves) -> dict[str, float | None]:
+    """Return the last known value of each curve."""
+    points = {name: _points(curve) for name, curve in curves.items()}
+    return {name: found[-1][1] if found else None for name, found in points.items()}
+
+
+def _points(curve: Mapping[str, Any] | None) -> list[tuple[int, float]]:
+    if curve is None:
+        return []
+    pairs = zip(curve["steps"], curve["values"], strict=True)
+    return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
+
+
+def _path(
+    column: Iterable[tuple[int, float]],
+    steps: tuple[int, int],
+    range_: tuple[float, float],
+    is_log: bool,
+) -> str:
+    low, high = (math.log(end) for end in range_) if is_log else range_
+    height, width = (high - low) or 1.0, steps[1] - steps[0]
+    parts = []
+    for step, value in column:
+        across = (step - steps[0]) / width * WIDTH
+        down = HEIGHT - ((math.log(value) if is_log else value) - low) / height * HEIGHT
+        parts.append(f"{'L' if parts else 'M'}{across:.0f} {down:.0f}")
+    return "".join(parts)
+
+
+def _rows(
+    columns: Sequence[Sequence[tuple[int, float]]],
+) -> list[tuple[int, list[float | None]]]:
+    """Return at most `TABLE_ROWS` steps, equally spaced and with the last one; the steps of curves
+    with few points come first."""
+    known = [dict(column) for column in columns]
+    steps = sorted(min((column for column in known if column), key=len, default={}))
+    if known and known[0] and len(steps) < TABLE_ROWS:
+        steps = sorted(set(steps) | set(_spread(sorted(known[0]), TABLE_ROWS - len(steps))))
+    return [(step, [column.get(step) for column in known]) for step in _spread(steps, TABLE_ROWS)]
+
+
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(index * (len(steps) - 1) / max(1, most - 1))] for index in range(most)]

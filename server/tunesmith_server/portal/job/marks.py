@@ -1,0 +1,64 @@
+"""Marks on the axis of the curves: checkpoints, resume points, pauses, forks, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage
+
+MOST = 60
+"""Marks of one kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A moment of the run, at a step."""
+
+    step: int
+    kind: str
+    """checkpoint, resumed, paused, fork, warning or stalled."""
+    text: str
+    href: str
+
+
+def marks(
+    *,
+    checkpoints: Iterable[Checkpoint],
+    lineage: JobLineage,
+    told: Iterable[Event],
+    step_at: Callable[[Event], int | None],
+) -> list[Mark]:
+    """Return the marks by step. `told`: events of the kinds state, resumed and stalled, and
+    warnings; `step_at` returns the step during which an event happened."""
+    found = [
+        Mark(
+            step=point.step_number,
+            kind="checkpoint",
+            text=f"Checkpoint of step {point.step_number:,}",
+            href="#files",
+        )
+        for point in list(checkpoints)[:MOST]
+    ]
+    for fork in lineage.forks:
+        if fork.step is not None:
+            name = fork.name or fork.suffix or fork.id
+            href = f"/portal/jobs/{fork.id}"
+            found.append(Mark(step=fork.step, kind="fork", text=f"Fork: {name}", href=href))
+    for event in told:
+        kind = _kind_of(event)
+        step = step_at(event) if kind else None
+        if kind and step is not None:
+            href = f"#event-{event.seq}"
+            found.append(Mark(step=step, kind=kind, text=event.message[:200], href=href))
+    return sorted(found, key=lambda mark: (mark.step, mark.kind))
+
+
+def _kind_of(event: Event) -> str:
+    if event.kind == EventKind.RESUMED:
+        return "resumed"
+    if event.kind == EventKind.STALLED:
+        return "stalled"
+    if event.kind == EventKind.STATE and event.data.get("state") == "paused":
+        return "paused"
+    return "warning" if event.level in ("warn", "error") else ""

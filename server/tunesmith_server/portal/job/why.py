@@ -1,0 +1,113 @@
+"""Why does it wait, why did it fail, what warns, what bounds it, what would help most?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunesmith_schema import EstimatedStart, Event, HealthState, Job, JobReport, JobState
+
+from . import recipes
+
+_MOST_WARNINGS = 4
+_BAD_HEALTH = {
+    HealthState.DIVERGED: "bad",
+    HealthState.OVERFITTING: "hold",
+    HealthState.BARELY_MOVED: "hold",
+    HealthState.NO_REWARD_SPREAD: "hold",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Answer to one question."""
+
+    tone: str
+    """Tone of the class `is-...` in app.css."""
+    title: str
+    text: str
+    hint: str = ""
+    code: str = ""
+    start: EstimatedStart | None = None
+    """Expected start of a waiting job."""
+    action: str = ""
+    """`retry` or `fork`: what the reason's button does."""
+    field: str = ""
+    """Recipe field that the fork changes."""
+    value: str = ""
+
+
+def reasons(job: Job, report: JobReport | None, warnings: Sequence[Event]) -> list[Reason]:
+    """Return what a colleague would ask about the job now. `warnings`: newest events of the levels
+    `warn` and `error`, newest first."""
+    found = [*_waits(job), *_failure(job), *_health(job)]
+    known = {reason.text for reason in found}
+    for event in warnings:
+        if len(found) >= _MOST_WARNINGS + 1:
+            break
+        if event.message not in known:
+            known.add(event.message)
+            tone, title = ("bad", "Error") if event.level == "error" else ("hold", "Warning")
+            found.append(Reason(tone=tone, title=title, text=event.message))
+    return [*found, *_bound(job, report)]
+
+
+def _waits(job: Job) -> list[Reason]:
+    if job.waiting_because is None:
+        return []
+    title = "Why it waits"
+    if job.queue_position:
+        title += f": number {job.queue_position} in the queue"
+    because = job.waiting_because
+    return [
+        Reason(
+            tone="wait",
+            title=title,
+            text=f"{because.message[:1].upper()}{because.message[1:]}.",
+            code=because.code,
+            start=job.estimated_start,
+        )
+    ]
+
+
+def _failure(job: Job) -> list[Reason]:
+    if job.error is None or not (job.error.code or job.error.message):
+        return []
+    return [
+        Reason(
+            tone="bad",
+            title="Why it failed",
+            text=job.error.message or "",
+            hint=job.error.hint or "",
+            code=job.error.code or "",
+            action="retry" if job.state == JobState.FAILED else "",
+        )
+    ]
+
+
+def _health(job: Job) -> list[Reason]:
+    if job.health is None or job.health.state not in _BAD_HEALTH:
+        return []
+    state = HealthState(job.health.state)
+    title = state.replace("_", " ").capitalize()
+    return [Reason(tone=_BAD_HEALTH[state], title=title, text=job.health.text)]
+
+
+def _bound(job: Job, report: JobReport | None) -> list[Reason]:
+    if report is None:
+        return []
+    by = report.bound.by.replace("_", " ")
+    found = [Reason(tone="info", title=f"What bounds it: {by}", text=report.bound.text)]
+    if report.advice.rule != "none":
+        field, value = recipes.advised(report.advice.text) or ("", "")
+        found.append(
+            Reason(
+                tone="info",
+                title="What would help most",
+                text=report.advice.text,
+                action="fork" if field and job.step else "",
+                field=field,
+                value=value,
+            )
+        )
+    return found

@@ -1,0 +1,207 @@
+"""Live updates: one SSE stream a browser, for many topics.
+
+`GET /portal/live?watch=list,ftjob-a:812` sends events of jobs after these numbers, as the API's own
+streams do, and rows of the list that changed. A row is rendered once in a process for all watchers
+of the project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from tunesmith_server.api.deps import State, state_of
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.planes import Plane, run_in
+from tunesmith_server.core.principal import Principal
+from tunesmith_server.models import scope
+from tunesmith_server.services import jobs, sessions
+from tunesmith_server.services.job_filters import JobFilters
+
+from . import cookies, rendering, security
+from .pages.jobs import line_of
+
+LIST = "list"
+MAX_TOPICS = 32
+"""Topics of one stream; a browser with more tabs gets the first ones."""
+ROUND_SECONDS = 0.5
+"""Time between two looks at the list, while somebody watches it."""
+PING_SECONDS = 10.0
+SESSION_SECONDS = 30.0
+"""Time between two checks of a stream's session."""
+_ROWS = 50
+_WAITING = 64
+"""Pieces that wait for a slow browser; then the feeds wait too."""
+_HELLO = b"retry: 1000\nevent: hello\ndata: {}\n\n"
+_PING = b"event: ping\ndata: {}\n\n"
+
+
+class Rows:
+    """Rows of the list that changed, for the watchers of all projects."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[str, _RowFeed] = {}
+
+    async def follow(self, state: State, principal: Principal) -> AsyncIterator[bytes]:
+        """Yield each changed row of the caller's project as SSE bytes."""
+        project = principal.project_id
+        feed = self._feeds.setdefault(project, _RowFeed())
+        queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+        feed.watchers.add(queue)
+        if feed.task is None:
+            feed.task = asyncio.create_task(self._run(feed, state, principal))
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            feed.watchers.discard(queue)
+            if not feed.watchers and feed.task is not None:
+                feed.task.cancel()
+                self._feeds.pop(project, None)
+
+    async def _run(self, feed: _RowFeed, state: State, principal: Principal) -> None:
+        while True:
+            try:
+                frames = await run_in(Plane.STREAMS, partial(feed.changed, state, principal))
+            except Exception:  # one failed round must not end the task: the next round repeats it
+                frames = []
+            for frame in frames:
+                for queue in feed.watchers:
+                    if queue.full():
+                        queue.get_nowait()  # a newer row of this or another job follows
+                    queue.put_nowait(frame)
+            await asyncio.sleep(ROUND_SECONDS)
+
+
+class _RowFeed:
+    """Rows of one project."""
+
+    def __init__(self) -> None:
+        self.watchers: set[asyncio.Queue[bytes]] = set()
+        self.task: asyncio.Task[None] | None = None
+        self._seen: dict[str, str] | None = None
+
+    def changed(self, state: State, principal: Principal) -> list[bytes]:
+        """Return the newest jobs that changed since the last call, the oldest first; none at the
+        first call."""
+        with scope.limit(state.database.read(), principal.project) as session:
+            page = jobs.list_jobs(
+                session, after=None, limit=_ROWS, order="desc", filters=JobFilters(),
+                with_curve=True,
+            )  # fmt: skip
+        items = from_json(page.content())["data"]
+        marks = {item["id"]: _mark(item) for item in items}
+        seen, self._seen = self._seen, marks
+        if seen is None:
+            return []
+        fresh = [item for item in reversed(items) if seen.get(item["id"]) != marks[item["id"]]]
+        return [_frame("row", _row(item)) for item in fresh]
+
+
+def _mark(item: dict[str, Any]) -> str:
+    """Return what a row shows, without what changes with the time alone."""
+    names = ("state", "phase", "step", "total_steps", "name", "suffix", "last_metrics", "curve")
+    return json.dumps([item.get(name) for name in names])
+
+
+def _row(item: dict[str, Any]) -> dict[str, Any]:
+    html = rendering.render("_job_row.html", line=line_of(item, time.time()))
+    return {"id": item["id"], "state": item["state"], "html": html}
+
+
+def _frame(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+async def answer(request: Request) -> Response:
+    """Start a stream. Jobs that the caller may not see are left out, as deleted ones are."""
+    state = state_of(request)
+    secret = cookies.secret_in(request) or ""
+    principal = await run_in(Plane.USERS, partial(_principal, state, secret))
+    if principal is None or "read" not in principal.verbs:
+        return Response(status_code=401, headers=security.HEADERS)
+    state.rate_limits.check(principal)
+    topics = request.query_params.get("watch", "").split(",")[:MAX_TOPICS]
+    positions = dict(map(_position, filter(None, topics)))
+    wants_list = positions.pop(LIST, None) is not None
+    known = await run_in(Plane.USERS, partial(_known, state, principal, list(positions)))
+    feeds = [state.hub.sse(principal.key_id, name, positions[name]) for name in known]
+    if wants_list:
+        feeds.append(request.app.state.portal_rows.follow(state, principal))
+    headers = {**security.HEADERS, "x-accel-buffering": "no"}
+    pieces = _stream(state, secret, feeds)
+    return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
+
+
+def _position(topic: str) -> tuple[str, int]:
+    """Return the job and the number of the last event that the browser has."""
+    name, _, seq = topic.partition(":")
+    return name, int(seq) if seq.isascii() and seq.isdigit() and len(seq) < 10 else 0
+
+
+def _principal(state: State, secret: str) -> Principal | None:
+    with state.database.read() as session:
+        signed_in = sessions.authenticate(session, secret)
+    return signed_in.principal if signed_in else None
+
+
+def _known(state: State, principal: Principal, names: Sequence[str]) -> list[str]:
+    found = []
+    with scope.limit(state.database.read(), principal.project) as session:
+        for name in names:
+            try:
+                found.append(jobs.retrieve(session, name).id)
+            except NotFound:
+                continue
+    return found
+
+
+async def _stream(
+    state: State, secret: str, feeds: Sequence[AsyncIterator[bytes]]
+) -> AsyncIterator[bytes]:
+    """Yield the pieces of all feeds as they come, until the session or the process ends."""
+    queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+    tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]
+    checked = time.monotonic()
+    try:
+        yield _HELLO
+        while not state.hub.is_closing:
+            piece = await _next(queue)
+            yield piece or _PING
+            if time.monotonic() - checked > SESSION_SECONDS:
+                checked = time.monotonic()
+                if await run_in(Plane.USERS, partial(_principal, state, secret)) is None:
+                    return
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _next(queue: asyncio.Queue[bytes]) -> bytes:
+    """Return what waits, as one piece; empty after `PING_SECONDS` without anything."""
+    try:
+        async with asyncio.timeout(PING_SECONDS):
+            pieces = [await queue.get()]
+    except TimeoutError:
+        return b""
+    while not queue.empty():
+        pieces.append(queue.get_nowait())
+    return b"".join(pieces)
+
+
+async def _pump(feed: AsyncIterator[bytes], queue: asyncio.Queue[bytes]) -> None:
+    async for piece in feed:
+        await queue.put(piece)
+
+
+route = Route("/portal/live", answer)

@@ -1,0 +1,125 @@
+"""A job: how is it, why, and what next?"""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from starlette.responses import Response
+
+from tunesmith_schema import TERMINAL, EventKind
+from tunesmith_server.portal.calls import Call
+from tunesmith_server.portal.job import charts, hours, orders, reading, recipes, why
+from tunesmith_server.portal.job.view import HIDDEN, JobView, view_of
+from tunesmith_server.portal.visit import Page, Visit
+
+_PATH = "/portal/jobs/{job_id}"
+_ROUTE = "GET /fine_tuning/jobs/{job_id}"
+NEEDS = (
+    _ROUTE,
+    *(
+        f"{_ROUTE}/{part}"
+        for part in (
+            "report", "evaluation", "events", "metrics", "checkpoints", "self_check",
+            "resume_points", "lineage",
+        )
+    ),
+)  # fmt: skip
+"""Routes of the API that the page stands for."""
+_SUPERVISED = (
+    ("train_loss", "Training loss"), ("valid_loss", "Validation loss"),
+    ("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm"),
+)  # fmt: skip
+_REINFORCEMENT = (
+    ("reward", "Reward"), ("valid_reward", "Held-out reward"), ("kl", "KL"),
+    ("truncated_share", "Cut completions"),
+)  # fmt: skip
+_BOTH = (("tokens_per_second", "Tokens a second"), ("trained_tokens", "Trained tokens"))
+
+
+def show(visit: Visit) -> Response:
+    return _page(visit, "job/page.html")
+
+
+def parts(visit: Visit) -> Response:
+    """Show the parts of the page that the server computes, for the page to replace."""
+    return _page(visit, "job/parts.html")
+
+
+def _page(visit: Visit, template: str) -> Response:
+    view = view_of(visit)
+    found = reading.read(visit.session, visit.state, view)
+    job = found.job
+    is_reinforcement = bool(job.method and job.method.get("type") == "reinforcement")
+    name = job.name or job.suffix or job.id.partition("-")[2][:10]
+    report = found.report
+    drawn = [
+        charts.drawn(chart, found.curves)
+        for chart in charts.charts_of(is_reinforcement=is_reinforcement, names=found.curves)
+    ]
+    recipe = job.recipe.model_dump(mode="json")
+    return visit.show(
+        template,
+        calls=_calls(view),
+        view=view,
+        found=found,
+        job=job,
+        job_name=name,
+        method=_method(is_reinforcement, job.recipe.tuning),
+        is_over=job.state in TERMINAL,
+        share=min(1.0, job.step / job.total_steps) if job.total_steps else None,
+        orders=_orders(visit, found, name),
+        may_write=_may_write(visit),
+        under_way=orders.under_way(job),
+        token=secrets.token_hex(8),
+        figures=[
+            (key, label, found.values.get(key))
+            for key, label in (*(_REINFORCEMENT if is_reinforcement else _SUPERVISED), *_BOTH)
+        ],
+        drawn=drawn,
+        reasons=why.reasons(job, report, found.warnings),
+        groups=hours.groups(report.phases) if report else [],
+        attempts=[*(item.attempt for item in report.earlier_attempts), report.attempt]
+        if report
+        else [],
+        recipe_lines=recipes.lines(recipe, report.choices if report else []),
+        recipe_json=json.dumps(recipe, indent=2, ensure_ascii=False),
+        kinds=[kind for kind in EventKind if kind not in HIDDEN],
+        chart_size=(charts.WIDTH, charts.HEIGHT),
+    )
+
+
+def _method(is_reinforcement: bool, tuning: str) -> str:
+    if is_reinforcement:
+        return "Reinforcement"
+    return "Full" if tuning == "full" else "LoRA"
+
+
+def _may_write(visit: Visit) -> bool:
+    return "write" in visit.principal.verbs
+
+
+def _orders(visit: Visit, found: reading.Parts, name: str) -> list[orders.Order]:
+    if not _may_write(visit):
+        return []
+    return orders.orders(found.job, name, found.points, len(found.checkpoints))
+
+
+def _calls(view: JobView) -> list[Call]:
+    job_id, path = view.job_id, f"/v1/fine_tuning/jobs/{view.job_id}"
+    return [
+        Call(
+            path=path, sdk=f"client.jobs.retrieve({job_id!r})", cli=f"tunesmith jobs get {job_id}"
+        ),
+        Call(path=f"{path}/report", sdk=f"client.jobs.report({job_id!r})", cli=""),
+        Call(path=f"{path}/events", sdk=f"client.jobs.list_events({job_id!r})", cli=""),
+        Call(path=f"{path}/metrics?format=columns", sdk=f"client.jobs.curves({job_id!r})", cli=""),
+        Call(path=f"{path}/self_check", sdk=f"client.jobs.self_check({job_id!r})", cli=""),
+        Call(path=f"{path}/lineage", sdk=f"client.jobs.lineage({job_id!r})", cli=""),
+    ]
+
+
+PAGES = [
+    Page(path=_PATH, show=show, needs=NEEDS),
+    Page(path=f"{_PATH}/parts", show=parts, needs=NEEDS),
+]

@@ -1,0 +1,320 @@
+// <ts-chart data-series="train_loss:Training,valid_loss:Validation" data-log>: a uPlot that shares its
+// cursor and its range with the other charts of the page.
+import { number } from "./job.js";
+import { decades, hatch, joined, smoothed, spans } from "./curves.js";
+
+const page = document.querySelector("#job");
+const tools = document.querySelector("#chart-tools");
+const said = document.querySelector("#said");
+const charts = /** @type {Set<Chart>} */ (new Set());
+const LINES = 4;
+const MOST = 6000; // points after which the curves are fetched again, thinned by the server
+const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true };
+let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
+let fine = null; // the steps of the zoom
+
+const probe = document.createElement("span");
+probe.hidden = true;
+document.body.append(probe);
+/** Value of a custom property as a colour that a canvas takes. */
+function resolve(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+const faint = (value) => value.replace(/^rgb\((.*)\)$/, "rgba($1, 0.3)");
+
+class Chart extends HTMLElement {
+  connectedCallback() {
+    this.lines = this.dataset.series.split(",").map((pair) => pair.split(":"));
+    this.box = this.querySelector(".chart-box");
+    this.box.tabIndex = 0;
+    this.box.setAttribute("role", "application");
+    this.box.setAttribute("aria-label", `${this.dataset.title}. Arrow keys move along the curve.`);
+    this.box.addEventListener("keydown", (event) => this.press(event));
+    const png = this.querySelector("[data-png]");
+    png.hidden = false;
+    png.addEventListener("click", () => this.save());
+    charts.add(this);
+    new ResizeObserver(() => this.plot ? this.plot.setSize(this.size()) : whole.ready && this.draw()).observe(this);
+  }
+
+  size() {
+    return { width: Math.max(160, this.box.clientWidth), height: this.hasAttribute("data-main") ? 300 : 184 };
+  }
+
+  /** Series and data: curves, the smoothed ones, the band, void stretches. */
+  table() {
+    const { curves } = fine ?? whole;
+    const stacked = this.hasAttribute("data-stack");
+    const series = [{}];
+    const columns = [];
+    const add = (curve, options) => {
+      columns.push(curve);
+      series.push({ points: { show: false }, width: 1.6, spanGaps: false, ...options });
+    };
+    const bands = [];
+    const wide = curves[this.dataset.band];
+    const main = curves[this.lines[0][0]];
+    if (wide && main) {
+      const half = new Map(wide.steps.map((step, index) => [step, wide.values[index]]));
+      const edge = (sign) => ({ steps: main.steps, values: main.values.map((value, index) => (value === null || half.get(main.steps[index]) == null ? null : value + sign * half.get(main.steps[index]))) });
+      add(edge(1), { stroke: "transparent" });
+      add(edge(-1), { stroke: "transparent" });
+      bands.push({ series: [1, 2], fill: faint(resolve("--s1")) });
+    }
+    const order = [];
+    const names = stacked ? [...this.lines.keys()].reverse() : [...this.lines.keys()];
+    for (const index of names) {
+      const [name] = this.lines[index];
+      const curve = stacked ? stack(curves, this.lines.slice(0, index + 1)) : curves[name];
+      if (!curve) continue;
+      const stroke = resolve(stacked ? `--c${index}` : `--s${(index % LINES) + 1}`);
+      const dash = index && !stacked ? [6, 3] : undefined;
+      if (view.smoothing && !stacked && curve.values.length > 2) {
+        add(curve, { stroke: faint(stroke), width: 1 });
+        add({ steps: curve.steps, values: smoothed(curve.values, view.smoothing) }, { stroke, dash });
+      } else add(curve, { stroke, dash, fill: stacked ? stroke : undefined, points: { show: curve.steps.length < 40 && !stacked, size: 5 } });
+      order.push([name, series.length - 1]);
+    }
+    for (const { curves: old } of whole.void) {
+      this.lines.forEach(([name], index) => old[name] && !stacked && add(old[name], { stroke: faint(resolve(`--s${(index % LINES) + 1}`)), dash: [2, 3], width: 1 }));
+    }
+    return { series, bands, order, data: columns.length ? joined(columns) : [[]] };
+  }
+
+  draw() {
+    if (!this.box.clientWidth) return; // folded
+    const { series, bands, order, data } = this.table();
+    this.order = order;
+    this.plot?.destroy();
+    this.plot = null;
+    this.box.textContent = "";
+    if (!data[0].length) {
+      const none = document.createElement("p");
+      none.className = "none";
+      none.textContent = "Nothing measured yet";
+      this.box.append(none);
+      return;
+    }
+    const [text, line] = [resolve("--muted"), resolve("--line")];
+    const font = "12px Inter, sans-serif";
+    const log = view.log && this.hasAttribute("data-log") && spans(data.slice(1), 30);
+    const share = this.hasAttribute("data-stack");
+    const config = {
+      ...this.size(), series, bands, legend: { show: false },
+      cursor: { sync: { key: "job" }, drag: { x: true, y: false }, points: { size: 6 } },
+      scales: { x: { time: false, range: (_, low, high) => view.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: log ? 3 : 1, ...(share && { range: [0, 1] }) } },
+      axes: [
+        { stroke: text, font, grid: { show: false }, ticks: { stroke: line, size: 4 }, size: 30, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")) },
+        { stroke: text, font, grid: { stroke: line, width: 1, ...(log && { filter: decades }) }, ticks: { show: false }, size: 58, ...(log && { filter: decades }), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
+      ],
+      hooks: {
+        drawClear: [(plot) => this.shade(plot)],
+        draw: [(plot) => this.marks(plot)],
+        setCursor: [(plot) => this.tell(plot)],
+        setSelect: [(plot) => plot.select.width > 2 && zoom([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")].map(Math.round))],
+      },
+    };
+    config.cursor.drag.setScale = false;
+    this.plot = new uPlot(config, data, this.box);
+    this.plot.over.addEventListener("dblclick", () => zoom(null));
+    this.plot.over.addEventListener("click", (event) => this.follow(event));
+    this.tell(this.plot);
+  }
+
+  /** Hatch the steps that a later attempt repeated. */
+  shade(plot) {
+    for (const stretch of whole.void) hatch(plot, stretch.first_step, stretch.last_step, resolve("--line-strong"));
+  }
+
+  /** Draw the marks at the axis; the list below the charts has them as links. */
+  marks(plot) {
+    const { ctx, bbox } = plot;
+    this.near = [];
+    for (const link of document.querySelectorAll("#marks [data-step]")) {
+      const left = plot.valToPos(Number(link.dataset.step), "x", true);
+      if (left < bbox.left || left > bbox.left + bbox.width) continue;
+      const bad = ["warning", "stalled"].includes(link.dataset.kind);
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = resolve(bad ? "--bad" : link.dataset.kind === "checkpoint" ? "--good" : "--hold");
+      ctx.beginPath();
+      const low = bbox.top + bbox.height;
+      ctx.moveTo(left - 4 * devicePixelRatio, low);
+      ctx.lineTo(left + 4 * devicePixelRatio, low);
+      ctx.lineTo(left, low - 7 * devicePixelRatio);
+      ctx.fill();
+      ctx.restore();
+      this.near.push([(left - bbox.left) / devicePixelRatio, link]);
+    }
+  }
+
+  follow(event) {
+    if (this.plot.over.clientHeight - event.offsetY > 14) return;
+    const hit = this.near.find(([left]) => Math.abs(left - event.offsetX) < 7);
+    hit?.[1].click();
+  }
+
+  /** Put the values at the cursor, else the last ones, into the key. */
+  tell(plot) {
+    const at = plot.cursor.idx;
+    for (const [name, column] of this.order) {
+      const values = plot.data[column];
+      let index = at ?? values.length - 1;
+      while (index >= 0 && values[index] == null) index -= 1;
+      const shown = this.querySelector(`[data-last="${CSS.escape(name)}"]`);
+      const { curves } = fine ?? whole;
+      const stacked = this.hasAttribute("data-stack") && curves[name];
+      const value = stacked ? curves[name].values[curves[name].steps.indexOf(plot.data[0][index])] : values[index];
+      if (shown) shown.textContent = number(value);
+    }
+  }
+
+  press(event) {
+    if (event.key === "Escape" && view.zoom) {
+      event.preventDefault();
+      return zoom(null);
+    }
+    const plot = this.plot;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+    if (!plot || !(event.key in moves)) return;
+    event.preventDefault();
+    const steps = plot.data[0];
+    const [first, last] = plot.series[0].idxs ?? [0, steps.length - 1];
+    const by = moves[event.key] * (event.shiftKey ? Math.max(1, Math.round((last - first) / 20)) : 1);
+    const at = Math.max(first, Math.min(last, (plot.cursor.idx ?? last) + by));
+    plot.setCursor({ left: plot.valToPos(steps[at], "x"), top: plot.over.clientHeight / 3 });
+    const values = this.lines.map(([name, label]) => `${label} ${this.querySelector(`[data-last="${CSS.escape(name)}"]`)?.textContent}`);
+    said.textContent = `Step ${number(steps[at])}: ${values.join(", ")}`;
+  }
+
+  /** Save the chart as a picture with its title. */
+  save() {
+    if (!this.plot) return;
+    const source = this.plot.ctx.canvas;
+    const head = 32 * devicePixelRatio;
+    const picture = Object.assign(document.createElement("canvas"), { width: source.width, height: source.height + head });
+    const pen = picture.getContext("2d");
+    pen.fillStyle = resolve("--surface");
+    pen.fillRect(0, 0, picture.width, picture.height);
+    pen.fillStyle = resolve("--text");
+    pen.font = `600 ${13 * devicePixelRatio}px Inter, sans-serif`;
+    pen.fillText(`${page.dataset.name}: ${this.dataset.title}`, 12 * devicePixelRatio, 20 * devicePixelRatio);
+    pen.drawImage(source, 0, head);
+    const link = Object.assign(document.createElement("a"), { href: picture.toDataURL("image/png"), download: `${page.dataset.job}-${this.lines[0][0]}.png` });
+    link.click();
+  }
+}
+
+/** Cumulated values of the first of several shares. */
+function stack(curves, lines) {
+  const own = curves[lines.at(-1)[0]];
+  if (!own) return undefined;
+  const parts = lines.map(([name]) => new Map(curves[name]?.steps.map((step, index) => [step, curves[name].values[index]])));
+  return { steps: own.steps, values: own.steps.map((step) => parts.reduce((sum, part) => sum + (part.get(step) ?? 0), 0)) };
+}
+
+let drawing = 0;
+function redraw() {
+  drawing ||= requestAnimationFrame(() => {
+    drawing = 0;
+    for (const chart of charts) chart.draw();
+  });
+}
+
+async function fetched(range) {
+  const names = new Set([...charts].flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
+  const query = new URLSearchParams({ names: [...names].join() });
+  if (range) [["from", range[0]], ["to", range[1]]].forEach(([name, step]) => query.set(name, step));
+  const reply = await fetch(`${page.dataset.path}/curves?${query}`);
+  if (!reply.ok) throw new Error(`${reply.status}`);
+  return { ...(await reply.json()), ready: true };
+}
+
+/** Show steps `range`, or all; finer points come from the server where it thinned them. */
+async function zoom(range) {
+  view.zoom = range && range[1] > range[0] ? range : null;
+  fine = null;
+  redraw();
+  remember();
+  if (!view.zoom || whole.stretch === 1) return;
+  const asked = view.zoom;
+  const found = await fetched(asked).catch(() => null);
+  if (found && view.zoom === asked) fine = found;
+  redraw();
+}
+
+function remember() {
+  const query = new URLSearchParams(location.search);
+  const set = (name, value) => (value ? query.set(name, value) : query.delete(name));
+  set("x", view.zoom?.join("-"));
+  set("s", view.smoothing ? view.smoothing.toFixed(2) : "");
+  history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+}
+
+document.addEventListener("ts:live", ({ detail }) => {
+  const { kind, data } = detail.data ?? {};
+  if (detail.kind !== "event" || !whole.ready) return;
+  if (kind === "resumed") return load();
+  if (kind !== "metrics") return;
+  for (const [name, value] of Object.entries(data)) {
+    for (const curve of [whole.curves[name], fine?.curves[name]]) {
+      if (curve && curve.steps.at(-1) >= data.step) continue;
+      if (curve) curve.steps.push(data.step), curve.values.push(value);
+    }
+    if (!whole.curves[name] && (value === null || typeof value === "number")) whole.curves[name] = { steps: [data.step], values: [value] };
+  }
+  if (Object.values(whole.curves).some((curve) => curve.steps.length > MOST)) return load();
+  redraw();
+});
+
+let loading = null;
+/** Fetch all curves; events that come meanwhile are part of the answer or come again. */
+function load() {
+  loading ??= fetched(null).then((found) => {
+    whole = found;
+    redraw();
+  }).finally(() => (loading = null));
+  return loading;
+}
+
+function controls() {
+  const smooth = tools.querySelector("#smooth");
+  const log = tools.querySelector("#log");
+  smooth.value = String(view.smoothing);
+  smooth.addEventListener("input", () => {
+    view.smoothing = Number(smooth.value);
+    redraw();
+    remember();
+  });
+  log.addEventListener("click", () => {
+    view.log = !view.log;
+    log.setAttribute("aria-pressed", String(view.log));
+    redraw();
+  });
+  tools.querySelector("#whole").addEventListener("click", () => zoom(null));
+  tools.querySelector("#share").addEventListener("click", share);
+  tools.hidden = false;
+}
+
+/** Copy a link to this range and smoothing, with the name and the values. */
+async function share() {
+  const main = document.querySelector("ts-chart[data-main]");
+  const values = main.lines.map(([name, label]) => `${label} ${main.querySelector(`[data-last="${CSS.escape(name)}"]`)?.textContent}`);
+  const range = view.zoom ? `, steps ${view.zoom.join("–")}` : "";
+  const shared = tools.querySelector("#shared");
+  try {
+    await navigator.clipboard.writeText(`${page.dataset.name}${range}: ${values.join(", ")}\n${location.href}`);
+    shared.textContent = "Copied";
+  } catch {
+    shared.textContent = location.href;
+  }
+}
+
+customElements.define("ts-chart", Chart);
+if (tools && charts.size) {
+  controls();
+  if (page.dataset.zoom) view.zoom = page.dataset.zoom.split("-").map(Number);
+  await load();
+  if (view.zoom) zoom(view.zoom);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+}

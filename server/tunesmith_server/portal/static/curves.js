@@ -1,0 +1,60 @@
+// Pure functions of the charts.
+
+/** Exponential moving average without the bias of its start; gaps stay gaps. */
+export function smoothed(values, factor) {
+  let mean = 0;
+  let weight = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return value;
+    mean = mean * factor + value * (1 - factor);
+    weight = weight * factor + (1 - factor);
+    return mean / weight;
+  });
+}
+
+/** Curves as columns over all their steps: [steps, ...values]. A step that a curve lacks is undefined,
+ * which draws no gap; null draws one. */
+export function joined(curves) {
+  return uPlot.join(curves.map((curve) => [curve.steps, curve.values]), curves.map(() => [1, 1]));
+}
+
+/** True if all values are positive and the greatest is `factor` times the least. */
+export function spans(columns, factor) {
+  let [low, high] = [Infinity, 0];
+  for (const column of columns) {
+    for (const value of column) {
+      if (value === null || value === undefined) continue;
+      if (value <= 0) return false;
+      low = Math.min(low, value);
+      high = Math.max(high, value);
+    }
+  }
+  return high / low > factor;
+}
+
+/** Grid lines of a logarithmic axis: whole powers of ten. */
+export function decades(_, splits) {
+  return splits.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
+}
+
+/** Hatch the steps from `first` to `last`. */
+export function hatch(plot, first, last, colour) {
+  const { ctx, bbox } = plot;
+  const end = bbox.left + bbox.width;
+  const left = Math.max(bbox.left, plot.valToPos(first, "x", true));
+  const right = Math.min(end, plot.valToPos(last, "x", true));
+  if (!(right > left)) return;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, bbox.top, right - left, bbox.height);
+  ctx.clip();
+  ctx.strokeStyle = colour;
+  ctx.globalAlpha = 0.35;
+  ctx.beginPath();
+  for (let across = left - bbox.height; across < right; across += 10 * devicePixelRatio) {
+    ctx.moveTo(across, bbox.top + bbox.height);
+    ctx.lineTo(across + bbox.height, bbox.top);
+  }
+  ctx.stroke();
+  ctx.restore();
+}
