@@ -136,7 +136,7 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     job_id, claim = started(server, method=METHOD)
     told = metrics(4, 4, reward=0.5, reward_std=0.1, score_equal=0.25, kl=0.01, truncated_share=0.5)
     server.worker.report(claim, events=[told])
-    store_report(server, job_id, **{**REINFORCEMENT_EXAMPLE, "job_id": job_id})
+    store_report(server, job_id, rollouts=REINFORCEMENT_EXAMPLE["rollouts"])
     document = check_page(signed_in(server).page(path(job_id)))
     series = [item.attributes["data-series"] for item in document.all("ts-chart")]
     assert series[:2] == ["reward:Reward,valid_reward:Held out", "score_equal:equal"]
@@ -150,7 +150,7 @@ def test_failures_and_waits_say_what_to_do(server: Server) -> None:
     server.change_job(job_id, state=JobState.FAILED, finished_at=2e9, error=error)
     browser = signed_in(server)
     why = check_page(browser.page(path(job_id))).with_id("why").text
-    for text in ("Why it failed", "too large", "use fewer rows", "out_of_memory", "Retry from"):
+    for text in ("Why it failed", "too large", "use fewer rows", "out_of_memory", "Retry from the beginning"):
         assert text in why
     waiting = server.create_job(server.good_file(), suffix="waits")
     why = check_page(browser.page(path(waiting))).with_id("why").text

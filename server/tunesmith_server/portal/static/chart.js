@@ -263,6 +263,7 @@ document.addEventListener("ts:live", ({ detail }) => {
     }
     if (!whole.curves[name] && (value === null || typeof value === "number")) whole.curves[name] = { steps: [data.step], values: [value] };
   }
+  document.querySelector(".charts").removeAttribute("data-empty");
   if (Object.values(whole.curves).some((curve) => curve.steps.length > MOST)) return load();
   redraw();
 });
