@@ -1,0 +1,161 @@
+"""The page of a job in a browser: live curves, zoom by pointer and keys, orders, lost connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import select
+
+from tunesmith_schema import EventKind, RunEvent
+from tunesmith_server.models import JobRow
+from tunesmith_server.services import events
+
+from . import chromium
+from .service import Service, new_settings, serving
+from .signing_in import sign_in
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser as Running
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.browser
+DRAWN = "ts-chart[data-main] .uplot"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of this module, whose jobs the tests change."""
+    with serving(new_settings(tmp_path_factory.mktemp("job-page"))) as started:
+        yield started
+
+
+@pytest.fixture
+def page(running_chromium: Running, own: Service) -> Iterator[Page]:
+    state = sign_in(running_chromium, own)
+    context = chromium.new_context(running_chromium, base_url=own.url, storage_state=state)
+    watch = Watch(context, own.url)
+    yield context.new_page()
+    context.close()
+    watch.check()
+
+
+def tell(service: Service, job_id: str, step: int, loss: float) -> None:
+    """Store the metrics of a step, as a worker's report does."""
+    data = {"step": step, "total_steps": 400, "train_loss": loss, "trained_tokens": 1000 + step}
+    told = RunEvent.model_validate(
+        {"source_seq": step, "created_at": 1.0, "kind": "metrics", "message": "", "data": data}
+    )
+    with service.database.write.begin() as session:
+        job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
+        events.store_metrics(session, job, told)
+        events.add(session, job, "", kind=EventKind.METRICS, data=told.data)
+
+
+def test_figures_curves_and_title_follow_each_step(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["running"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector(DRAWN)
+    page.wait_for_selector("#live[data-state=on]")
+    for step in range(181, 201):
+        tell(own, job_id, step, 0.4321)
+    page.get_by_text("200 of 400 steps").wait_for()
+    main = page.locator("ts-chart[data-main]")
+    main.locator("[data-last=train_loss]", has_text="0.4321").wait_for()
+    assert page.locator("[data-figure=train_loss]").inner_text() == "0.4321"
+    assert page.title().startswith("50 % support-v2")
+    assert page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg")
+
+
+def test_a_zoom_by_pointer_or_link_moves_all_curves_and_escape_ends_it(
+    page: Page, own: Service
+) -> None:
+    job_id = own.world.jobs["succeeded"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector(DRAWN)
+    box = page.locator("ts-chart[data-main] .u-over").bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.4, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, middle, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**x=*")
+    first, last = map(int, page.url.partition("x=")[2].split("-"))
+    assert 190 <= first < last <= 310
+    page.reload()
+    page.wait_for_selector(DRAWN)
+    assert page.url.endswith(f"x={first}-{last}")
+    chart = page.locator("ts-chart[data-main] .chart-box")
+    chart.focus()
+    page.keyboard.press("End")
+    said = page.locator("#said", has_text=f"Step {last}: Training")
+    said.wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.locator("#said", has_text=f"Step {last - 1}: Training").wait_for()
+    page.keyboard.press("Escape")
+    page.wait_for_url(lambda address: "x=" not in address)
+
+
+def test_smoothing_and_exports(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["succeeded"]
+    page.goto(f"/portal/jobs/{job_id}?s=0.60")
+    page.wait_for_selector(DRAWN)
+    assert page.locator("#smooth").input_value() == "0.6"
+    page.locator("#smooth").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**s=0.62")
+    main = page.locator("ts-chart[data-main]")
+    with page.expect_download() as saved:
+        main.get_by_role("button", name="PNG").click()
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as saved:
+        main.get_by_role("link", name="CSV").click()
+    assert Path(saved.value.path()).read_text().startswith("step,train_loss,valid_loss")
+
+
+def test_an_order_asks_once_and_the_head_says_what_happens(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["reinforcement"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector("#live[data-state=on]")
+    page.keyboard.press("p")
+    page.locator("#head .badge", has_text="Pausing").wait_for()
+    page.get_by_role("button", name="Resume").click()
+    page.locator("#head .badge", has_text="Running").wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("The job gets no result").wait_for()
+    page.keyboard.press("Escape")
+    assert page.get_by_role("dialog").count() == 0
+    page.get_by_role("button", name="Stop and keep").click()
+    dialog.get_by_role("button", name="Stop and keep").click()
+    page.get_by_text("Stopping after the next step").wait_for()
+
+
+def test_an_event_from_elsewhere_changes_the_parts(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["running"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector("#live[data-state=on]")
+    with own.database.write.begin() as session:
+        job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
+        events.add(session, job, "the disk is nearly full", level="warn")
+    page.locator("#why", has_text="the disk is nearly full").wait_for()
+    page.locator("#events", has_text="the disk is nearly full").wait_for()
+
+
+def test_a_page_without_scripts_is_complete(running_chromium: Running, own: Service) -> None:
+    state = sign_in(running_chromium, own)
+    context = chromium.new_context(
+        running_chromium, base_url=own.url, storage_state=state, java_script_enabled=False
+    )
+    plain = context.new_page()
+    plain.goto(f"/portal/jobs/{own.world.jobs['running']}")
+    assert plain.locator("ts-chart[data-main] svg.still path").count() == 2
+    plain.get_by_role("button", name="Cancel").click()
+    plain.get_by_role("dialog").get_by_role("button", name="Cancel").wait_for()
+    plain.get_by_role("button", name="Let it run").click()
+    assert plain.get_by_role("dialog").count() == 0
+    context.close()
