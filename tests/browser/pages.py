@@ -44,6 +44,14 @@ VISITS = (
     Visit(name="home", path="/portal", ready="#home"),
     Visit(name="workers", path="/portal/workers", ready="#workers"),
     Visit(name="screen", path="/portal/screen", ready="#screen"),
+    Visit(name="job", path="/portal/jobs/{running}", ready="[data-main] .uplot"),
+    Visit(
+        name="job-reinforcement", path="/portal/jobs/{reinforcement}", ready="[data-main] .uplot"
+    ),
+    Visit(name="job-failed", path="/portal/jobs/{failed}", ready="[data-main] .uplot"),
+    Visit(name="job-queued", path="/portal/jobs/{queued}", ready="#why li"),
+    Visit(name="job-asks", path="/portal/jobs/{paused}?ask=cancel", ready="dialog[open]"),
+    Visit(name="job-hostile", path="/portal/jobs/{hostile}", ready="#why li"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

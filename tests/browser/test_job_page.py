@@ -1,4 +1,4 @@
-"""The page of a job in a browser: live curves, zoom by pointer and keys, orders, lost connections."""
+"""The page of a job in a browser: live curves, zoom by pointer and keys, orders, no scripts."""
 
 from __future__ import annotations
 
@@ -159,3 +159,13 @@ def test_a_page_without_scripts_is_complete(running_chromium: Running, own: Serv
     plain.get_by_role("button", name="Let it run").click()
     assert plain.get_by_role("dialog").count() == 0
     context.close()
+
+
+def test_rows_of_the_list_follow_their_jobs(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["running"]
+    page.goto("/portal/jobs")
+    page.wait_for_selector("#rows")
+    page.wait_for_selector("#live[data-state=on]")
+    tell(own, job_id, 250, 0.25)
+    page.locator(f"#row-{job_id} .steps", has_text="250/400").wait_for()
+    page.locator(f"#row-{job_id} .curve", has_text="0.25").wait_for()

@@ -190,11 +190,6 @@ class EventHub:
         if not self._uses[use]:
             del self._uses[use]
 
-    @property
-    def is_closing(self) -> bool:
-        """True once the process ends; streams must then end."""
-        return self._closing
-
     def close(self) -> None:
         """End all streams so that the process can exit; clients reconnect and resume."""
         self._closing = True

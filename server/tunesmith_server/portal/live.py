@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic_core import from_json
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -30,11 +32,13 @@ from tunesmith_server.services.job_filters import JobFilters
 from . import cookies, rendering, security
 from .pages.jobs import line_of
 
+log = logging.getLogger(__name__)
+
 LIST = "list"
 MAX_TOPICS = 32
 """Topics of one stream; a browser with more tabs gets the first ones."""
 ROUND_SECONDS = 0.5
-"""Time between two looks at the list, while somebody watches it."""
+"""Least time between two looks at the list."""
 PING_SECONDS = 10.0
 SESSION_SECONDS = 30.0
 """Time between two checks of a stream's session."""
@@ -51,49 +55,57 @@ class Rows:
     def __init__(self) -> None:
         self._feeds: dict[str, _RowFeed] = {}
 
-    async def follow(self, state: State, principal: Principal) -> AsyncIterator[bytes]:
+    async def follow(self, request: Request, principal: Principal) -> AsyncIterator[bytes]:
         """Yield each changed row of the caller's project as SSE bytes."""
         project = principal.project_id
-        feed = self._feeds.setdefault(project, _RowFeed())
+        feed = self._feeds.setdefault(project, _RowFeed(request.app, principal))
         queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
         feed.watchers.add(queue)
         if feed.task is None:
-            feed.task = asyncio.create_task(self._run(feed, state, principal))
+            feed.task = asyncio.create_task(feed.run())
         try:
             while True:
                 yield await queue.get()
         finally:
             feed.watchers.discard(queue)
-            if not feed.watchers and feed.task is not None:
+            if not feed.watchers:
                 feed.task.cancel()
                 self._feeds.pop(project, None)
 
-    async def _run(self, feed: _RowFeed, state: State, principal: Principal) -> None:
-        while True:
-            try:
-                frames = await run_in(Plane.STREAMS, partial(feed.changed, state, principal))
-            except Exception:  # one failed round must not end the task: the next round repeats it
-                frames = []
-            for frame in frames:
-                for queue in feed.watchers:
-                    if queue.full():
-                        queue.get_nowait()  # a newer row of this or another job follows
-                    queue.put_nowait(frame)
-            await asyncio.sleep(ROUND_SECONDS)
-
 
 class _RowFeed:
-    """Rows of one project."""
+    """Rows of one project. The rights of the first watcher limit what is read: its project."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: Starlette, principal: Principal) -> None:
         self.watchers: set[asyncio.Queue[bytes]] = set()
         self.task: asyncio.Task[None] | None = None
+        self._app, self._principal = app, principal
         self._seen: dict[str, str] | None = None
 
-    def changed(self, state: State, principal: Principal) -> list[bytes]:
+    async def run(self) -> None:
+        """Look at the list after each change of a job in the project, until cancelled."""
+        state: State = self._app.state.tunesmith
+        changed = asyncio.Event()
+        with state.hub.progress.following(self._principal.project_id, changed):
+            while True:
+                changed.clear()
+                try:
+                    frames = await run_in(Plane.STREAMS, partial(self.changed, state))
+                except Exception:  # one failed round must not end the task; the next one repeats it
+                    log.exception("cannot read the rows of the list of jobs")
+                    frames = []
+                for queue in self.watchers:
+                    for frame in frames:
+                        if queue.full():
+                            queue.get_nowait()  # a slow browser misses a row, not the newest
+                        queue.put_nowait(frame)
+                await asyncio.sleep(ROUND_SECONDS)
+                await changed.wait()
+
+    def changed(self, state: State) -> list[bytes]:
         """Return the newest jobs that changed since the last call, the oldest first; none at the
         first call."""
-        with scope.limit(state.database.read(), principal.project) as session:
+        with scope.limit(state.database.read(), self._principal.project) as session:
             page = jobs.list_jobs(
                 session, after=None, limit=_ROWS, order="desc", filters=JobFilters(),
                 with_curve=True,
@@ -104,18 +116,18 @@ class _RowFeed:
         if seen is None:
             return []
         fresh = [item for item in reversed(items) if seen.get(item["id"]) != marks[item["id"]]]
-        return [_frame("row", _row(item)) for item in fresh]
+        return [_frame("row", self._row(item)) for item in fresh]
+
+    def _row(self, item: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+        has_page = self._app.state.portal_paths.__contains__
+        html = rendering.render("_job_row.html", line=line_of(item), has_page=has_page)
+        return {"id": item["id"], "state": item["state"], "html": html}
 
 
 def _mark(item: dict[str, Any]) -> str:
     """Return what a row shows, without what changes with the time alone."""
     names = ("state", "phase", "step", "total_steps", "name", "suffix", "last_metrics", "curve")
     return json.dumps([item.get(name) for name in names])
-
-
-def _row(item: dict[str, Any]) -> dict[str, Any]:
-    html = rendering.render("_job_row.html", line=line_of(item, time.time()))
-    return {"id": item["id"], "state": item["state"], "html": html}
 
 
 def _frame(name: str, data: dict[str, Any]) -> bytes:
@@ -136,9 +148,9 @@ async def answer(request: Request) -> Response:
     known = await run_in(Plane.USERS, partial(_known, state, principal, list(positions)))
     feeds = [state.hub.sse(principal.key_id, name, positions[name]) for name in known]
     if wants_list:
-        feeds.append(request.app.state.portal_rows.follow(state, principal))
+        feeds.append(request.app.state.portal_rows.follow(request, principal))
     headers = {**security.HEADERS, "x-accel-buffering": "no"}
-    pieces = _stream(state, secret, feeds)
+    pieces = _stream(state, principal.key_id, secret, feeds)
     return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
@@ -166,25 +178,36 @@ def _known(state: State, principal: Principal, names: Sequence[str]) -> list[str
 
 
 async def _stream(
-    state: State, secret: str, feeds: Sequence[AsyncIterator[bytes]]
+    state: State, key_id: str, secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
-    """Yield the pieces of all feeds as they come, until the session or the process ends."""
+    """Yield the pieces of all feeds as they come, until the session, its key or the process ends.
+    The caller's key is checked by the hub every few seconds."""
     queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
+    ends = asyncio.Event()
     tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]
+    tasks.append(asyncio.create_task(_wake(ends, queue)))
     checked = time.monotonic()
     try:
-        yield _HELLO
-        while not state.hub.is_closing:
-            piece = await _next(queue)
-            yield piece or _PING
-            if time.monotonic() - checked > SESSION_SECONDS:
-                checked = time.monotonic()
-                if await run_in(Plane.USERS, partial(_principal, state, secret)) is None:
-                    return
+        with state.hub.using(key_id, ends):
+            yield _HELLO
+            while not state.hub.ends(key_id):
+                yield await _next(queue) or _PING
+                if time.monotonic() - checked > SESSION_SECONDS:
+                    checked = time.monotonic()
+                    if await run_in(Plane.USERS, partial(_principal, state, secret)) is None:
+                        return
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
+    """Make the stream look whether it must end."""
+    while True:
+        await ends.wait()
+        ends.clear()
+        await queue.put(b"")
 
 
 async def _next(queue: asyncio.Queue[bytes]) -> bytes:

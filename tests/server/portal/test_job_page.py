@@ -150,7 +150,13 @@ def test_failures_and_waits_say_what_to_do(server: Server) -> None:
     server.change_job(job_id, state=JobState.FAILED, finished_at=2e9, error=error)
     browser = signed_in(server)
     why = check_page(browser.page(path(job_id))).with_id("why").text
-    for text in ("Why it failed", "too large", "use fewer rows", "out_of_memory", "Retry from the beginning"):
+    for text in (
+        "Why it failed",
+        "too large",
+        "use fewer rows",
+        "out_of_memory",
+        "Retry from the beginning",
+    ):
         assert text in why
     waiting = server.create_job(server.good_file(), suffix="waits")
     why = check_page(browser.page(path(waiting))).with_id("why").text

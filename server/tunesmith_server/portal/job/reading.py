@@ -26,6 +26,8 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import JobRow
 from tunesmith_server.services import curves, events, files, jobs, lineage, reports, self_checks
 from tunesmith_server.services import waiting as waits
+from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.paging import Order
 
 from . import charts
 from .marks import Mark, marks
@@ -64,6 +66,9 @@ class Parts:
     num_void: int
     """Number of stretches of steps that a later attempt repeated."""
     marks: list[Mark]
+    earlier: str
+    """Id of the job that was created before this one; empty if there is none."""
+    later: str
 
 
 def read(session: Session, state: State, view: JobView) -> Parts:
@@ -110,7 +115,14 @@ def read(session: Session, state: State, view: JobView) -> Parts:
             told=noted.values(),
             step_at=lambda event: _step_at(session, row.id, event),
         ),
+        earlier=_next(session, row.id, "desc"),
+        later=_next(session, row.id, "asc"),
     )
+
+
+def _next(session: Session, job_id: str, order: Order) -> str:
+    page = jobs.list_jobs(session, after=job_id, limit=1, order=order, filters=JobFilters())
+    return next((str(item["id"]) for item in from_json(page.content())["data"]), "")
 
 
 def _events(

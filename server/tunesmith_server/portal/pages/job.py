@@ -36,6 +36,11 @@ _REINFORCEMENT = (
 )  # fmt: skip
 _BOTH = (("tokens_per_second", "Tokens a second"), ("trained_tokens", "Trained tokens"))
 
+_KEYS = (
+    ("s", "Smooth the curves"), ("l", "Logarithmic scale"), ("e", "Events"), ("f", "Fork"),
+    ("p", "Pause or resume"), ("[ ]", "Earlier or later job"),
+)  # fmt: skip
+
 
 def show(visit: Visit) -> Response:
     return _page(visit, "job/page.html")
@@ -61,6 +66,7 @@ def _page(visit: Visit, template: str) -> Response:
     return visit.show(
         template,
         calls=_calls(view),
+        page_keys=_KEYS,
         view=view,
         found=found,
         job=job,

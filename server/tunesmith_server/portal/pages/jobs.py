@@ -122,7 +122,7 @@ def show(visit: Visit) -> Response:
     )
     page = jobs.list_jobs(
         visit.session, after=choice.after or None, limit=_ROWS, order="desc",
-        filters=choice.filters(),
+        filters=choice.filters(), with_curve=True,
     )  # fmt: skip
     lines = [line_of(item) for item in from_json(page.content())["data"]]
     compares = "/portal/compare" in visit.request.app.state.portal_paths

@@ -8,6 +8,7 @@ const tools = document.querySelector("#chart-tools");
 const said = document.querySelector("#said");
 const charts = /** @type {Set<Chart>} */ (new Set());
 const LINES = 4;
+const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
 const MOST = 6000; // points after which the curves are fetched again, thinned by the server
 const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true };
 let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
@@ -68,7 +69,7 @@ class Chart extends HTMLElement {
       const [name] = this.lines[index];
       const curve = stacked ? stack(curves, this.lines.slice(0, index + 1)) : curves[name];
       if (!curve) continue;
-      const stroke = resolve(stacked ? `--c${index}` : `--s${(index % LINES) + 1}`);
+      const stroke = resolve(stacked ? STACK[index] : `--s${(index % LINES) + 1}`);
       const dash = index && !stacked ? [6, 3] : undefined;
       if (view.smoothing && !stacked && curve.values.length > 2) {
         add(curve, { stroke: faint(stroke), width: 1 });
