@@ -172,7 +172,7 @@ def _path(
 ) -> str:
     low, high = (math.log(end) for end in range_) if is_log else range_
     height, width = (high - low) or 1.0, steps[1] - steps[0]
-    parts = []
+    parts: list[str] = []
     for step, value in column:
         across = (step - steps[0]) / width * WIDTH
         down = HEIGHT - ((math.log(value) if is_log else value) - low) / height * HEIGHT
@@ -186,7 +186,7 @@ def _rows(
     """Return at most `TABLE_ROWS` steps, equally spaced and with the last one; the steps of curves
     with few points come first."""
     known = [dict(column) for column in columns]
-    steps = sorted(min((column for column in known if column), key=len, default={}))
+    steps = min((sorted(column) for column in known if column), key=len, default=[])
     if known and known[0] and len(steps) < TABLE_ROWS:
         steps = sorted(set(steps) | set(_spread(sorted(known[0]), TABLE_ROWS - len(steps))))
     return [(step, [column.get(step) for column in known]) for step in _spread(steps, TABLE_ROWS)]

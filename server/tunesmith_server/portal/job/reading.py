@@ -23,7 +23,7 @@ from tunesmith_schema import (
 )
 from tunesmith_server.api.deps import State
 from tunesmith_server.core.errors import NotFound
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import FileRow, JobRow
 from tunesmith_server.services import curves, events, files, jobs, lineage, reports, self_checks
 from tunesmith_server.services import waiting as waits
 from tunesmith_server.services.job_filters import JobFilters
@@ -166,7 +166,7 @@ def _evaluation(session: Session, row: JobRow) -> JobEvaluation | None:
     return None
 
 
-def _file(session: Session, file_id: str) -> files.FileRow | None:
+def _file(session: Session, file_id: str) -> FileRow | None:
     with suppress(NotFound):
         return files.retrieve(session, file_id)
     return None
