@@ -15,7 +15,7 @@ from tunesmith_server.api import progress_feed, stream
 from tunesmith_server.api.deps import State
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.core.principal import Principal
-from tunesmith_server.portal import live
+from tunesmith_server.portal import live, rendering
 from tunesmith_server.services import keys, sessions
 
 from ..actors import Server
@@ -105,13 +105,13 @@ def test_a_changed_row_is_rendered_for_all_watchers(
     claim = server.worker.claim()
     principal, _, secret = principal_of(server)
     rendered: list[str] = []
-    render = live.rendering.render
+    render = rendering.render
 
     def counted(name: str, **context: Any) -> str:
         rendered.append(name)
         return render(name, **context)
 
-    monkeypatch.setattr(live.rendering, "render", counted)
+    monkeypatch.setattr(rendering, "render", counted)
 
     async def act(state: State) -> None:
         app = SimpleNamespace(state=SimpleNamespace(tunesmith=state, portal_paths=frozenset()))
