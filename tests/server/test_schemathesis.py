@@ -31,6 +31,10 @@ include-path = "/readyz"
 checks.not_a_server_error.enabled = false  # 503 without a worker, as documented
 
 [[operations]]
+include-path = "/v1/fine_tuning/events"
+enabled = false  # the stream of all jobs has no end
+
+[[operations]]
 include-name = ["POST /v1/chat/completions", "POST /v1/completions"]
 checks.not_a_server_error.enabled = false  # 503 without an inference server, as documented
 

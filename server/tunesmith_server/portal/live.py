@@ -146,11 +146,11 @@ async def answer(request: Request) -> Response:
     positions = dict(map(_position, filter(None, topics)))
     wants_list = positions.pop(LIST, None) is not None
     known = await run_in(Plane.USERS, partial(_known, state, principal, list(positions)))
-    feeds = [state.hub.sse(principal.key_id, name, positions[name]) for name in known]
+    feeds = [state.hub.sse(principal.use, name, positions[name]) for name in known]
     if wants_list:
         feeds.append(request.app.state.portal_rows.follow(request, principal))
     headers = {**security.HEADERS, "x-accel-buffering": "no"}
-    pieces = _stream(state, principal.key_id, secret, feeds)
+    pieces = _stream(state, principal.use, secret, feeds)
     return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
 
 
@@ -178,7 +178,7 @@ def _known(state: State, principal: Principal, names: Sequence[str]) -> list[str
 
 
 async def _stream(
-    state: State, key_id: str, secret: str, feeds: Sequence[AsyncIterator[bytes]]
+    state: State, use: tuple[str, str], secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of all feeds as they come, until the session, its key or the process ends.
     The caller's key is checked by the hub every few seconds."""
@@ -188,9 +188,9 @@ async def _stream(
     tasks.append(asyncio.create_task(_wake(ends, queue)))
     checked = time.monotonic()
     try:
-        with state.hub.using(key_id, ends):
+        with state.hub.using(use, ends):
             yield _HELLO
-            while not state.hub.ends(key_id):
+            while not state.hub.ends(use):
                 yield await _next(queue) or _PING
                 if time.monotonic() - checked > SESSION_SECONDS:
                     checked = time.monotonic()

@@ -87,8 +87,8 @@ def test_events_come_once_and_after_the_given_number(server: Server) -> None:
 
     async def act(state: State) -> None:
         for after in (0, head - 1):
-            feeds = [state.hub.sse(principal.key_id, job_id, after)]
-            watching = live._stream(state, principal.key_id, secret, feeds)
+            feeds = [state.hub.sse(principal.use, job_id, after)]
+            watching = live._stream(state, principal.use, secret, feeds)
             assert await until(watching, "hello", 1) == [{}]
             found = await until(watching, "event", head - after)
             assert [item["seq"] for item in found] == list(range(after + 1, head + 1))
@@ -117,7 +117,7 @@ def test_a_changed_row_is_rendered_for_all_watchers(
         app = SimpleNamespace(state=SimpleNamespace(tunesmith=state, portal_paths=frozenset()))
         request, rows = SimpleNamespace(app=app), live.Rows()
         watching = [
-            live._stream(state, principal.key_id, secret, [rows.follow(request, principal)])  # type: ignore[arg-type]  # only `app` is read
+            live._stream(state, principal.use, secret, [rows.follow(request, principal)])  # type: ignore[arg-type]  # only `app` is read
             for _ in range(2)
         ]
         for one in watching:
@@ -143,7 +143,7 @@ def test_a_stream_ends_with_its_session_and_with_the_process(
     principal, session_id, secret = principal_of(server)
 
     async def act(state: State) -> None:
-        watching = live._stream(state, principal.key_id, secret, [])
+        watching = live._stream(state, principal.use, secret, [])
         await until(watching, "ping", 2)
         with server.database.write.begin() as session:
             sessions.end(session, session_id)
