@@ -20,7 +20,7 @@ SECRET = "the password is swordfish"
 
 REFUSALS: dict[str, tuple[int, ErrorCode, Callable[[Server], Response]]] = {
     "no such route": (404, ErrorCode.NOT_FOUND, lambda s: s.user.get("/v1/nothing")),
-    "no such route outside /v1": (404, ErrorCode.NOT_FOUND, lambda s: s.anonymous.get("/")),
+    "no such route outside /v1": (404, ErrorCode.NOT_FOUND, lambda s: s.anonymous.get("/nothing")),
     "a slash at the end": (404, ErrorCode.NOT_FOUND, lambda s: s.user.get("/v1/files/")),
     "no such file": (404, ErrorCode.NOT_FOUND, lambda s: s.user.get("/v1/files/file-none")),
     "no such job": (404, ErrorCode.NOT_FOUND, lambda s: s.user.get("/v1/fine_tuning/jobs/x")),

@@ -36,6 +36,7 @@ NOT_OWNED = {
     "projects": "only the organization's routes show projects",
     "reservations": "of workers, which serve all projects",
     "resume_points": "read by the job's id, after the job was found in the project",
+    "sessions": "found by the hash of a secret, before the project is known",
     "upload_parts": "read by the upload's id, after the upload was found in the project",
     "usage_days": "the report selects the caller's project; only an admin sees all",
     "users": "only the organization's routes show users",

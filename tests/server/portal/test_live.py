@@ -150,7 +150,7 @@ def test_a_stream_ends_with_its_session_and_with_the_process(
         with pytest.raises(StopAsyncIteration):
             await until(watching, "ping", 5)
         _, _, fresh = principal_of(server)
-        watching = live._stream(state, principal.key_id, fresh, [])
+        watching = live._stream(state, principal.use, fresh, [])
         await until(watching, "ping", 1)
         state.hub.close()
         with pytest.raises(StopAsyncIteration):

@@ -1,1 +1,1 @@
-"""What the page of a job shows, computed from the answers of the API."""
+"""Contents of the page of a job, computed from the answers of the API."""

@@ -20,7 +20,7 @@ class Order:
     question: str = ""
     """Title of the confirmation; empty if there is none."""
     stays: str = ""
-    """What stays and what is lost."""
+    """Text that says which results stay and which are lost."""
     key: str = ""
     """Key of the keyboard."""
 

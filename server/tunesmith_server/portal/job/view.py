@@ -20,7 +20,7 @@ HIDDEN = (EventKind.METRICS, EventKind.SAMPLES)
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """What the visitor looks at."""
+    """Range, step, smoothing and axis that the visitor looks at."""
 
     job_id: str
     attempt: int | None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from tunesmith_schema import DisplaySessionCreate
+from tunesmith_schema.versions import installed_version
 from tunesmith_server.identity import me, portal_sessions, project_keys
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
@@ -39,7 +38,7 @@ def _page(visit: Visit, *, link: str = "", problem: str = "", status: int = 200)
         this_session=visit.signed_in.id if visit.signed_in else "",
         link=link,
         problem=problem,
-        version=version("tunesmith"),
+        version=installed_version("tunesmith"),
         calls=_calls(principal.project_id, may_manage),
     )
 
