@@ -147,6 +147,7 @@ ROUTES_WITHOUT_A_PROJECT = {
     "deps.py": "the limited sessions themselves, and the check of keys",
     "health.py": "no user",
     "internal.py": "workers serve all projects",
+    "progress_feed.py": "names the project in each query",
     "stream.py": "follows jobs that the route has found in the project",
 }
 

@@ -1,4 +1,4 @@
-"""Where the time of an attempt went: seven groups of phases."""
+"""Time of an attempt by seven groups of phases."""
 
 from __future__ import annotations
 

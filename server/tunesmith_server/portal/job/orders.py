@@ -20,7 +20,7 @@ class Order:
     question: str = ""
     """Title of the confirmation; empty if there is none."""
     stays: str = ""
-    """Text that says which results stay and which are lost."""
+    """Results that stay and results that are lost."""
     key: str = ""
     """Key of the keyboard."""
 
