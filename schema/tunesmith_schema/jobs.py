@@ -201,6 +201,7 @@ class JobCurve(Response):
     steps: list[int]
     """Last step of each point."""
     values: list[float]
+    """Mean of the metric over the steps of each point."""
 
 
 class JobPatch(Request):

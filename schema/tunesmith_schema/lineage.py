@@ -30,6 +30,7 @@ class SelfCheck(Response):
     seconds: float
     """Duration of the check."""
     checks: list[SelfCheckItem]
+    """All checks, in the order in which they ran."""
 
 
 class StoredResumePoint(Response):
@@ -76,12 +77,16 @@ class JobLineage(Response):
     base_adapter_id: str | None = None
     """Weights of the base model, if Tunesmith trained it."""
     training_file: str
+    """Id of the training file."""
     validation_file: str | None = None
+    """Id of the validation file, if the job has one."""
     forked_from: RelatedJob | None = None
     """Job that this job is a fork of; its `state` is `deleted` if the job was deleted."""
     retry_of: RelatedJob | None = None
+    """Job that this job retries; its `state` is `deleted` if the job was deleted."""
     forks: list[RelatedJob]
     """Up to 100 forks, newest first."""
     retries: list[RelatedJob]
+    """Up to 100 retries, newest first."""
     results: list[RelatedModel]
     """Up to 100 tuned models and checkpoints of this job, newest first."""
