@@ -137,7 +137,7 @@ from .run import (
     RunResult,
     RunSpec,
 )
-from .samples import MAX_SAMPLES_PAGE, Sample
+from .samples import MAX_SAMPLES_PAGE, Sample, SampleStep
 from .sampling import Sampling, StreamOptions, Usage
 from .scheduling import (
     DeviceUsage,
@@ -361,6 +361,7 @@ __all__ = [
     "RunResult",
     "RunSpec",
     "Sample",
+    "SampleStep",
     "Sampling",
     "Saturation",
     "Scheduling",

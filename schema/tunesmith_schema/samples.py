@@ -44,3 +44,17 @@ class Sample(Response):
     finish_reason: Literal["stop", "length"] | str
     """`stop`: the completion ended by itself; `length`: it reached
     `recipe.grpo.max_completion_length`; `unreadable`: the stored sample is lost or damaged."""
+
+
+class SampleStep(Response):
+    """A step with samples."""
+
+    id: str
+    """The step's number as text; also a cursor for `after`."""
+    object: Literal["fine_tuning.job.sample_step"] = "fine_tuning.job.sample_step"
+    step: int
+    """First optimiser step that trained on the completions."""
+    count: int
+    """Number of completions."""
+    reward: float | None = None
+    """Mean reward that the job logged for the step; null if the step was not logged."""

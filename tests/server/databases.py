@@ -17,4 +17,5 @@ ON_POSTGRESQL = {
     *("test_garbage", "test_job_delete", "test_report_order", "test_job_filters"),
     *("test_fair_share", "test_job_limits", "test_claim_cost", "test_claim_stalls"),
     *("test_resume_points", "test_metric_columns"),
+    "test_sample_search",
 }

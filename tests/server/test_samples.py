@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.services import samples as sample_files
+from tunesmith_server.services import sample_lines
 
 from .actors import Server
 from .callers import event, metrics
@@ -219,7 +219,7 @@ def test_samples_that_cannot_be_read_are_shown_as_such(
     shown: list[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sample_files, "MAX_LINE", 2000)
+    monkeypatch.setattr(sample_lines, "MAX_LINE", 2000)
     lines = [json.dumps(sample(1, place)).encode() + b"\n" for place in range(4)]
     if damage == "a line is no JSON":
         lines[1] = b"{]\n"

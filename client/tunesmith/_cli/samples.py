@@ -28,6 +28,21 @@ def samples(
     step: Annotated[
         int | None, typer.Option(min=0, help="Optimiser step (default: the newest steps).")
     ] = None,
+    row: Annotated[
+        int | None, typer.Option(min=1, help="Row of the training file: its prompt across steps.")
+    ] = None,
+    reward_below: Annotated[float | None, typer.Option(help="Only rewards below this.")] = None,
+    reward_above: Annotated[float | None, typer.Option(help="Only rewards above this.")] = None,
+    cut: Annotated[bool, typer.Option("--cut", help="Only completions that were cut.")] = False,
+    ungraded: Annotated[
+        bool, typer.Option("--ungraded", help="Only completions without a reward.")
+    ] = False,
+    text: Annotated[
+        str | None, typer.Option(help="Only prompts and completions with this text.")
+    ] = None,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Widest range of rewards first; needs --step.")
+    ] = False,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -35,14 +50,28 @@ def samples(
     shortened; --json prints full texts."""
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs
-        page = jobs.samples(job_id, step=step, limit=limit)
+        page = jobs.samples(
+            job_id,
+            step=step,
+            row=row,
+            reward_lt=reward_below,
+            reward_gt=reward_above,
+            ungraded=True if ungraded else None,
+            finish_reason="length" if cut else None,
+            q=text,
+            sort="spread" if spread else None,
+            limit=limit,
+        )
+        while not page.data and (following := page.next_page()) is not None:
+            page = following  # a search reads a bounded number of samples for each page
         empty_step = step is not None and not page.data and not as_json
         newest = jobs.samples(job_id, limit=1).data if empty_step else []
     if as_json:
         show_page_json(page.data, page.has_more)
     elif page.data:
         # Square brackets in texts are not markup.
-        Console(markup=False, highlight=False).print(render(page.data))
+        shown = render(page.data, in_order=spread)
+        Console(markup=False, highlight=False).print(shown)
     else:
         at_step = "" if step is None else f" at step {step}"
         typer.echo(f"{job_id} has no samples{at_step}" + _newest_step(newest))
@@ -59,13 +88,15 @@ def _newest_step(newest: list[Sample]) -> str:
     return f"; the newest are at step {newest[0].step}" if newest else ""
 
 
-def render(newest_first: Iterable[Sample]) -> RenderableType:
-    """Return samples for display, newest step first. The samples of a step are in generation
-    order."""
+def render(samples: Iterable[Sample], *, in_order: bool = False) -> RenderableType:
+    """Return samples for display. They come newest first, or `in_order`; the samples of a step are
+    shown in generation order."""
     parts: list[RenderableType] = []
-    for _, step_samples in groupby(newest_first, key=lambda sample: sample.step):
-        in_order = list(step_samples)[::-1]
-        for _, group in groupby(in_order, key=lambda sample: sample.group):
+    for _, step_samples in groupby(samples, key=lambda sample: sample.step):
+        shown = list(step_samples)
+        for _, group in groupby(
+            shown if in_order else shown[::-1], key=lambda sample: sample.group
+        ):
             parts.extend(_group(list(group)))
     return Group(*parts)
 

@@ -24,6 +24,8 @@ class Page(Generic[T]):
 
     data: list[T]
     has_more: bool
+    last_id: str | None
+    """Cursor of the next page: the id of the last item, or of the last item that a search read."""
     _fetch: Callable[[str], Page[T]] = field(repr=False)
 
     def __iter__(self) -> Iterator[T]:
@@ -34,9 +36,10 @@ class Page(Generic[T]):
 
     def next_page(self) -> Page[T] | None:
         """Fetch the following page; return None after the last page."""
-        if not (self.has_more and self.data):
+        cursor = self.last_id or (self.data[-1].id if self.data else None)
+        if not (self.has_more and cursor):
             return None
-        return self._fetch(self.data[-1].id)
+        return self._fetch(cursor)
 
 
 def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
@@ -46,5 +49,6 @@ def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -
     return Page(
         data=answer.data,
         has_more=answer.has_more,
+        last_id=answer.last_id,
         _fetch=lambda last: first_page(fetch, last),
     )

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Literal
 
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Checkpoint, Event, JobEvaluation, JobReport, MetricPoint, Sample
+from tunesmith_schema import (
+    Checkpoint,
+    Event,
+    JobEvaluation,
+    JobReport,
+    MetricPoint,
+    Sample,
+    SampleStep,
+)
 
 from .files import Order
 from .follow import follow
@@ -105,17 +114,47 @@ class JobOutput:
         job_id: str,
         *,
         step: int | None = None,
+        row: int | None = None,
+        group: int | None = None,
+        reward_lt: float | None = None,
+        reward_gt: float | None = None,
+        ungraded: bool | None = None,
+        finish_reason: Literal["stop", "length"] | None = None,
+        q: str | None = None,
+        sort: Literal["spread"] | None = None,
         after: str | None = None,
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[Sample]:
-        """List a reinforcement job's completions and scores, newest first; `step` selects one step.
-        A page has at most 100 samples; iterating fetches the following pages."""
+        """List a reinforcement job's completions and scores, newest first; `step` selects one step,
+        `row` one prompt across steps, `q` texts with these words. `sort="spread"` puts the prompts
+        of a step with the widest range of rewards first. A page has at most 100 samples; iterating
+        fetches the following pages. A filtered page may be empty although `has_more` is true."""
         path = path_of("fine_tuning", "jobs", job_id, "samples")
+        filters: dict[str, str | int | float | None] = {
+            "step": step,
+            "row": row,
+            "group": group,
+            "reward_lt": reward_lt,
+            "reward_gt": reward_gt,
+            "ungraded": None if ungraded is None else str(ungraded).lower(),
+            "finish_reason": finish_reason,
+            "q": q,
+            "sort": sort,
+        }
 
         def fetch(cursor: str | None) -> wire.Page[Sample]:
-            params = {"step": step, "limit": limit, "after": cursor, "order": order}
+            params = {**filters, "limit": limit, "after": cursor, "order": order}
             return self._http.get(wire.Page[Sample], path, params)
+
+        return first_page(fetch, after)
+
+    def sample_steps(self, job_id: str, *, after: str | None = None) -> Page[SampleStep]:
+        """List the steps of a reinforcement job that have samples, lowest step first."""
+        path = path_of("fine_tuning", "jobs", job_id, "samples", "steps")
+
+        def fetch(cursor: str | None) -> wire.Page[SampleStep]:
+            return self._http.get(wire.Page[SampleStep], path, {"after": cursor})
 
         return first_page(fetch, after)
 

@@ -1,4 +1,4 @@
-"""Routes for a job's output: events (paged or live by SSE), metrics, checkpoints, samples."""
+"""Routes for a job's output: events (paged or live by SSE), metrics, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import (
-    MAX_SAMPLES_PAGE,
     Checkpoint,
     Event,
     EventKind,
@@ -16,26 +15,15 @@ from tunesmith_schema import (
     MetricColumns,
     MetricPoint,
     Page,
-    Sample,
     SelfCheck,
     StoredResumePoint,
 )
 from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_server.services import curves, events, jobs, lineage, self_checks
-from tunesmith_server.services import samples as sample_files
 from tunesmith_server.services.paging import Order
 
 from .bounds import AfterQuery, IdPath
-from .deps import (
-    CallerDep,
-    CursorDep,
-    KeyRoute,
-    PrincipalDep,
-    ReaderDep,
-    StateDep,
-    project_reader,
-    send_page,
-)
+from .deps import CallerDep, CursorDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, send_page
 from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
@@ -147,24 +135,3 @@ def resume_points(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page
 def job_lineage(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobLineage:
     """Return where the job comes from, and its forks, retries and results."""
     return lineage.retrieve(session, jobs.retrieve(session, job_id))
-
-
-@router.get("/samples", response_model=None, responses={200: {"model": Page[Sample]}})
-def samples(
-    principal: PrincipalDep,
-    state: StateDep,
-    job_id: IdPath,
-    step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    after: AfterQuery = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
-    order: Order = "desc",
-) -> Response:
-    """List the prompts, completions and rewards of a reinforcement job, newest step first. `step`
-    selects one step. Other jobs have no samples."""
-    with project_reader(state, principal) as session:
-        jobs.retrieve(session, job_id)
-        slices, more = sample_files.find_page(
-            session, job_id, step=step, after=after, limit=limit, order=order
-        )
-    # Storage may be slow: read it after the transaction has ended.
-    return send_page(sample_files.read_page(state.storage, job_id, slices, more))

@@ -53,6 +53,7 @@ RULES: dict[str, Verb] = {
             "lineage",
         )
     },
+    f"GET {_JOB}/samples/steps": "read",
     **{
         f"POST {_JOB}/{verb}": "write"
         for verb in ("cancel", "pause", "resume", "stop", "fork", "retry")

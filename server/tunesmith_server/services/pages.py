@@ -27,6 +27,8 @@ class PageBuilder:
         self._ids: list[str] = []
         self._items: list[bytes] = []
         self.has_more = False
+        self.cursor: str | None = None
+        """`last_id` of a page that ends behind its last item; None means the last item's id."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -47,7 +49,7 @@ class PageBuilder:
         end = {
             "has_more": self.has_more,
             "first_id": self._ids[0] if self._ids else None,
-            "last_id": self._ids[-1] if self._ids else None,
+            "last_id": self.cursor or (self._ids[-1] if self._ids else None),
         }
         return b'{"object":"list","data":[' + b",".join(self._items) + b"]," + to_json(end)[1:]
 

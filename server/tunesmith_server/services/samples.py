@@ -3,28 +3,18 @@ from storage."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from gzip import BadGzipFile
-from io import BufferedReader, RawIOBase
-from typing import Any
 
-from pydantic_core import from_json
-from sqlalchemy import delete, select
+from sqlalchemy import and_, delete, select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import RunEvent, Sample
+from tunesmith_schema import RunEvent, Sample, SampleStep
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.models import JobRow, SamplesRow
+from tunesmith_server.models import JobRow, MetricRow, SamplesRow
 
+from . import pages, sample_lines
 from .pages import PageBuilder, json_of
 from .paging import Order, fetch_page, number_in, unknown_cursor
-
-MAX_LINE = 16 * 1024 * 1024
-"""Maximum bytes of one sample; a longer one and those after it are unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +54,7 @@ def find_page(
     session: Session, job_id: str, *, step: int | None, after: str | None, limit: int, order: Order
 ) -> tuple[list[Slice], bool]:
     """Return the slices of a page, and True if more samples follow. Only the database is read."""
-    cursor = _parse_cursor(job_id, after) if after else None
+    cursor = parse_cursor(job_id, after) if after else None
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
         query = query.where(SamplesRow.step == step)
@@ -90,6 +80,41 @@ def find_page(
     return slices, False
 
 
+def list_steps(
+    session: Session, job_id: str, *, after: str | None, limit: int, order: Order
+) -> PageBuilder:
+    """Return the steps with samples: their number, and the reward that the job logged."""
+    step = number_in(after) if after else None
+    if after and step is None:
+        raise unknown_cursor(after, "step")
+    reward = and_(
+        MetricRow.job_id == SamplesRow.job_id,
+        MetricRow.step == SamplesRow.step,
+        MetricRow.name == "reward",
+    )
+    return pages.read_page(
+        session,
+        select(SamplesRow.step, SamplesRow.count, MetricRow.value)
+        .outerjoin(MetricRow, reward)
+        .where(SamplesRow.job_id == job_id),
+        (SamplesRow.step.expression,),
+        after=None if step is None else (step,),
+        limit=limit,
+        order=order,
+        key_of=lambda row: (row.step,),
+        items_of=lambda rows: (
+            (str(row.step), json_of(_step_to_wire(row.step, row.count, row.value))) for row in rows
+        ),
+        chunk=1000,
+    )
+
+
+def _step_to_wire(step: int, count: object, reward: float | None) -> SampleStep:
+    return SampleStep(
+        id=str(step), step=step, count=count if isinstance(count, int) else 0, reward=reward
+    )
+
+
 def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) -> PageBuilder:
     """Read the samples of `slices` from storage, one file per step, until the page is full."""
     page = PageBuilder()
@@ -101,18 +126,14 @@ def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) ->
     return page
 
 
-def _parse_cursor(job_id: str, after: str) -> tuple[int, int]:
+def parse_cursor(job_id: str, after: str) -> tuple[int, int]:
     """Return the step and the index in a sample id of this job."""
     head, _, index_text = after.rpartition("-")
     head, _, step_text = head.rpartition("-")
     step, index = number_in(step_text), number_in(index_text)
-    if head != _prefix(job_id) or step is None or index is None:
+    if head != sample_lines.prefix(job_id) or step is None or index is None:
         raise unknown_cursor(after, "sample")
     return step, index
-
-
-def _prefix(job_id: str) -> str:
-    return f"ftsample-{job_id.removeprefix('ftjob-')}"
 
 
 def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
@@ -127,57 +148,7 @@ def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> r
 
 def _read(storage: Storage, job_id: str, part: Slice) -> list[Sample]:
     """Return the samples of a slice; those that cannot be read are shown as such."""
-    lines = _lines(storage, part)
-    return [_sample(job_id, part.row, index, lines.get(index)) for index in part.indices]
-
-
-def _lines(storage: Storage, part: Slice) -> dict[int, bytes]:
-    """Return the lines of a step's file by index, until one cannot be read."""
-    lines: dict[int, bytes] = {}
     last = max(part.indices[0], part.indices[-1])
-    # A worker wrote the file: it may be damaged, lost, or a decompression bomb.
-    with suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError):
-        pieces = BufferedReader(_Pieces(storage.stream(part.row.sha256, 0, part.row.bytes)))
-        with gzip.open(pieces) as file:
-            for index in range(last + 1):
-                line = file.readline(MAX_LINE)
-                if not line.endswith(b"\n"):
-                    break
-                if index in part.indices:
-                    lines[index] = line
-    return lines
-
-
-class _Pieces(RawIOBase):
-    """Pieces of a stored file as a file object."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        super().__init__()
-        self._pieces, self._rest = pieces, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # Any: a writable buffer
-        self._rest = self._rest or next(self._pieces, b"")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
-
-
-def _sample(job_id: str, row: SamplesRow, index: int, line: bytes | None) -> Sample:
-    head = {
-        "id": f"{_prefix(job_id)}-{row.step}-{index}",
-        "created_at": int(row.created_at) if isinstance(row.created_at, float) else 0,
-        "step": row.step,
-    }
-    if line is not None:
-        with suppress(ValueError, TypeError):
-            return Sample.model_validate({**from_json(line), **head})
-    return Sample.model_validate({**_UNREADABLE, **head})
-
-
-_UNREADABLE = {
-    "group": 0, "row": 0, "prompt": "", "completion": "", "prompt_tokens": 0,
-    "completion_tokens": 0, "finish_reason": "unreadable",
-}  # fmt: skip
+    found = enumerate(sample_lines.read(storage, part.row, last + 1))
+    lines = {index: line for index, line in found if index in part.indices}
+    return [sample_lines.parse(job_id, part.row, index, lines.get(index)) for index in part.indices]

@@ -1,0 +1,79 @@
+"""Stored files of samples: gzipped JSON lines, one file per step. A worker wrote them, so they may
+be damaged, lost, or a decompression bomb."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from gzip import BadGzipFile
+from io import BufferedReader, RawIOBase
+from typing import Any
+
+from pydantic_core import from_json
+
+from tunesmith_schema import Sample
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import SamplesRow
+
+MAX_LINE = 16 * 1024 * 1024
+"""Maximum bytes of one sample; a longer one and those after it are unreadable."""
+
+
+def prefix(job_id: str) -> str:
+    """Return the start of the ids of a job's samples."""
+    return f"ftsample-{job_id.removeprefix('ftjob-')}"
+
+
+def sample_id(row: SamplesRow, index: int) -> str:
+    """Return the id of a step's sample with this index."""
+    return f"{prefix(row.job_id)}-{row.step}-{index}"
+
+
+def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
+    """Yield the first `count` lines of a step's file, until one cannot be read."""
+    with suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError):
+        pieces = BufferedReader(_Pieces(storage.stream(row.sha256, 0, row.bytes)))
+        with gzip.open(pieces) as file:
+            for _ in range(count):
+                line = file.readline(MAX_LINE)
+                if not line.endswith(b"\n"):
+                    return
+                yield line
+
+
+def parse(job_id: str, row: SamplesRow, index: int, line: bytes | None) -> Sample:
+    """Return the sample in a line; one that cannot be read has the finish_reason `unreadable`."""
+    head = {
+        "id": f"{prefix(job_id)}-{row.step}-{index}",
+        "created_at": int(row.created_at) if isinstance(row.created_at, float) else 0,
+        "step": row.step,
+    }
+    if line is not None:
+        with suppress(ValueError, TypeError):
+            return Sample.model_validate({**from_json(line), **head})
+    return Sample.model_validate({**_UNREADABLE, **head})
+
+
+_UNREADABLE = {
+    "group": 0, "row": 0, "prompt": "", "completion": "", "prompt_tokens": 0,
+    "completion_tokens": 0, "finish_reason": "unreadable",
+}  # fmt: skip
+
+
+class _Pieces(RawIOBase):
+    """Pieces of a stored file as a file object."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces, self._rest = pieces, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a writable buffer
+        self._rest = self._rest or next(self._pieces, b"")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
