@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from gzip import BadGzipFile
 from io import BufferedReader, RawIOBase
@@ -33,9 +33,11 @@ def sample_id(row: SamplesRow, index: int) -> str:
 
 def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
     """Yield the first `count` lines of a step's file, until one cannot be read."""
-    with suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError):
-        pieces = BufferedReader(_Pieces(storage.stream(row.sha256, 0, row.bytes)))
-        with gzip.open(pieces) as file:
+    with (
+        suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError),
+        _Pieces(storage.stream(row.sha256, 0, row.bytes)) as pieces,
+    ):
+        with gzip.open(BufferedReader(pieces)) as file:
             for _ in range(count):
                 line = file.readline(MAX_LINE)
                 if not line.endswith(b"\n"):
@@ -68,6 +70,11 @@ class _Pieces(RawIOBase):
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
         self._pieces, self._rest = pieces, b""
+
+    def close(self) -> None:
+        if isinstance(self._pieces, Generator):
+            self._pieces.close()  # else the stored file stays open until garbage collection
+        super().close()
 
     def readable(self) -> bool:
         return True

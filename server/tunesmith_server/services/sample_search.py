@@ -25,9 +25,9 @@ from .pages import PageBuilder, json_of
 from .paging import Order, unknown_cursor
 from .samples import parse_cursor
 
-MAX_READ_SAMPLES = 4000
-MAX_READ_BYTES = 4 * 1024 * 1024
-MAX_READ_STEPS = 200
+MAX_READ_SAMPLES = 2000
+MAX_READ_BYTES = 2 * 1024 * 1024
+MAX_READ_STEPS = 100
 """Bounds of one page: no further step is read beyond one of them."""
 
 
