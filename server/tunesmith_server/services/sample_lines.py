@@ -36,13 +36,13 @@ def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
     with (
         suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError),
         _Pieces(storage.stream(row.sha256, 0, row.bytes)) as pieces,
+        gzip.open(BufferedReader(pieces)) as file,
     ):
-        with gzip.open(BufferedReader(pieces)) as file:
-            for _ in range(count):
-                line = file.readline(MAX_LINE)
-                if not line.endswith(b"\n"):
-                    return
-                yield line
+        for _ in range(count):
+            line = file.readline(MAX_LINE)
+            if not line.endswith(b"\n"):
+                return
+            yield line
 
 
 def parse(job_id: str, row: SamplesRow, index: int, line: bytes | None) -> Sample:
