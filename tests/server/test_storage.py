@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from io import BytesIO
 from pathlib import Path
@@ -52,6 +53,12 @@ def test_what_is_not_there_has_no_size_and_no_content(storage: Storage) -> None:
     assert storage.size("0" * 64) is None
     with pytest.raises(FileNotFoundError):
         storage.stream("0" * 64, 0, 1)
+
+
+def test_content_that_nobody_reads_keeps_no_file_open(storage: Storage) -> None:
+    del (unread := {"pieces": storage.stream(put(storage, b"x"), 0, 1)})["pieces"]
+    gc.collect()  # pytest turns the ResourceWarning of an open file into an error
+    assert not unread
 
 
 def test_what_is_deleted_is_gone_and_may_be_missing(storage: Storage) -> None:

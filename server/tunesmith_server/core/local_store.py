@@ -102,8 +102,9 @@ class LocalStore:
     def read(self, path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Return bytes [start, end) in pieces. Raises FileNotFoundError if the object is
         missing."""
-        file = (self._root / path).open("rb")
-        return _pieces(file, start, end)
+        pieces = _pieces((self._root / path).open("rb"), start, end)
+        next(pieces)  # enter its `with`: a generator that never started cannot close the file
+        return pieces
 
     def size(self, path: str) -> int | None:
         try:
@@ -140,7 +141,9 @@ def _is_unfinished(folder: str, name: str) -> bool:
 
 
 def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    """Yield b"" once, then bytes [start, end) of the file in pieces; close it at the end."""
     with file:
+        yield b""
         file.seek(start)
         left = end - start if end is not None else None
         while left != 0:

@@ -147,8 +147,9 @@ def by_spread(
             order = order[_place_of(job_id, after, row, order) + 1 :]
         wanted = order[:limit]
         page.has_more = len(order) > limit
-        last = max(wanted, default=-1)
-        found = enumerate(sample_lines.read(storage, row, last + 1))
+        if not wanted:
+            return page
+        found = enumerate(sample_lines.read(storage, row, max(wanted) + 1))
         lines = {index: line for index, line in found if index in set(wanted)}
         for index in wanted:
             sample = sample_lines.parse(job_id, row, index, lines.get(index))
