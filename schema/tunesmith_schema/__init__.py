@@ -41,10 +41,13 @@ from .evaluations import (
 )
 from .events import Checkpoint, CheckpointMetrics, Event, EventKind, MetricPoint
 from .files import (
+    MAX_ROWS_PAGE,
     BadRows,
+    DataRow,
     FileDeleted,
     FileObject,
     FilePurpose,
+    FileUse,
     FileValidation,
     PromptFormat,
     RowFormat,
@@ -203,6 +206,7 @@ __all__ = [
     "FROM_SERVER",
     "MAX_EVENTS_PER_REPORT",
     "MAX_PART_BYTES",
+    "MAX_ROWS_PAGE",
     "MAX_SAMPLES_PAGE",
     "MAX_UPLOAD_BYTES",
     "MAX_UPLOAD_PARTS",
@@ -249,6 +253,7 @@ __all__ = [
     "Control",
     "ControlAction",
     "ControlFile",
+    "DataRow",
     "Deleted",
     "DeviceUsage",
     "DeviceUsageItem",
@@ -274,6 +279,7 @@ __all__ = [
     "FileObject",
     "FilePurpose",
     "FileReading",
+    "FileUse",
     "FileValidation",
     "GRPORecipe",
     "Grader",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -138,6 +138,43 @@ class FileObject(Response):
     """SHA-256 of the content, hexadecimal."""
     validation: FileValidation | None = None
     """Result of the validation; null until the file has been validated."""
+
+
+MAX_ROWS_PAGE = 100
+"""Maximum page size of a file's rows."""
+
+
+class DataRow(Response):
+    """A line of a JSONL file."""
+
+    id: str
+    """Position behind the row, as `LINES-BYTES`; also a cursor for `after`."""
+    object: Literal["file.row"] = "file.row"
+    line: int
+    """Line number, from 1. It equals the row number in the result of the validation."""
+    data: Any = None  # Any: JSON
+    """JSON value of the line; null if `problem` is set."""
+    text: str | None = None
+    """Start of a line that has a problem."""
+    problem: str | None = None
+    """Reason why `data` is missing: the line is not JSON, or it is too long to be shown."""
+
+
+class FileUse(Response):
+    """A job or an evaluation that uses a file."""
+
+    id: str
+    object: Literal["file.use"] = "file.use"
+    kind: Literal["fine_tuning.job", "evaluation"] | str
+    """Kind of the object with this id."""
+    role: Literal["training_file", "validation_file", "file"] | str
+    """Field of the job or the evaluation that has the file's id."""
+    created_at: int
+    """Unix seconds."""
+    status: str
+    """State of the job, or status of the evaluation."""
+    model: str
+    """Model that the job or the evaluation was created with."""
 
 
 class FileDeleted(Response):

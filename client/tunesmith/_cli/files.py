@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tunesmith_schema import FileObject, FileValidation
+from tunesmith_schema import DataRow, FileObject, FileValidation
 
 from .output import (
     AsJson,
@@ -18,11 +19,17 @@ from .output import (
     show_fields,
     show_json,
     show_page,
+    show_page_json,
+    show_table,
     size,
+    visible,
 )
 from .session import connected, fail
 
 app = typer.Typer(help="Data sets on the server.", no_args_is_help=True)
+
+_MAX_ROW = 300
+"""Maximum number of characters shown of a row."""
 
 FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 
@@ -73,6 +80,55 @@ def show(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
     """Show a file and the result of its validation."""
     with connected(ctx) as client:
         _show(client.files.retrieve(file_id), as_json)
+
+
+@app.command("rows")
+def rows(
+    ctx: typer.Context,
+    file_id: FileId,
+    offset: Annotated[int, typer.Option(min=0, help="Number of lines to skip.")] = 0,
+    text: Annotated[str | None, typer.Option(help="Only rows with this text.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of rows.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show rows of a JSONL file with their line numbers. Long rows are shortened; --json prints
+    them whole."""
+    with connected(ctx) as client:
+        page = client.files.rows(file_id, offset=offset, q=text, limit=limit)
+        while not page.data and (following := page.next_page()) is not None:
+            page = following  # the server reads a bounded number of bytes for each page
+    if as_json:
+        show_page_json(page.data, page.has_more)
+    elif page.data:
+        show_table(("LINE", "ROW"), ((str(row.line), _row_text(row)) for row in page.data))
+    else:
+        typer.echo(f"{file_id} has no such rows" if text else f"{file_id} has no more rows")
+
+
+def _row_text(row: DataRow) -> str:
+    whole = f"{row.problem}: {row.text}" if row.problem else _json(row.data)
+    return visible(whole if len(whole) <= _MAX_ROW else f"{whole[:_MAX_ROW]}...")
+
+
+def _json(value: Any) -> str:  # Any: JSON
+    return json.dumps(value, ensure_ascii=False)
+
+
+@app.command("uses")
+def uses(ctx: typer.Context, file_id: FileId, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List the jobs and evaluations that use a file, newest first."""
+    with connected(ctx) as client:
+        page = client.files.uses(file_id, limit=limit)
+        if as_json:
+            show_page_json(page.data, page.has_more)
+            return
+        show_table(
+            ("ID", "USED AS", "STATUS", "MODEL", "AGE"),
+            (
+                (use.id, use.role.replace("_", " "), use.status, use.model, age(use.created_at))
+                for use in page.data
+            ),
+        )
 
 
 @app.command("delete")

@@ -90,6 +90,11 @@ def show_fields(fields: Iterable[tuple[str, object]]) -> None:
     _console().print(table)
 
 
+def visible(text: str) -> str:
+    """Escape control characters, so that a text of data or a model cannot control the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
 def moment(seconds: int | None) -> str:
     """Return the local date and time; empty for None."""
     if seconds is None:

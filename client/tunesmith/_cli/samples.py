@@ -15,7 +15,7 @@ from rich.text import Text
 from tunesmith_schema import Sample
 
 from .jobs import JobId
-from .output import AsJson, Limit, show_page_json
+from .output import AsJson, Limit, show_page_json, visible
 from .session import connected
 
 MAX_CHARACTERS = 1200
@@ -124,7 +124,7 @@ def _verdict(sample: Sample) -> Text:
     text.append(", cut" if cut else "", style="red")
     if len(sample.scores) > 1 or None in sample.scores.values():
         scores = ", ".join(f"{name} {_number(score)}" for name, score in sample.scores.items())
-        text.append(f"  {_visible(scores)}")
+        text.append(f"  {visible(scores)}")
     return text
 
 
@@ -137,9 +137,4 @@ def _shortened(text: str) -> str:
         half = MAX_CHARACTERS // 2
         omission = f"\n[... {len(text) - 2 * half:,} characters ...]\n"
         text = text[:half] + omission + text[-half:]
-    return _visible(text).strip("\n") or "(empty)"
-
-
-def _visible(text: str) -> str:
-    """Escape control characters, so that a completion cannot control the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return visible(text).strip("\n") or "(empty)"

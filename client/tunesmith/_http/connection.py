@@ -26,7 +26,7 @@ from .errors import (
 )
 from .version import __version__
 
-Params = Mapping[str, str | int | Sequence[str] | None]
+Params = Mapping[str, str | int | float | Sequence[str] | None]
 M = TypeVar("M", bound=BaseModel)
 
 _CONNECT_TIMEOUT = 5.0

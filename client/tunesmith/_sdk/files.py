@@ -16,7 +16,7 @@ from tunesmith._http.errors import InvalidArgumentError, WaitTimeoutError
 from tunesmith._http.pages import Page, first_page
 from tunesmith._transfer.download import fetch
 from tunesmith._transfer.source import FileSource, open_source
-from tunesmith_schema import FileDeleted, FileObject
+from tunesmith_schema import DataRow, FileDeleted, FileObject, FileUse
 
 from .uploads import Uploads
 
@@ -162,6 +162,43 @@ class Files:
         finally:
             partial.unlink(missing_ok=True)
         return target
+
+    def rows(
+        self,
+        file_id: str,
+        *,
+        offset: int | None = None,
+        q: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Page[DataRow]:
+        """List the rows of a JSONL file. `offset` skips lines, `q` selects rows with a text. A page
+        has at most 100 rows; iterating fetches the following pages. A page may be empty although
+        `has_more` is true."""
+        path = path_of("files", file_id, "rows")
+
+        def fetch(cursor: str | None) -> wire.Page[DataRow]:
+            params = {"offset": offset, "q": q, "after": cursor, "limit": limit}
+            return self._http.get(wire.Page[DataRow], path, params)
+
+        return first_page(fetch, after)
+
+    def uses(
+        self,
+        file_id: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[FileUse]:
+        """List the jobs and evaluations that use a file, newest first."""
+        path = path_of("files", file_id, "uses")
+
+        def fetch(cursor: str | None) -> wire.Page[FileUse]:
+            params = {"after": cursor, "limit": limit, "order": order}
+            return self._http.get(wire.Page[FileUse], path, params)
+
+        return first_page(fetch, after)
 
     def delete(self, file_id: str) -> FileDeleted:
         return self._http.delete(FileDeleted, path_of("files", file_id))

@@ -10,6 +10,7 @@ from tunesmith_server.services.audit import Entry
 READS = frozenset(
     {
         "GET /files/{file_id}/content",
+        "GET /files/{file_id}/rows",
         "GET /adapters/{adapter_id}/content",
         "GET /adapters/{adapter_id}/content/{name}",
         "GET /organization/projects/{project_id}/api_keys",

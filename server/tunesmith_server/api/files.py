@@ -10,17 +10,28 @@ from fastapi import APIRouter, File, Form, Header, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tunesmith_schema import ErrorCode, FileDeleted, FileObject, FilePurpose, Page
+from tunesmith_schema import (
+    MAX_ROWS_PAGE,
+    DataRow,
+    ErrorCode,
+    FileDeleted,
+    FileObject,
+    FilePurpose,
+    FileUse,
+    Page,
+)
+from tunesmith_schema.bounds import MAX_COUNT
 from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiable
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import files, quotas, result_files
+from tunesmith_server.services import file_rows, file_uses, files, quotas, result_files
 from tunesmith_server.services.paging import Order
 
 from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader
 from .deps import (
     CallerDep,
+    CursorDep,
     KeyRoute,
     PrincipalDep,
     ReaderDep,
@@ -134,6 +145,44 @@ def content(
     return send_or_redirect(state, row.sha256, row.bytes, row.filename, range)
 
 
+@router.get("/{file_id}/rows", response_model=None, responses={200: {"model": Page[DataRow]}})
+@bulk
+def list_rows(
+    principal: PrincipalDep,
+    state: StateDep,
+    file_id: IdPath,
+    offset: Annotated[int, Query(ge=0, le=MAX_COUNT)] = 0,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS_PAGE)] = 20,
+    q: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+) -> Response:
+    """List the rows of a JSONL file with their line numbers. `offset` skips lines, `q` selects rows
+    with a text. A page reads a bounded number of bytes: as long as `has_more` is true,
+    `after=<last_id>` reads on, even if the page is empty."""
+    with project_reader(state, principal) as session:  # storage may be slow
+        row = files.retrieve(session, file_id)
+    try:
+        page = file_rows.read_page(
+            state.storage, row, after=after, offset=offset, limit=limit, text=q
+        )
+    except FileNotFoundError:
+        raise _content_missing(row.filename) from None
+    return send_page(page)
+
+
+@router.get("/{file_id}/uses", response_model=None, responses={200: {"model": Page[FileUse]}})
+def list_uses(
+    caller: CallerDep, session: ReaderDep, file_id: IdPath, cursor: CursorDep
+) -> Response:
+    """List the jobs and evaluations that use a file, newest first."""
+    files.retrieve(session, file_id)
+    return send_page(
+        file_uses.list_uses(
+            session, file_id, after=cursor.after, limit=cursor.limit, order=cursor.order
+        )
+    )
+
+
 @router.delete("/{file_id}")
 def delete(caller: CallerDep, session: SessionDep, file_id: IdPath) -> FileDeleted:
     if job := result_files.job_of(session, file_id):
@@ -156,12 +205,16 @@ def send_or_redirect(
         try:
             return send_blob(state.storage, sha256, size, filename, range_header)
         except FileNotFoundError:
-            raise NotFound(
-                ErrorCode.CONTENT_MISSING,
-                f"the server's storage has lost the content of {filename!r}",
-                hint="restore the storage from a backup, or upload or train it again",
-            ) from None
+            raise _content_missing(filename) from None
     return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
+
+
+def _content_missing(filename: str) -> NotFound:
+    return NotFound(
+        ErrorCode.CONTENT_MISSING,
+        f"the server's storage has lost the content of {filename!r}",
+        hint="restore the storage from a backup, or upload or train it again",
+    )
 
 
 class Download(StreamingResponse):

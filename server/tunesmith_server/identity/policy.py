@@ -27,6 +27,8 @@ RULES: dict[str, Verb] = {
     "GET /files/{file_id}": "read",
     "DELETE /files/{file_id}": "write",
     "GET /files/{file_id}/content": "read",
+    "GET /files/{file_id}/rows": "read",
+    "GET /files/{file_id}/uses": "read",
     "POST /uploads": "write",
     "GET /uploads/{upload_id}": "read",
     "POST /uploads/{upload_id}/parts": "write",

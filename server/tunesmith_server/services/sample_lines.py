@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from gzip import BadGzipFile
-from io import BufferedReader, RawIOBase
-from typing import Any
 
 from pydantic_core import from_json
 
 from tunesmith_schema import Sample
 from tunesmith_server.core.storage import Storage
+from tunesmith_server.core.stored_file import open_stored
 from tunesmith_server.models import SamplesRow
 
 MAX_LINE = 16 * 1024 * 1024
@@ -35,8 +34,8 @@ def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
     """Yield the first `count` lines of a step's file, until one cannot be read."""
     with (
         suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError),
-        _Pieces(storage.stream(row.sha256, 0, row.bytes)) as pieces,
-        gzip.open(BufferedReader(pieces)) as file,
+        open_stored(storage, row.sha256, 0, row.bytes) as stored,
+        gzip.open(stored) as file,
     ):
         for _ in range(count):
             line = file.readline(MAX_LINE)
@@ -62,25 +61,3 @@ _UNREADABLE = {
     "group": 0, "row": 0, "prompt": "", "completion": "", "prompt_tokens": 0,
     "completion_tokens": 0, "finish_reason": "unreadable",
 }  # fmt: skip
-
-
-class _Pieces(RawIOBase):
-    """Pieces of a stored file as a file object."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        super().__init__()
-        self._pieces, self._rest = pieces, b""
-
-    def close(self) -> None:
-        if isinstance(self._pieces, Generator):
-            self._pieces.close()  # else the stored file stays open until garbage collection
-        super().close()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # Any: a writable buffer
-        self._rest = self._rest or next(self._pieces, b"")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count

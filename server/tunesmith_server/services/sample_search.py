@@ -152,8 +152,8 @@ def by_spread(
         found = enumerate(sample_lines.read(storage, row, max(wanted) + 1))
         lines = {index: line for index, line in found if index in set(wanted)}
         for index in wanted:
-            sample = sample_lines.parse(job_id, row, index, lines.get(index))
-            if not page.add(sample.id, json_of(sample)):
+            shown = sample_lines.parse(job_id, row, index, lines.get(index))
+            if not page.add(shown.id, json_of(shown)):
                 return page
     return page
 

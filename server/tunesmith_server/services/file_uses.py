@@ -1,0 +1,69 @@
+"""Jobs and evaluations that use a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import case, literal, or_, select, union_all
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import FileUse
+from tunesmith_server.models import EvaluationRow, JobRow
+
+from .pages import PageBuilder, json_of, read_page
+from .paging import Order, unknown_cursor
+
+
+def list_uses(
+    session: Session, file_id: str, *, after: str | None, limit: int, order: Order
+) -> PageBuilder:
+    """Return the jobs and evaluations that have this file, newest first."""
+    role = case((JobRow.training_file == file_id, "training_file"), else_="validation_file")
+    jobs = select(
+        JobRow.id,
+        JobRow.created_at,
+        literal("fine_tuning.job").label("kind"),
+        role.label("role"),
+        JobRow.state.label("status"),
+        JobRow.model,
+    ).where(or_(JobRow.training_file == file_id, JobRow.validation_file == file_id))
+    evaluations = select(
+        EvaluationRow.id,
+        EvaluationRow.created_at,
+        literal("evaluation"),
+        literal("file"),
+        EvaluationRow.status,
+        EvaluationRow.model,
+    ).where(EvaluationRow.file == file_id)
+    uses = union_all(jobs, evaluations).subquery()
+    return read_page(
+        session,
+        select(uses),
+        (uses.c.created_at, uses.c.id),
+        after=_key_of(session, after) if after else None,
+        limit=limit,
+        order=order,
+        key_of=lambda row: (row.created_at, row.id),
+        items_of=_items,
+    )
+
+
+def _key_of(session: Session, after: str) -> tuple[float, str]:
+    user = session.get(JobRow, after) or session.get(EvaluationRow, after)
+    if user is None:
+        raise unknown_cursor(after, "job or evaluation")
+    return user.created_at, user.id
+
+
+def _items(rows: Sequence[Any]) -> Iterator[tuple[str, bytes]]:  # Any: rows of columns
+    for row in rows:
+        use = FileUse(
+            id=row.id,
+            kind=row.kind,
+            role=row.role,
+            created_at=int(row.created_at),
+            status=row.status,
+            model=row.model,
+        )
+        yield use.id, json_of(use)

@@ -1,0 +1,57 @@
+"""`client.files.rows` and `uses`, and their commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from .conftest import Tunesmith
+from .fakes import Script, client_of, page
+from .local_server import LocalServer
+
+PATH = "/v1/files/file-1"
+
+
+def row(line: int, **fields: Any) -> dict[str, Any]:
+    return {"id": f"{line}-{line * 9}", "object": "file.row", "line": line, **fields}
+
+
+def test_the_sdk_reads_on_behind_a_page_without_rows() -> None:
+    empty = {**page(has_more=True), "last_id": "7-63"}
+    script = Script(
+        httpx.Response(200, json=empty), httpx.Response(200, json=page(row(9, data={"t": "x"})))
+    )
+    with client_of(script) as client:
+        found = list(client.files.rows("file-1", q="x", limit=3))
+    assert [(item.line, item.data) for item in found] == [(9, {"t": "x"})]
+    queries = [dict(request.url.params) for request in script.requests]
+    assert queries == [{"q": "x", "limit": "3"}, {"q": "x", "limit": "3", "after": "7-63"}]
+
+
+def test_the_command_shows_rows_and_their_problems(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    bad = row(4, data=None, text="\x1b[2J[bold]", problem="not JSON: expected value")
+    answer = page(row(3, data={"t": "Ü\x9b" + "y" * 400}), bad, has_more=True)
+    server.answers[f"GET {PATH}/rows"] = answer
+    done = tunesmith("files", "rows", "file-1", "--offset", "2", "--text", "y")
+    assert done.exit_code == 0, done.output
+    assert server.seen[0].target == f"{PATH}/rows?offset=2&q=y&limit=20"
+    shown = "".join(done.stdout.split())
+    assert '{"t":"Ü\\x9b' + "y" * 200 in shown
+    assert "notJSON:expectedvalue:\\x1b[2J[bold]" in shown
+    assert not {"\x1b", "\x9b"} & set(done.stdout)
+    done = tunesmith("files", "rows", "file-1", "--json")
+    assert json.loads(done.stdout) == answer
+
+
+def test_the_command_lists_uses(tunesmith: Tunesmith, server: LocalServer) -> None:
+    use = {
+        "id": "ftjob-1", "object": "file.use", "kind": "fine_tuning.job", "role": "training_file",
+        "created_at": 1_700_000_000, "status": "running", "model": "tiny",
+    }  # fmt: skip
+    server.answers[f"GET {PATH}/uses"] = page(use)
+    shown = tunesmith("files", "uses", "file-1").stdout
+    assert all(word in shown for word in ("ftjob-1", "training file", "running", "tiny"))
