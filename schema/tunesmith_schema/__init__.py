@@ -57,6 +57,7 @@ from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
 from .health import HealthState, JobHealth
+from .job_validation import JobValidation, RequestProblem
 from .jobs import (
     TERMINAL,
     TRANSITIONS,
@@ -298,6 +299,7 @@ __all__ = [
     "JobPatch",
     "JobReport",
     "JobState",
+    "JobValidation",
     "KeyLimits",
     "KeyOwner",
     "KeyService",
@@ -351,6 +353,7 @@ __all__ = [
     "Report",
     "ReportReply",
     "Request",
+    "RequestProblem",
     "RequestedEvaluation",
     "Reservation",
     "ReservationCreate",

@@ -22,6 +22,7 @@ from tunesmith_server.api import (
     health,
     internal,
     internal_evaluations,
+    job_create,
     jobs,
     me,
     models,
@@ -127,20 +128,8 @@ def all_routes() -> list[BaseRoute]:
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
-        *(
-            files,
-            uploads,
-            jobs,
-            events,
-            samples,
-            fine_tuning,
-            permissions,
-            models,
-            adapters,
-            evaluations,
-            chat,
-        ),
-        *(me, sessions, organization, queue, workers, usage),
+        *(files, uploads, job_create, jobs, events, samples, fine_tuning, permissions, models),
+        *(adapters, evaluations, chat, me, sessions, organization, queue, workers, usage),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")

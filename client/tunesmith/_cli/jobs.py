@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from tunesmith._http.errors import NotFoundError
+from tunesmith._http.hints import in_commands, in_python
 from tunesmith._sdk.client import Client
+from tunesmith._sdk.grader_argument import with_grader
 from tunesmith._sdk.job import Job, JobNotSucceededError
 from tunesmith_schema import Event, EventKind, JobReport, JobState
 
@@ -90,6 +92,9 @@ def create(
         typer.Option(metavar="NAME=VALUE", help="Label that the worker must have. Repeatable."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Create nothing; list all problems.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a job. Local files that the server does not have yet are uploaded first."""
@@ -104,19 +109,23 @@ def create(
         raise typer.BadParameter("reinforcement needs --grader", param_hint="--method")
     if method is JobMethod.SUPERVISED and grader is not None:
         raise typer.BadParameter("supervised training uses no grader", param_hint="--grader")
+    arguments: dict[str, Any] = {  # Any: JSON
+        "model": model,
+        "training_file": data,
+        "validation_file": validation,
+        "suffix": suffix,
+        "seed": seed,
+        "metadata": build_metadata(metadata or []),
+        "hyperparameters": hyperparameters or None,
+        "recipe": build_recipe(recipe or [], recipe_file),
+        "scheduling": _scheduling(priority, interactive, label or []),
+    }
     with connected(ctx) as client:
-        job = client.fine_tuning.jobs.create(
-            model=model,
-            training_file=data,
-            validation_file=validation,
-            suffix=suffix,
-            seed=seed,
-            metadata=build_metadata(metadata or []),
-            hyperparameters=hyperparameters or None,
-            grader=read_grader(grader),
-            recipe=build_recipe(recipe or [], recipe_file),
-            scheduling=_scheduling(priority, interactive, label or []),
-        )
+        if validate_only:
+            body = with_grader({**arguments, "method": None}, read_grader(grader))
+            _validate(client, body, as_json)
+            return
+        job = client.fine_tuning.jobs.create(**arguments, grader=read_grader(grader))
         if watch:
             typer.echo(f"created {job.id}", err=True)
             _watch(job, as_json)
@@ -124,6 +133,21 @@ def create(
             show_json(job)
         else:
             show_job(job)
+
+
+def _validate(client: Client, body: dict[str, Any], as_json: bool) -> None:  # Any: JSON
+    """Print the problems of a create request; exit with 1 if there are some."""
+    result = client.fine_tuning.jobs.validate({k: v for k, v in body.items() if v is not None})
+    if as_json:
+        show_json(result)
+    elif result.valid:
+        typer.echo("the server would create this job")
+    for problem in [] if as_json else result.problems:
+        typer.echo(f"error: {problem.message}", err=True)
+        if problem.hint:
+            typer.echo(f"hint: {in_commands(in_python(problem.hint))}", err=True)
+    if not result.valid:
+        raise typer.Exit(1)
 
 
 @app.command("list")

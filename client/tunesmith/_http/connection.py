@@ -80,6 +80,7 @@ class Http:
         model: type[M],
         path: str,
         *,
+        params: Params | None = None,
         json: Any = None,  # Any: JSON
         data: Mapping[str, str] | None = None,
         files: Mapping[str, Any] | None = None,  # Any: httpx's own file tuples
@@ -91,6 +92,7 @@ class Http:
         response = self.send(
             "POST",
             path,
+            params=params,
             json=json,
             data=data,
             files=files,

@@ -18,6 +18,7 @@ from tunesmith_schema import (
     JobDeleted,
     JobFork,
     JobPatch,
+    JobValidation,
     Method,
 )
 from tunesmith_schema.comparison import Axis, JobComparison
@@ -95,6 +96,13 @@ class Jobs(JobOutput):
             idempotency_key=idempotency_key,
         )
         return self._bind(job)
+
+    def validate(self, body: Mapping[str, Any]) -> JobValidation:  # Any: JSON
+        """Validate the body of a create request, such as `{"model": ..., "training_file": ...}`,
+        on the server. Nothing is created; the result lists all problems. Files are given by id."""
+        return self._http.post(
+            JobValidation, "fine_tuning/jobs", params={"validate_only": "true"}, json=dict(body)
+        )
 
     def list(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import Request
+from pydantic import TypeAdapter, ValidationError
 
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.services.audit import Entry
@@ -20,12 +21,24 @@ READS = frozenset(
     }
 )
 """Reads of data, weights and keys; all other reads are not in the log."""
+_CREATE_JOB = "POST /fine_tuning/jobs"
+_BOOL = TypeAdapter(bool)
 _NOT_AUDITED = frozenset({"POST /chat/completions", "POST /completions"})
+
+
+def is_dry_run(request: Request) -> bool:
+    """Return True if a request asks only for its validation."""
+    try:
+        return _BOOL.validate_python(request.query_params.get("validate_only"))
+    except ValidationError:
+        return False
 
 
 def entry_of(request: Request, principal: Principal, path: str) -> Entry | None:
     """Return the entry of a request; None for a request that is not in the log."""
     action = f"{request.method} {path.removeprefix('/v1')}"
+    if action == _CREATE_JOB and is_dry_run(request):
+        return None
     if action in _NOT_AUDITED or (request.method == "GET" and action not in READS):
         return None
     return Entry(

@@ -10,7 +10,6 @@ from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Request,
 from tunesmith_schema import (
     ErrorCode,
     Job,
-    JobCreate,
     JobDeleted,
     JobEvaluation,
     JobFork,
@@ -22,7 +21,6 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_PAIRS, MAX_SECONDS, MAX_STEP, MAX_VALUE
 from tunesmith_server.core.errors import BadRequest
-from tunesmith_server.identity import policy
 from tunesmith_server.services import (
     job_control,
     job_create,
@@ -67,23 +65,8 @@ RequesterDep = Annotated[job_create.Requester, Depends(get_requester)]
 _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 
 
-@router.post("")
-def create(
-    principal: PrincipalDep,
-    requester: RequesterDep,
-    state: StateDep,
-    session: SessionDep,
-    body: JobCreate,
-    response: Response,
-) -> Job:
-    """Create a fine-tuning job. A repeated `Idempotency-Key` returns the same job."""
-    if body.scheduling is not None and body.scheduling.priority > 0:
-        policy.require(principal, "manage", "scheduling.priority above 0")
-    result = job_create.create(session, state.settings, state.wake_ups, body, requester)
-    return _mark_replay(result, response)
-
-
-def _mark_replay(result: tuple[Job, bool], response: Response) -> Job:
+def mark_replay(result: tuple[Job, bool], response: Response) -> Job:
+    """Return the job of a create request; name a repeated request in a header."""
     job, replayed = result
     if replayed:
         response.headers["idempotent-replayed"] = "true"
@@ -245,7 +228,7 @@ def fork(
     job may be in any state and is not changed. `Idempotency-Key` works as for new jobs."""
     changes = body or JobFork()
     result = job_fork.fork(session, state.settings, state.wake_ups, job_id, changes, requester)
-    return _mark_replay(result, response)
+    return mark_replay(result, response)
 
 
 @router.post("/{job_id}/retry")
@@ -259,4 +242,4 @@ def retry(
     """Retry a failed or cancelled job: create a job with the same body that continues from the
     newest resume point. `Idempotency-Key` works as for new jobs."""
     result = job_fork.retry(session, state.settings, state.wake_ups, job_id, requester)
-    return _mark_replay(result, response)
+    return mark_replay(result, response)

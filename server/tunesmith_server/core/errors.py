@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 
 from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
-from tunesmith_schema.field_errors import field_errors
+from tunesmith_schema.field_errors import FieldError, field_errors
 
 from .database import is_database_outage
 from .storage import StorageUnavailable
@@ -233,9 +233,21 @@ def _bug_response(request: Request, error: Exception) -> JSONResponse:
 def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     """Return pydantic's first error in OpenAI's format."""
     fields = field_errors(errors)
-    first = fields[0].first
+    body = _body_of(fields[0])
+    if len(fields) > 1 and fields[0].first["type"] != "unknown_field":
+        body.hint = f"{len(fields)} errors; this is the first"
+    return body
+
+
+def validation_bodies(errors: list[dict[str, Any]]) -> list[ErrorBody]:
+    """Return one error per field in OpenAI's format."""
+    return [_body_of(field) for field in field_errors(errors)]
+
+
+def _body_of(field: FieldError) -> ErrorBody:
+    first = field.first
     code = ErrorCode.INVALID_REQUEST
-    loc = [_short(part) for part in fields[0].path]
+    loc = [_short(part) for part in field.path]
     if loc[:1] in (["body"], ["query"], ["path"], ["header"]):
         loc.pop(0)
     if first["type"] == "unknown_field":
@@ -244,7 +256,7 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
     param = ".".join(loc) or None
     if first["type"] == "not_supported":
         code = ErrorCode.NOT_SUPPORTED
-    message = fields[0].message
+    message = field.message
     if first["type"] == "model_attributes_type" and param is None:
         message = "the body must be a JSON object with 'Content-Type: application/json'"
     if first["type"] == "json_invalid":
@@ -257,7 +269,7 @@ def validation_body(errors: list[dict[str, Any]]) -> ErrorBody:
         type="invalid_request_error",
         param=param,
         code=code,
-        hint=_hint(first, loc, len(fields)),
+        hint=_hint(first, loc),
     )
 
 
@@ -266,11 +278,9 @@ def _short(part: str | int) -> str:
     return str(part)[:80].encode(errors="replace").decode()
 
 
-def _hint(first: Mapping[str, Any], loc: list[str], count: int) -> str:
+def _hint(first: Mapping[str, Any], loc: list[str]) -> str:
     if first["type"] == "unknown_field":
         return str(first["ctx"]["advice"])
-    if count > 1:
-        return f"{count} errors; this is the first"
     if loc[:1] == ["recipe"]:
         return "docs/reference/recipe.md lists every recipe field with its bounds"
     return "GET /docs lists every field with its bounds"

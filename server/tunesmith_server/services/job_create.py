@@ -78,9 +78,9 @@ def insert(
     quotas.check(session, 0)
     base = base_models.choose(session, settings, body.model)
     method: MethodName = body.method.type if body.method else "supervised"
-    file_rows = [_usable_file(session, body.training_file, "training_file", method)]
+    file_rows = [usable_file(session, body.training_file, "training_file", method)]
     if body.validation_file:
-        file_rows.append(_usable_file(session, body.validation_file, "validation_file", method))
+        file_rows.append(usable_file(session, body.validation_file, "validation_file", method))
     asked, project_id = body.scheduling or Scheduling(), project_of(session)
     limits.check_create(session, project_id or DEFAULT_PROJECT, requester.owner)
     now = time.time()
@@ -166,7 +166,9 @@ def find_earlier(session: Session, requester: Requester, digest: str) -> JobRow 
     return session.get(JobRow, row.job_id)
 
 
-def _usable_file(session: Session, file_id: str, param: str, method: MethodName) -> FileRow:
+def usable_file(session: Session, file_id: str, param: str, method: MethodName) -> FileRow:
+    """Return the row of a job's file, locked for reading. Raises BadRequest if the method cannot
+    use the file."""
     row = files.retrieve(session, file_id, param=param, lock={"read": True})
     if row.purpose != "fine-tune":
         raise BadRequest(

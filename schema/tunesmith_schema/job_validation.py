@@ -1,0 +1,30 @@
+"""Answer to a create request that is only validated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Response
+
+
+class RequestProblem(Response):
+    """A reason why a request would be refused."""
+
+    param: str | None = None
+    """Dotted name of the field, such as `recipe.lora.r`; null if no field is the cause."""
+    message: str
+    code: str
+    """One of `ErrorCode`."""
+    hint: str | None = None
+    """Next thing to try."""
+
+
+class JobValidation(Response):
+    """Answer to `POST /v1/fine_tuning/jobs?validate_only=true`."""
+
+    object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
+    valid: bool
+    """True if the same request without `validate_only` would create a job now."""
+    problems: list[RequestProblem]
+    """All problems of fields, of the files and model that they name, and of limits. Contradictions
+    between fields are reported after each field is valid."""

@@ -1,0 +1,101 @@
+"""Route that creates a job, or validates the request only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.orm import Session
+
+from tunesmith_schema import Job, JobCreate, JobValidation, RequestProblem
+from tunesmith_server.core.errors import validation_bodies
+from tunesmith_server.core.planes import Plane, run_in
+from tunesmith_server.core.principal import Principal
+from tunesmith_server.identity import policy
+from tunesmith_server.services import job_create, job_validation
+
+from .audited import is_dry_run
+from .deps import (
+    KeyRoute,
+    PrincipalDep,
+    SessionDep,
+    State,
+    StateDep,
+    project_writer,
+    state_of,
+)
+from .jobs import RequesterDep, mark_replay
+
+
+class _CreateRoute(KeyRoute):  # type: ignore[misc, valid-type]  # a function makes KeyRoute
+    """Route whose answer to a dry run with a malformed body lists all problems."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                response: Response = await handle(request)
+            except RequestValidationError as error:
+                if not (is_dry_run(request) and isinstance(error.body, dict)):
+                    raise
+                return await run_in(Plane.USERS, partial(_report, request, error))
+            return response
+
+        return answer
+
+
+router = APIRouter(prefix="/fine_tuning/jobs", tags=["fine-tuning"], route_class=_CreateRoute)
+
+
+@router.post("")
+def create(
+    principal: PrincipalDep,
+    requester: RequesterDep,
+    state: StateDep,
+    session: SessionDep,
+    body: JobCreate,
+    response: Response,
+    validate_only: Annotated[bool, Query()] = False,
+) -> Job | JobValidation:
+    """Create a fine-tuning job. A repeated `Idempotency-Key` returns the same job.
+    `validate_only=true` creates nothing and returns all problems of the request."""
+    if validate_only:
+        problems = _problems(session, state, principal, body.model_dump(mode="json"))
+        return JobValidation(valid=not problems, problems=problems)
+    _require_priority(principal, body.scheduling.priority if body.scheduling else 0)
+    result = job_create.create(session, state.settings, state.wake_ups, body, requester)
+    return mark_replay(result, response)
+
+
+def _require_priority(principal: Principal, priority: int) -> None:
+    if priority > 0:
+        policy.require(principal, "manage", "scheduling.priority above 0")
+
+
+def _problems(
+    session: Session, state: State, principal: Principal, fields: Mapping[str, Any]
+) -> list[RequestProblem]:
+    problems = job_validation.find_problems(session, state.settings, fields, owner=principal.key_id)
+    priority = (fields.get("scheduling") or {}).get("priority")
+    rank = priority if isinstance(priority, int) else 0
+    refused = job_validation.refusal(partial(_require_priority, principal, rank))
+    return [*problems, refused] if refused else problems
+
+
+def _report(request: Request, error: RequestValidationError) -> Response:
+    """Answer a dry run whose body has invalid fields."""
+    elsewhere = [item for item in error.errors() if item["loc"][0] != "body"]
+    fields, errors = job_validation.split_fields(error.body)
+    problems = [
+        RequestProblem(param=body.param, message=body.message, code=str(body.code), hint=body.hint)
+        for body in validation_bodies([*elsewhere, *errors])
+    ]
+    state, principal = state_of(request), request.state.principal
+    with project_writer(state, principal) as session:
+        problems += _problems(session, state, principal, fields)
+    answer = JobValidation(valid=False, problems=problems)
+    return Response(answer.model_dump_json(), media_type="application/json")
