@@ -13,15 +13,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from tunesmith._http.settings import ClientSettings
-from tunesmith_schema import (
-    EarlyStoppingRecipe,
-    GRPORecipe,
-    Hyperparameters,
-    LoraRecipe,
-    Recipe,
-    ReinforcementHyperparameters,
-    RolloutRecipe,
-)
+from tunesmith_schema import Hyperparameters, ReinforcementHyperparameters
+from tunesmith_schema.recipe_fields import RECIPE_OBJECTS, allowed_values
 from tunesmith_server.core.settings import Settings
 from tunesmith_worker.inference.settings import InferenceSettings
 from tunesmith_worker.supervisor.settings import WorkerSettings
@@ -41,11 +34,7 @@ def recipe_page() -> str:
     """Return docs/reference/recipe.md as Markdown."""
     parts = [
         INTRO,
-        table("recipe", Recipe),
-        table("recipe.lora", LoraRecipe),
-        table("recipe.early_stopping", EarlyStoppingRecipe),
-        table("recipe.grpo", GRPORecipe),
-        table("recipe.rollout", RolloutRecipe),
+        *(table(name, model) for name, model in RECIPE_OBJECTS.items()),
         "OpenAI's hyperparameters keep their meaning. If `recipe` sets a different value for the "
         "same setting, the request fails with an error.\n",
         table("hyperparameters", Hyperparameters),
@@ -57,7 +46,7 @@ def recipe_page() -> str:
 def table(name: str, model: type[BaseModel]) -> str:
     schema = model.model_json_schema()
     rows = [
-        f"| `{key}` | {kind(schema['properties'][key], schema)} | {default(field)} | "
+        f"| `{key}` | {allowed_values(schema['properties'][key])} | {default(field)} | "
         f"{(field.description or '').replace('|', '/')} |".replace("\n", " ")
         for key, field in model.model_fields.items()
     ]
@@ -70,40 +59,6 @@ def default(field: FieldInfo) -> str:
     return (
         "none" if value is None else f"`{str(value).lower() if value in (True, False) else value}`"
     )
-
-
-def kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
-    """Describe the allowed values of a JSON schema: types, enumerations, bounds."""
-    if "anyOf" in schema:
-        members = [member for member in schema["anyOf"] if member.get("type") != "null"]
-        return " or ".join(kind(member, whole) for member in members)
-    if "$ref" in schema:
-        return "object, see below"
-    if "enum" in schema:
-        return " or ".join(f'`"{value}"`' for value in schema["enum"])
-    if "const" in schema:
-        return f'`"{schema["const"]}"`'
-    if schema.get("type") == "array":
-        return "list of " + kind(schema["items"], whole)
-    return f"{schema.get('type', 'any')}{bounds(schema)}"
-
-
-def bounds(schema: dict[str, Any]) -> str:  # Any: a JSON schema
-    words = [
-        f"{sign} {number(schema[key])}"
-        for key, sign in (
-            ("minimum", "≥"),
-            ("exclusiveMinimum", ">"),
-            ("maximum", "≤"),
-            ("exclusiveMaximum", "<"),
-        )
-        if key in schema
-    ]
-    return " " + ", ".join(words) if words else ""
-
-
-def number(value: float) -> str:
-    return f"{value:,}" if value == int(value) else f"{value:g}"
 
 
 PROCESSES: dict[str, type[BaseModel]] = {
@@ -121,7 +76,7 @@ def settings_page() -> str:
     for process, model in PROCESSES.items():
         schema = model.model_json_schema(by_alias=False)
         for name, field in model.model_fields.items():
-            value = settings_kind(schema["properties"][name], schema)
+            value = settings_kind(schema["properties"][name])
             rows.setdefault(variable(name, field), []).append((process, field, value))
     head = "| variable | process | default | value | meaning |\n|---|---|---|---|---|\n"
     new = head + "".join(f"{settings_row(name, uses)}\n" for name, uses in sorted(rows.items()))
@@ -157,14 +112,14 @@ def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def settings_kind(schema: dict[str, Any], whole: dict[str, Any]) -> str:  # Any: a JSON schema
+def settings_kind(schema: dict[str, Any]) -> str:  # Any: a JSON schema
     """Describe the allowed values of a setting, including the pattern or format of a string."""
     for member in [schema, *schema.get("anyOf", [])]:
         if "pattern" in member:
             return f"matches `{member['pattern']}`"
         if "format" in member:
             return {"path": "path", "password": "secret"}[member["format"]]
-    return kind(schema, whole)
+    return allowed_values(schema)
 
 
 def settings_default(field: FieldInfo) -> str:

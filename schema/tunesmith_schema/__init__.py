@@ -110,6 +110,7 @@ from .organization import (
     Verb,
 )
 from .recipe import PROJECTIONS, Auto, LoraRecipe, PatchName, Precision, Recipe
+from .recipe_fields import RecipeField, recipe_fields
 from .report import (
     COMPUTE,
     ROLLOUT,
@@ -348,6 +349,7 @@ __all__ = [
     "ReadingLease",
     "ReadingResult",
     "Recipe",
+    "RecipeField",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
     "Report",
@@ -405,5 +407,6 @@ __all__ = [
     "WorkerState",
     "WorkerStatus",
     "WorkerWelcome",
+    "recipe_fields",
     "wire_status",
 ]

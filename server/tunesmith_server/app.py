@@ -29,6 +29,7 @@ from tunesmith_server.api import (
     organization,
     permissions,
     queue,
+    recipe,
     samples,
     sessions,
     uploads,
@@ -129,7 +130,7 @@ def all_routes() -> list[BaseRoute]:
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
         *(files, uploads, job_create, jobs, events, samples, fine_tuning, permissions, models),
-        *(adapters, evaluations, chat, me, sessions, organization, queue, workers, usage),
+        *(adapters, evaluations, chat, recipe, me, sessions, organization, queue, workers, usage),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")

@@ -3,6 +3,7 @@ job."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from enum import StrEnum
@@ -21,7 +22,7 @@ from .evaluation import show_evaluation
 from .grader import GraderOption, read_grader
 from .job_view import show_job, show_jobs, show_summary
 from .metadata import MetadataPairs, build_metadata
-from .output import AsJson, Limit, show_json, show_page_json, wire_json
+from .output import AsJson, Limit, show_json, show_page_json, show_table, wire_json
 from .recipe import RecipeFile, RecipePairs, build_recipe
 from .report import show_report
 from .session import connected
@@ -133,6 +134,32 @@ def create(
             show_json(job)
         else:
             show_job(job)
+
+
+@app.command("recipe-fields")
+def recipe_fields(
+    ctx: typer.Context,
+    part: Annotated[str, typer.Argument(help="Only fields with this part in the name.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the fields of the recipe, for --recipe: allowed values, default and meaning."""
+    with connected(ctx) as client:
+        fields = [field for field in client.fine_tuning.recipe_fields() if part in field.id]
+    if as_json:
+        show_page_json(fields, False)
+        return
+    show_table(
+        ("FIELD", "VALUES", "DEFAULT", "MEANING"),
+        (
+            (
+                field.id.removeprefix("recipe."),
+                field.values.replace("`", ""),
+                json.dumps(field.default),
+                field.description.replace("`", ""),
+            )
+            for field in fields
+        ),
+    )
 
 
 def _validate(client: Client, body: dict[str, Any], as_json: bool) -> None:  # Any: JSON

@@ -20,6 +20,7 @@ from tunesmith_schema import (
     JobPatch,
     JobValidation,
     Method,
+    RecipeField,
 )
 from tunesmith_schema.comparison import Axis, JobComparison
 
@@ -329,3 +330,7 @@ class FineTuning:
         `step` (default), `tokens` or `hours`, with at most `points` values (default 500)."""
         params = {"jobs": ",".join(job_ids), "axis": axis, "points": points}
         return self._http.get(JobComparison, "fine_tuning/compare", params)
+
+    def recipe_fields(self) -> list[RecipeField]:
+        """List all fields of the recipe: types, limits, default and meaning."""
+        return self._http.get(wire.Page[RecipeField], "fine_tuning/recipe").data

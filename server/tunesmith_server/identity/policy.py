@@ -36,6 +36,7 @@ RULES: dict[str, Verb] = {
     "POST /uploads/{upload_id}/cancel": "write",
     "GET /fine_tuning/events": "read",
     "GET /fine_tuning/compare": "read",
+    "GET /fine_tuning/recipe": "read",
     "GET /fine_tuning/jobs": "read",
     "POST /fine_tuning/jobs": "write",
     f"GET {_JOB}": "read",
