@@ -18,6 +18,7 @@ from tunesmith_server.api import (
     files,
     health,
     internal,
+    job_create,
     jobs,
     me,
     models,
@@ -30,8 +31,8 @@ from tunesmith_server.body_limits import JSON_BYTES, body_limit
 from .actors import Server
 
 ROUTERS = (
-    *(adapters, chat, events, files, health, internal, jobs, me, models, organization),
-    *(permissions, uploads),
+    *(adapters, chat, events, files, health, internal, job_create, jobs, me, models),
+    *(organization, permissions, uploads),
 )
 MAX_WIDTH = 1_000_000
 
