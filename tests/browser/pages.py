@@ -52,6 +52,8 @@ VISITS = (
     Visit(name="job-queued", path="/portal/jobs/{queued}", ready="#why li"),
     Visit(name="job-asks", path="/portal/jobs/{paused}?ask=cancel", ready="dialog[open]"),
     Visit(name="job-hostile", path="/portal/jobs/{hostile}", ready="#why li"),
+    Visit(name="new-job", path="/portal/jobs/new", ready="#ready"),
+    Visit(name="new-job-again", path="/portal/jobs/new?from={reinforcement}", ready="#ready"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

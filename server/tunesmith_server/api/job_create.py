@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -66,9 +66,39 @@ def create(
     if validate_only:
         problems = _problems(session, state, principal, body.model_dump(mode="json"))
         return JobValidation(valid=not problems, problems=problems)
+    return mark_replay(start(session, state, principal, body, requester), response)
+
+
+def start(
+    session: Session,
+    state: State,
+    principal: Principal,
+    body: JobCreate,
+    requester: job_create.Requester,
+) -> tuple[Job, bool]:
+    """Create a job that the caller may create. If this request already created a job, return that
+    job and True."""
     _require_priority(principal, body.scheduling.priority if body.scheduling else 0)
-    result = job_create.create(session, state.settings, state.wake_ups, body, requester)
-    return mark_replay(result, response)
+    return job_create.create(session, state.settings, state.wake_ups, body, requester)
+
+
+def find_problems(
+    session: Session,
+    state: State,
+    principal: Principal,
+    body: dict[str, Any],  # Any: JSON
+    others: Sequence[dict[str, Any]] = (),
+) -> list[RequestProblem]:
+    """Return all reasons why a request with this body would be refused. `others` are pydantic's
+    errors outside the body."""
+    fields, errors = job_validation.split_fields(body)
+    problems = [
+        RequestProblem(
+            param=found.param, message=found.message, code=str(found.code), hint=found.hint
+        )
+        for found in validation_bodies([*others, *errors])
+    ]
+    return problems + _problems(session, state, principal, fields)
 
 
 def _require_priority(principal: Principal, priority: int) -> None:
@@ -89,13 +119,8 @@ def _problems(
 def _report(request: Request, error: RequestValidationError) -> Response:
     """Answer a dry run whose body has invalid fields."""
     elsewhere = [item for item in error.errors() if item["loc"][0] != "body"]
-    fields, errors = job_validation.split_fields(error.body)
-    problems = [
-        RequestProblem(param=body.param, message=body.message, code=str(body.code), hint=body.hint)
-        for body in validation_bodies([*elsewhere, *errors])
-    ]
     state, principal = state_of(request), request.state.principal
     with project_writer(state, principal) as session:
-        problems += _problems(session, state, principal, fields)
+        problems = find_problems(session, state, principal, error.body, elsewhere)
     answer = JobValidation(valid=False, problems=problems)
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -46,7 +46,7 @@ def _environment() -> Environment:
         "browser": view.browser,
     }
     environment.globals |= {"static": assets.url, "state_of": view.state_of, "now": time.time}
-    environment.globals |= {"is_current": navigation.is_current}
+    environment.globals |= {"is_current": navigation.is_current, "new_job": navigation.NEW_JOB}
     return environment
 
 

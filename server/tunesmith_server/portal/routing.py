@@ -24,7 +24,7 @@ from tunesmith_server.services import audit, sessions
 from tunesmith_server.services.sessions import SignedIn
 
 from . import cookies, failures, security
-from .visit import Page, Visit
+from .visit import Page, Refused, Visit
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]  # Any: a coroutine's own
 
@@ -37,6 +37,8 @@ def _endpoint(page: Page) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             return await _answer(page, request)
+        except Refused as refused:
+            return refused.response
         except Exception as error:  # shown as a page; the API's handlers choose status and text
             return await failures.respond(request, error)
 

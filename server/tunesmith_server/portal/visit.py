@@ -94,6 +94,14 @@ class Visit:
         return RedirectResponse(path, 303, HEADERS)
 
 
+class Refused(Exception):
+    """Change that is refused: nothing is stored, and the browser gets `response`."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__("refused")
+        self.response = response
+
+
 PageFunction = Callable[[Visit], Response]
 
 

@@ -70,7 +70,7 @@ def retry(
             if succeeded
             else f"POST /v1/fine_tuning/jobs/{job_id}/fork starts from one of its resume points",
         )
-    body = _with_priority(_validated(_body_of(old)), requester)
+    body = _with_priority(_validated(body_of(old)), requester)
     origin = _origin_of_retry(session, old)
     job = job_create.insert(session, settings, wake_ups, body, requester, digest, origin)
     return jobs.to_wire(job), False
@@ -147,7 +147,7 @@ def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
         if (value := getattr(body, name)) is not None
     }
     changes |= _changed_method(parent, body)
-    changed = _validated(_body_of(parent) | changes | {"recipe": merged(old, body.recipe)})
+    changed = _validated(body_of(parent) | changes | {"recipe": merged(old, body.recipe)})
     new = changed.recipe
     if differs := first_fixed_change(old, new):
         name, before, after = differs
@@ -193,7 +193,7 @@ def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JS
     }
 
 
-def _body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
+def body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
     """Return a create request for the same job, with the same seed."""
     return {
         "model": job.model,

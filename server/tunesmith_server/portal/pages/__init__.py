@@ -13,6 +13,7 @@ from . import (
     job_data,
     job_orders,
     jobs,
+    new_job,
     screen,
     settings,
     sign_in,
@@ -21,7 +22,20 @@ from . import (
 )
 
 _MODULES = (
-    *(sign_in, theme, find, home, jobs, job, job_orders, job_data, workers, screen, settings),
+    *(
+        sign_in,
+        theme,
+        find,
+        home,
+        jobs,
+        new_job,
+        job,
+        job_orders,
+        job_data,
+        workers,
+        screen,
+        settings,
+    ),
 )
 
 

@@ -1,4 +1,5 @@
 // Modules of every page. Each is loaded for itself, so that one that fails does not stop the others.
 const names = ["times", "shortcuts", "copy", "lists", "errors", "palette"];
 if (document.querySelector("[data-watch]")) names.push("live");
+if (document.querySelector("#new-job") || location.hash === "#started") names.push("new-job");
 for (const name of names) import(`./${name}.js`);

@@ -1,0 +1,61 @@
+"""Models and files that the form offers, and what is known about the chosen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import get_args
+
+from pydantic_core import from_json
+
+from tunesmith_schema import FileObject, FilePurpose, MethodName
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.portal import devices
+from tunesmith_server.portal.devices import Devices
+from tunesmith_server.portal.visit import Visit
+from tunesmith_server.services import base_models, files
+
+from .request import Texts
+
+_MOST_FILES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a person can choose, and what is known before the start."""
+
+    models: Mapping[str, list[str]]
+    """Ids of the live workers that have each base model; none for a model of the server's host."""
+    files: list[FileObject]
+    """Newest data sets, and the chosen ones."""
+    devices: Devices
+
+    def file(self, file_id: str) -> FileObject | None:
+        return next((item for item in self.files if item.id == file_id), None)
+
+    def usable_for(self, file: FileObject) -> list[str]:
+        """Return the methods that can use a file; none before it has been validated."""
+        found = file.validation
+        return [name for name in get_args(MethodName) if found and not found.unusable_reason(name)]
+
+
+def read(visit: Visit, texts: Texts) -> Choices:
+    session = visit.session
+    page = files.list_files(
+        session, after=None, limit=_MOST_FILES, order="desc", purpose=FilePurpose.FINE_TUNE,
+        sha256=None,
+    )  # fmt: skip
+    found = [FileObject.model_validate(item) for item in from_json(page.content())["data"]]
+    for name in ("training_file", "validation_file"):
+        file_id = texts.get(name, "")
+        if file_id and file_id not in [item.id for item in found]:
+            with suppress(NotFound):
+                found.append(files.to_wire(files.retrieve(session, file_id)))
+    loadable = base_models.on_workers(session)
+    names = base_models.names(session, visit.state.settings)
+    return Choices(
+        models={name: loadable.get(name, []) for name in names},
+        files=found,
+        devices=devices.read(visit, waiting=1),
+    )
