@@ -53,7 +53,7 @@ def recipe_of(texts: Texts) -> dict[str, Any]:  # Any: JSON
         text = texts.get(name, "").strip()
         if text and name == fields.EARLY_STOPPING:
             recipe["early_stopping"] = {}
-        elif text:
+        elif text and (name, text) != (fields.TUNING, field.default):
             fields.put(recipe, name, fields.parsed(field, text))
     return recipe
 
