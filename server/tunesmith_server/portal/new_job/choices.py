@@ -23,7 +23,7 @@ _MOST_FILES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What a person can choose, and what is known before the start."""
+    """Models and files to choose from, and the devices."""
 
     models: Mapping[str, list[str]]
     """Ids of the live workers that have each base model; none for a model of the server's host."""
