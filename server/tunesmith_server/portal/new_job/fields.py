@@ -112,6 +112,11 @@ def parsed(field: RecipeField, text: str) -> Any:  # Any: JSON
     return value
 
 
+def parsed_number(text: str) -> int | str:
+    """Return a whole number of at most 18 digits; any other text as it is."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
+
+
 def value_at(recipe: Mapping[str, Any], name: str) -> Any:  # Any: JSON
     """Return the value of a field in a recipe, or its default."""
     found: Any = recipe

@@ -100,7 +100,7 @@ def _fork_body(visit: Visit, texts: request.Texts) -> dict[str, Any]:  # Any: JS
     parent = job_fork.body_of(jobs.retrieve(visit.session, _parent_id(visit)))
     wanted, _ = request.body_of(texts)
     step, suffix = texts.get("step", ""), texts.get("suffix", "").strip()
-    body: dict[str, Any] = {"step": step} if step else {}
+    body: dict[str, Any] = {"step": fields.parsed_number(step)} if step else {}
     body |= {"suffix": suffix} if suffix and suffix != parent["suffix"] else {}
     if changed := request.changes(parent["recipe"], wanted.get("recipe", {})):
         body["recipe"] = changed
