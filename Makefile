@@ -31,7 +31,7 @@ browser: setup
 
 # Without a browser, its tests are skipped, and the last lines say how many.
 # The tests of a file run one by one in the same process: some measure time or share a service.
-# tests/conftest.py orders the files. tests/long_tail.py lists the tests that only test-full runs.
+# tests/conftest.py orders the files. tests/long_tail/ lists the tests that only test-full runs.
 test: setup
 	@$(BIN)/python -m tests.browser.install || true
 	$(PYTEST) $(PARALLEL) -m "not full"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .long_tail import ALL, ROWS
+from .long_tail import ROWS
+from .long_tail.table import ALL
 from .server.databases import ON_POSTGRESQL
 
 ROOT = Path(__file__).parents[1]
