@@ -77,6 +77,7 @@ class ErrorCode(StrEnum):
     DEVICE_ERROR = "device_error"
     KILLED_FOR_MEMORY = "killed_for_memory"
     TRAINER_KILLED = "trainer_killed"
+    ENGINE_LOST = "engine_lost"
     TRAINER_STALLED = "trainer_stalled"
     STORAGE_READ_ONLY = "storage_read_only"
     BASE_MODEL_GONE = "base_model_gone"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from .base import Request
 
@@ -95,18 +95,9 @@ class RolloutRecipe(Request):
     """Settings for generating completions and for their layout in training."""
 
     fast_inference: bool | Literal["auto"] = "auto"
-    """Inference engine: `"auto"` and `false` generate with the training weights; `true` (vLLM) is
-    not available yet."""
+    """Engine that generates completions. `true`: only vLLM; the run fails at its start if vLLM is
+    not installed or cannot serve the model. `false`: never vLLM. `"auto"`: vLLM on a GPU if it is
+    installed, else our own engine, else transformers, which supports every model."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
     `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""
-
-    @field_validator("fast_inference")
-    @classmethod
-    def _no_vllm(cls, value: bool | Literal["auto"]) -> bool | Literal["auto"]:
-        if value is True:
-            raise ValueError(
-                "true means vLLM, which is not available yet: use 'auto', which generates with the "
-                "training weights"
-            )
-        return value

@@ -136,6 +136,9 @@ class Throughput(Response):
     """Generated tokens per second of training time; null if nothing was generated."""
 
 
+RolloutEngineName = Literal["vllm", "native", "transformers"]
+
+
 class Rollouts(Response):
     """Completions that a reinforcement run generated for training."""
 
@@ -172,6 +175,9 @@ class Rollouts(Response):
     completion."""
     token_ratio: float | None = None
     """Number of tokens that layout `plain` would compute, divided by the number computed."""
+    engine: RolloutEngineName | None = None
+    """Engine that generated the last round (`recipe.rollout.fast_inference`); null in reports of
+    earlier versions."""
     weights: Literal["merged", "in_place"]
     """Weights that generated completions: `merged` is a copy with the adapter merged, `in_place` is
     the training weights with the adapter merged temporarily."""

@@ -139,7 +139,8 @@ def _rollouts(rollouts: Rollouts, throughput: Throughput | None) -> Iterator[tup
         if rollouts.token_ratio and rollouts.layout == "shared"
         else ""
     )
-    yield "rollouts", f"{weights}; {prompts}{ratio}"
+    engine = f"engine {rollouts.engine}; " if rollouts.engine else ""
+    yield "rollouts", f"{engine}{weights}; {prompts}{ratio}"
 
 
 def _layers(layers: LayerMemory) -> str:

@@ -8,21 +8,13 @@ from typing import Any
 
 import datasets
 
-from tunesmith_schema import Choice, GRPORecipe, PhaseName, RolloutRecipe
+from tunesmith_schema import GRPORecipe, LoraRecipe, PhaseName, RolloutRecipe
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.model.quantization import adapter_dtype_kept
 from tunesmith_worker.engine.patches import patch
 from tunesmith_worker.engine.patches.own_head import use_own_head
-from tunesmith_worker.engine.rollout import (
-    Interrupted,
-    NativeEngine,
-    RolloutPlan,
-    StockEngine,
-    UnsupportedModel,
-    eos_token_ids,
-    plan_rollout,
-    plan_stock_rollout,
-)
+from tunesmith_worker.engine.rollout import Interrupted, eos_token_ids
+from tunesmith_worker.engine.rollout.choose import Workload
 from tunesmith_worker.rundir.plan import Choices, DataPlan
 from tunesmith_worker.rundir.samples import write_samples
 from tunesmith_worker.trainer.auto.layout_choice import Layout, LayoutPlan
@@ -61,11 +53,9 @@ from .load import LoadedModel, train_rows
 from .resume import check_steps_left
 from .rewards import Grading
 from .rollout_warnings import RolloutWarnings
+from .run_engine import RunEngine
 from .selfcheck import self_check
 from .selfcheck.shadow import ReinforcementStep
-
-_WEIGHTS = "rollout_weights"
-"""Key under which plan.json stores how the rollout reads the weights."""
 
 
 def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedRun:
@@ -113,14 +103,13 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         spec.grader, context.rewards, steps=-(-train_plan.total_steps // plan.num_iterations)
     )
     with rollout_failures():
-        engine, engine_plan = _make_engine(context, loaded, plan, prompts.longest)
+        engine = _make_engine(context, loaded, plan, prompts.longest)
     runner = RolloutRunner(
         engine,
         base.tokenizer,
         prompts,
         grading,
         plan,
-        weights=engine_plan.weights,
         stop_token_ids=frozenset(eos_token_ids(base.model, base.tokenizer)),
         seed=spec.seed,
         clock=recorder.clock,
@@ -172,7 +161,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
         folder=run.root,
     )
-    self_check(checked, events, reinforcement_checks())
+    self_check(checked, events, reinforcement_checks(engine.fall_back))
     watch_first_step(context, checked, ReinforcementStep(checked), callbacks)
     if recipe.self_check:
         warnings = RolloutWarnings(
@@ -201,7 +190,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         interruption=Interrupted,
         resources=runner,
         evaluator=reinforcement_evaluation(
-            context, loaded, prompts, type(engine), engine_plan, plan.max_completion_length
+            context, loaded, prompts, engine.engine_for, plan.max_completion_length
         )
         if recipe.evaluate
         else None,
@@ -225,40 +214,23 @@ def _one_layout(plan: GRPOPlan, choices: Choices) -> Layouts:
 
 def _make_engine(
     context: RunContext, loaded: LoadedModel, plan: GRPOPlan, longest_prompt: int
-) -> tuple[NativeEngine | StockEngine, RolloutPlan]:
-    """Return the engine and its plan; a resumed run keeps its earlier plan."""
-    model, choices = loaded.model, context.plan.choices
-    sizes: dict[str, int] = {
-        "rows": plan.completions_per_step,
-        "prompt_tokens": longest_prompt,
-        "max_tokens": plan.max_completion_length,
-        "free": read_free_memory(next(model.parameters()).device, 0).free,
-    }
-    make: type[NativeEngine | StockEngine] = NativeEngine
-    try:
-        engine_plan = plan_rollout(model, **sizes)
-    except UnsupportedModel as reason:
-        make = StockEngine
-        engine_plan = plan_stock_rollout(model, **sizes, reason=str(reason))
-        context.events.message(f"Generation is slower: {engine_plan.reason}.", level="warn")
-    engine_plan = _chosen_before(engine_plan, choices)
-    return make(model, engine_plan, loaded.base.tokenizer), engine_plan
-
-
-def _chosen_before(engine_plan: RolloutPlan, choices: Choices) -> RolloutPlan:
-    earlier = choices.earlier(_WEIGHTS)
-    if earlier is not None and earlier.value in ("merged", "in_place"):
-        choices.reuse(earlier)
-        return RolloutPlan(
-            weights="merged" if earlier.value == "merged" else "in_place",
-            max_rows=int(str(earlier.figures["max_rows"])),
-        )
-    choices.add(
-        Choice(
-            name=_WEIGHTS,
-            value=engine_plan.weights,
-            reason=engine_plan.reason,
-            figures=engine_plan.figures(),
-        )
+) -> RunEngine:
+    model, recipe = loaded.model, context.spec.recipe
+    workload = Workload(
+        model=model,
+        precision=loaded.load_plan.precision,
+        quantization=recipe.quantization,
+        lora=(recipe.lora or LoraRecipe()) if recipe.tuning == "lora" else None,
+        rows=plan.completions_per_step,
+        prompt_tokens=longest_prompt,
+        max_tokens=plan.max_completion_length,
+        free=read_free_memory(next(model.parameters()).device, 0).free,
     )
-    return engine_plan
+    return RunEngine(
+        workload,
+        (recipe.rollout or RolloutRecipe()).fast_inference,
+        loaded.base.tokenizer,
+        context.plan.choices,
+        partial(context.events.message, level="warn"),
+        context.plan.write,
+    )

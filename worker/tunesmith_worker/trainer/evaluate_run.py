@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith_schema.retention import selection_loss
-from tunesmith_worker.engine.rollout import (
-    NativeEngine,
-    RolloutPlan,
-    StockEngine,
-    eos_token_ids,
-)
+from tunesmith_worker.engine.rollout import RolloutEngine, eos_token_ids
 from tunesmith_worker.trainer.data.prepare import Prepared
 from tunesmith_worker.trainer.data.prompts import Prompts
 
@@ -70,17 +65,16 @@ def reinforcement_evaluation(
     context: RunContext,
     loaded: LoadedModel,
     prompts: Prompts,
-    engine: type[NativeEngine | StockEngine],
-    engine_plan: RolloutPlan,
+    make_engine: Callable[[Untyped], RolloutEngine],
     max_tokens: int,
 ) -> ReinforcementEvaluation:
-    """`max_tokens`: longest completion."""
+    """`make_engine`: returns the engine of a model. `max_tokens`: longest completion."""
     spec, base = context.spec, loaded.base
     split = prompts.validation is not None and not spec.validation_file
     return ReinforcementEvaluation(
         prompts.rows if prompts.validation is None else prompts.validation,
         base.tokenizer,
-        lambda model: engine(model, engine_plan, base.tokenizer),
+        make_engine,
         lambda: Grading(spec.grader, context.rewards),
         on="validation_split"
         if split

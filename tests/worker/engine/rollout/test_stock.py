@@ -105,10 +105,10 @@ def test_the_plan_counts_keys_and_values_of_every_layer() -> None:
     model = make_gpt2()
     sizes = {"rows": 100, "prompt_tokens": 10, "max_tokens": 6}
     row = 2 * 2 * 32 * 4 * 16 + 4 * VOCABULARY * 4
-    plan = plan_stock_rollout(model, **sizes, free=10 * row, reason="GPT2LMHeadModel")
+    plan = plan_stock_rollout(model, **sizes, free=10 * row)
     assert (plan.row_bytes, plan.max_rows, plan.weights) == (row, 8, "in_place")
     with pytest.raises(RolloutDoesNotFit, match="6 completion tokens needs"):
-        plan_stock_rollout(model, **sizes, free=row, reason="GPT2LMHeadModel")
+        plan_stock_rollout(model, **sizes, free=row)
 
 
 def test_lengths_with_other_rope_frequencies_are_known() -> None:

@@ -69,6 +69,7 @@ def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary:
 class GivenEngine:
     """Engine that returns the task's completions, in the order of the group."""
 
+    name, weights = "native", "merged"
     batch_invariant = True
     figures = RolloutFigures()
 
@@ -181,7 +182,6 @@ def ours(
         Prompts(rows=rows, validation=None),
         GivenGrading(task),  # type: ignore[arg-type]  # a stand-in with what RolloutRunner asks of a grading
         plan,
-        weights="merged",
         stop_token_ids=frozenset({EOS}),
         seed=0,
         clock=WallClock(),

@@ -50,8 +50,8 @@ def test_a_round_is_counted_by_completion_and_by_group() -> None:
     drawing = RolloutFigures(decode_steps=5, graph_steps=3)
     rewards = RewardCounts(groups=2, equal_groups=1, ungraded=1)
     found = round_figures(
-        rows, completions, rewards=rewards, num_iterations=1, engine=drawing, weights="in_place",
-        layout="shared",
+        rows, completions, rewards=rewards, num_iterations=1, engine=drawing,
+        engine_name="native", weights="in_place", layout="shared",
     )  # fmt: skip
     assert (found.completions, found.generated_tokens, found.longest) == (4, 13, 5)
     assert (found.truncated, found.rewards) == (1, rewards)

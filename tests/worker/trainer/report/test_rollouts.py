@@ -22,7 +22,7 @@ COSTS = {"sync": 0.1, "generate": 6.0, "grade": 0.5, "log_probs": 0.3, "forward"
 FIGURES = RoundFigures(
     num_iterations=1, completions=16, generated_tokens=600, longest=64, truncated=4,
     rewards=RewardCounts(groups=2, equal_groups=1, ungraded=4), decode_steps=64, graph_steps=60,
-    weights="merged", layout="shared", trained_slots=700, plain_slots=1400,
+    engine="native", weights="merged", layout="shared", trained_slots=700, plain_slots=1400,
 )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_shares_are_of_all_rounds() -> None:
         RoundFigures(
             num_iterations=1, completions=16, generated_tokens=200, longest=20, truncated=0,
             rewards=RewardCounts(groups=2, equal_groups=0, ungraded=2), decode_steps=20,
-            weights="merged", layout="plain", trained_slots=900, plain_slots=900,
+            engine="native", weights="merged", layout="plain", trained_slots=900, plain_slots=900,
         )
     )  # fmt: skip
     found = counts.read(0.0)

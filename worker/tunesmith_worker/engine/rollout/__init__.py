@@ -5,8 +5,11 @@ from .native import NativeEngine
 from .plan import RolloutDoesNotFit, RolloutPlan, plan_rollout
 from .protocol import (
     Completion,
+    EngineLost,
+    EngineName,
     FinishReason,
     Interrupted,
+    ModelEngine,
     NotFinite,
     OnCompletion,
     Request,
@@ -21,8 +24,11 @@ from .stopping import eos_token_ids
 
 __all__ = [
     "Completion",
+    "EngineLost",
+    "EngineName",
     "FinishReason",
     "Interrupted",
+    "ModelEngine",
     "NativeEngine",
     "NotFinite",
     "OnCompletion",

@@ -19,18 +19,22 @@ from .decoder import Decoder
 from .figures import PhaseClock, RolloutFigures
 from .graphs import RecordingDecoder, recorder_for
 from .plan import RolloutPlan
-from .protocol import Completion, OnCompletion, Request, UnusableRequest
+from .protocol import Completion, EngineName, OnCompletion, Request, UnusableRequest
 from .rope_tables import RopeTables
 from .rows import Row
 from .sampling import Uniforms
 from .stopping import StopChecker
-from .weights import decoder_weights
+from .weights import Layout, decoder_weights
 
 Untyped = Any  # Any: transformers is not typed
 
 
 class NativeEngine:
-    """`RolloutEngine` for a transformers model, with or without PEFT's LoRA."""
+    """`ModelEngine` for a transformers model, with or without PEFT's LoRA."""
+
+    name: EngineName = "native"
+    samples_from_uniforms = True
+    follows_dtype = True
 
     def __init__(self, model: Untyped, plan: RolloutPlan, tokenizer: Untyped = None) -> None:
         """`tokenizer` is required for requests with stop texts. Raises UnsupportedModel."""
@@ -41,6 +45,10 @@ class NativeEngine:
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""
+
+    @property
+    def weights(self) -> Layout:
+        return self._plan.weights
 
     @property
     def batch_invariant(self) -> bool:
@@ -110,6 +118,9 @@ class NativeEngine:
                     decoder.release()
         figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion for row in rows if row.completion is not None]
+
+    def close(self) -> None:
+        """Do nothing: the engine holds nothing between calls."""
 
     def _check(self, requests: Sequence[Request]) -> None:
         vocabulary = self._architecture.vocabulary

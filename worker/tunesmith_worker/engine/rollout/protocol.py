@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
+
+from .figures import RolloutFigures
+
+EngineName = Literal["vllm", "native", "transformers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,44 @@ class RolloutEngine(Protocol):
         exception, the rollout ends and the exception propagates."""
 
 
+class ModelEngine(RolloutEngine, Protocol):
+    """Engine that follows the weights of a model in training."""
+
+    interrupted: Callable[[], bool]
+    """Function that is called between steps; generation raises Interrupted if it returns True."""
+
+    @property
+    def name(self) -> EngineName: ...
+
+    @property
+    def weights(self) -> Literal["merged", "in_place"]:
+        """Weights that generate: a merged copy, or the training weights."""
+
+    @property
+    def figures(self) -> RolloutFigures:
+        """Figures of the last `generate` call."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """True if rounding is too small to make tokens depend on the batch size."""
+
+    @property
+    def stable_length(self) -> int | None:
+        """Maximum sequence length with fixed RoPE frequencies; None if the length is unlimited."""
+
+    @property
+    def samples_from_uniforms(self) -> bool:
+        """True if tokens are sampled with the random numbers of sampling.py."""
+
+    @property
+    def follows_dtype(self) -> bool:
+        """True if the engine computes in the model's current dtype and layers. False if it keeps
+        those it was made with."""
+
+    def close(self) -> None:
+        """Free memory and processes. The engine must not be used afterwards."""
+
+
 class RolloutError(Exception):
     """Raised if generation is not possible; the message gives the reason."""
 
@@ -143,6 +185,11 @@ class Interrupted(RolloutError):
 
 class UnsupportedModel(RolloutError):
     """Raised if the engine cannot reproduce a model's forward exactly."""
+
+
+class EngineLost(RolloutError):
+    """Raised if an engine in another process or library failed, although the model is intact.
+    Generation of the remaining requests can continue on a new engine."""
 
 
 class NotFinite(RolloutError):

@@ -1,8 +1,11 @@
 """Rollout engine for model families that the native engine does not support.
 
 transformers' `generate` computes the logits, with the cache of the model's own class. Tokens are
-sampled by the same code as in the native engine. Only prompts of equal length share a batch, so
-that the model never reads padding.
+sampled by the same code as in the native engine.
+
+The model never reads padding. A batch starts with as many tokens as its shortest prompt has; the
+other tokens of longer prompts are decoded step by step instead of sampled tokens. When many rows
+have ended, `generate` starts again with the remaining rows.
 """
 
 from __future__ import annotations
@@ -18,18 +21,34 @@ from tunesmith_worker.engine.memory.model_shape import read_shape
 
 from .figures import PhaseClock, RolloutFigures
 from .plan import MAX_ROWS, USABLE_SHARE, RolloutDoesNotFit, RolloutPlan
-from .protocol import Completion, Interrupted, OnCompletion, Request, UnusableRequest
+from .protocol import (
+    Completion,
+    EngineName,
+    Interrupted,
+    OnCompletion,
+    Request,
+    UnusableRequest,
+)
 from .rows import Row, sample_rows
 from .sampling import Uniforms
 from .stopping import StopChecker
+from .weights import Layout
 
 Untyped = Any  # Any: transformers is not typed
 
 
+SLOWER = "2 to 4 times"
+"""Time of this engine in relation to the native engine (docs/contributing/log/rollouts.md)."""
+
+
 class StockEngine:
-    """`RolloutEngine` for any causal language model of transformers, with or without PEFT's LoRA.
+    """`ModelEngine` for any causal language model of transformers, with or without PEFT's LoRA.
 
     The adapter stays separate from the base weights: nothing is merged or copied."""
+
+    name: EngineName = "transformers"
+    samples_from_uniforms = True
+    follows_dtype = True
 
     def __init__(self, model: Untyped, plan: RolloutPlan, tokenizer: Untyped = None) -> None:
         """`tokenizer` is required for requests with stop texts."""
@@ -39,6 +58,10 @@ class StockEngine:
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""
+
+    @property
+    def weights(self) -> Layout:
+        return self._plan.weights
 
     @property
     def batch_invariant(self) -> bool:
@@ -88,43 +111,79 @@ class StockEngine:
                     with clock.during(figures.callback):
                         on_completion(row.index, row.completion)
 
-            for batch in _by_length(rows, self._plan.max_rows):
-                self._generate(model, batch, on_end)
+            try:
+                for batch in _similar_lengths(rows, self._plan.max_rows):
+                    while batch:
+                        self._run(model, batch, on_end)
+                        batch = [row for row in batch if row.completion is None]
+            finally:
+                for row in rows:
+                    row.release()
         figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion for row in rows if row.completion is not None]
 
-    def _generate(
-        self, model: Untyped, batch: Sequence[Row], on_end: Callable[[Row], None]
-    ) -> None:
-        prompts = torch.tensor([row.request.prompt_ids for row in batch], device=model.device)
+    def close(self) -> None:
+        """Do nothing: the engine holds nothing between calls."""
 
-        def choose(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            """Sample a token for each row, and return scores [B, V] whose maximum is at the sampled
+    def _run(self, model: Untyped, batch: Sequence[Row], on_end: Callable[[Row], None]) -> None:
+        """Run `generate` until all rows have ended, or until fewer rows are faster."""
+        known = [(*row.request.prompt_ids, *row.tokens) for row in batch]
+        start = min(map(len, known))
+        ids = torch.tensor([tokens[:start] for tokens in known], device=model.device)
+
+        def choose(now: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            """Choose a token for each row, and return scores [B, V] whose maximum is at that
             token."""
             if self.interrupted():
                 raise Interrupted("generation was interrupted")
             self.figures.decode_steps += 1
             self.figures.row_steps += len(batch)
-            live = [i for i, row in enumerate(batch) if row.completion is None]
-            sample_rows([batch[i] for i in live], logits[live].float(), on_end)
-            chosen = torch.tensor([[row.tokens[-1]] for row in batch], device=logits.device)
+            place = now.shape[1]
+            live = [i for i, row in enumerate(batch) if _samples_at(row, place)]
+            if live:
+                sample_rows([batch[i] for i in live], logits[live].float(), on_end)
+            tokens = [_token_at(row, place) for row in batch]
+            chosen = torch.tensor(tokens, device=logits.device)[:, None]
             return torch.full_like(logits, -torch.inf).scatter_(1, chosen, 0.0)
 
-        def ended(ids: torch.Tensor, _: Untyped, **__: Untyped) -> torch.Tensor:
+        def ended(now: torch.Tensor, _: Untyped, **__: Untyped) -> torch.Tensor:
             done = [row.completion is not None for row in batch]
-            return torch.tensor(done, device=ids.device)
+            if all(done) or _is_worth_restarting(batch, now.shape[1]):
+                return torch.ones(len(batch), dtype=torch.bool, device=now.device)
+            return torch.zeros(len(batch), dtype=torch.bool, device=now.device)
 
-        try:
-            model.generate(
-                input_ids=prompts,
-                attention_mask=torch.ones_like(prompts),
-                max_new_tokens=max(row.request.max_tokens for row in batch),
-                logits_processor=transformers.LogitsProcessorList([choose]),
-                stopping_criteria=transformers.StoppingCriteriaList([ended]),
-            )
-        finally:
-            for row in batch:
-                row.release()
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max(_longest(row) for row in batch) - start,
+            logits_processor=transformers.LogitsProcessorList([choose]),
+            stopping_criteria=transformers.StoppingCriteriaList([ended]),
+        )
+
+
+def _longest(row: Row) -> int:
+    return len(row.request.prompt_ids) + row.request.max_tokens
+
+
+def _samples_at(row: Row, place: int) -> bool:
+    """Return True if the row's token at `place` is not known yet."""
+    return row.completion is None and place >= len(row.request.prompt_ids)
+
+
+def _token_at(row: Row, place: int) -> int:
+    """Return the row's token at `place`; for a row that ended earlier, its last token."""
+    prompt = row.request.prompt_ids
+    if place < len(prompt):
+        return prompt[place]
+    return row.tokens[min(place - len(prompt), len(row.tokens) - 1)]
+
+
+def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
+    """Return True if computing the unfinished rows again costs fewer tokens than ended rows would
+    cost in the steps that are left."""
+    live = [row for row in batch if row.completion is None]
+    steps = max((_longest(row) - length for row in live), default=0)
+    return len(live) * length < (len(batch) - len(live)) * steps
 
 
 @contextmanager
@@ -146,23 +205,31 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
             module.training = True
 
 
-def _by_length(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    """Yield batches of at most `size` rows whose prompts have the same length."""
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(len(row.request.prompt_ids), []).append(row)
-    for group in groups.values():
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
+def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
+    """Yield batches of at most `size` rows, sorted by the length of their prompts.
+
+    Lengths differ by at most half of the longest completion, because another batch would need more
+    steps than the longer prompts do."""
+    ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
+    batch: list[Row] = []
+    for row in ordered:
+        if batch:
+            spread = len(row.request.prompt_ids) - len(batch[0].request.prompt_ids)
+            longest = max(other.request.max_tokens for other in batch)
+            if len(batch) == size or spread > longest // 2:
+                yield batch
+                batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def plan_stock_rollout(
-    model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int, reason: str
+    model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
     """Plan a rollout by transformers within `free` bytes; see `plan_rollout`.
 
-    `reason`: why the native engine does not support the model. Every layer is planned with a cache
-    of keys and values. Raises RolloutDoesNotFit."""
+    Every layer is planned with a cache of keys and values. Raises RolloutDoesNotFit."""
     shape = read_shape(model)
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     row = per_token * (prompt_tokens + max_tokens) + 4 * shape.vocabulary * 4
@@ -176,7 +243,7 @@ def plan_stock_rollout(
     return RolloutPlan(
         weights="in_place",
         max_rows=max(1, min(rows, MAX_ROWS, fitting)),
-        reason=f"transformers generates, because the rollout engine does not support {reason}",
+        reason="transformers computes with the training weights; the adapter stays separate",
         row_bytes=row,
         free_bytes=free,
     )

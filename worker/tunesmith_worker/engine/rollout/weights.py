@@ -85,6 +85,11 @@ def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[
             stack.close()
 
 
+def check_head(head: Untyped) -> None:
+    """Raise UnsupportedModel if the decoder cannot compute the output head."""
+    _linear_head(head)
+
+
 LinearFactory = Callable[[Sequence[Projection]], Linear]
 
 

@@ -15,14 +15,8 @@ from tunesmith_schema import Evaluation, Grader
 from tunesmith_schema.evaluations import MAX_ANSWER_TOKENS
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.model.base_model import find_device
-from tunesmith_worker.engine.rollout import (
-    NativeEngine,
-    RolloutEngine,
-    StockEngine,
-    UnsupportedModel,
-    plan_rollout,
-    plan_stock_rollout,
-)
+from tunesmith_worker.engine.rollout import RolloutEngine
+from tunesmith_worker.engine.rollout.choose import Workload, choose_engine
 from tunesmith_worker.rundir.evaluation_spec import EvaluationSpec
 from tunesmith_worker.rundir.plan import DataPlan
 from tunesmith_worker.rundir.process import SpawnSettings
@@ -142,16 +136,15 @@ def _reinforcement(
 def _engine(
     tokenizer: Untyped, prompts: Sequence[PromptRow], max_tokens: int, model: Untyped
 ) -> RolloutEngine:
-    sizes: dict[str, int] = {
-        "rows": min(len(prompts), _ROWS_AT_A_TIME),
-        "prompt_tokens": max(len(row.prompt_ids) for row in prompts),
-        "max_tokens": max_tokens,
-        "free": read_free_memory(next(model.parameters()).device, 0).free,
-    }
-    try:
-        return NativeEngine(model, plan_rollout(model, **sizes), tokenizer)
-    except UnsupportedModel as reason:
-        return StockEngine(model, plan_stock_rollout(model, **sizes, reason=str(reason)), tokenizer)
+    workload = Workload(
+        model=model,
+        rows=min(len(prompts), _ROWS_AT_A_TIME),
+        prompt_tokens=max(len(row.prompt_ids) for row in prompts),
+        max_tokens=max_tokens,
+        free=read_free_memory(next(model.parameters()).device, 0).free,
+    )
+    kind = choose_engine(False, workload).kind
+    return kind.make(model, kind.plan(workload), tokenizer)
 
 
 def _log(text: str) -> None:

@@ -269,7 +269,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
                 rewards=counts,
                 num_iterations=self.plan.num_iterations,
                 engine=self.runner.engine.figures,
-                weights=self.runner.weights,
+                engine_name=self.runner.engine.name,
+                weights=self.runner.engine.weights,
                 layout=self.layout_of(batch[ROWS]),
             )
         )

@@ -9,7 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from tunesmith_worker.engine.rollout import Completion, FinishReason, RolloutFigures
+from tunesmith_worker.engine.rollout import (
+    Completion,
+    EngineName,
+    FinishReason,
+    RolloutFigures,
+)
 from tunesmith_worker.trainer.report.rollouts import RewardCounts, RoundFigures
 from tunesmith_worker.trainer.rewards import Graded
 
@@ -126,6 +131,7 @@ def round_figures(
     rewards: RewardCounts,
     num_iterations: int,
     engine: RolloutFigures,
+    engine_name: EngineName,
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
@@ -144,6 +150,7 @@ def round_figures(
         rewards=rewards,
         decode_steps=engine.decode_steps,
         graph_steps=engine.graph_steps,
+        engine=engine_name,
         weights=weights,
         layout=layout,
         trained_slots=sum(size.tokens(layout) for size in sizes),

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pydantic import JsonValue
@@ -18,14 +18,15 @@ from pydantic import JsonValue
 from tunesmith_schema import ErrorCategory, ErrorCode, PhaseName
 from tunesmith_worker.engine.rollout import (
     Completion,
-    NativeEngine,
+    EngineLost,
+    ModelEngine,
     NotFinite,
     Request,
     RolloutDoesNotFit,
     SamplingParams,
-    StockEngine,
     UnsupportedModel,
 )
+from tunesmith_worker.engine.rollout.choose import EngineUnavailable
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
@@ -60,13 +61,12 @@ class Rollout:
 class RolloutRunner:
     def __init__(
         self,
-        engine: NativeEngine | StockEngine,
+        engine: ModelEngine,
         tokenizer: Untyped,
         prompts: Prompts,
         grading: Grading,
         plan: GRPOPlan,
         *,
-        weights: Literal["merged", "in_place"],
         stop_token_ids: frozenset[int],
         seed: int,
         clock: WallClock,
@@ -77,11 +77,11 @@ class RolloutRunner:
         log_warning: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """`weights`: how the engine reads the policy's weights. `write_samples`: stores the samples
-        of a step, numbered from 1. `record_figures`: receives the figures of each step.
-        `stop_requested`: returns True when generation for a step should be interrupted."""
+        """`write_samples`: stores the samples of a step, numbered from 1. `record_figures`:
+        receives the figures of each step. `stop_requested`: returns True when generation for a step
+        should be interrupted."""
         self.engine, self.prompts, self.grading = engine, prompts, grading
-        self.stop_token_ids, self.weights = stop_token_ids, weights
+        self.stop_token_ids = stop_token_ids
         self.sampling = SamplingParams(
             temperature=plan.temperature,
             top_p=plan.top_p,
@@ -106,6 +106,7 @@ class RolloutRunner:
     def __exit__(self, *_: object) -> None:
         self._kept.close()
         self.grading.close()
+        self.engine.close()
 
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
         """Return the requests that the first step would make for these prompts."""
@@ -290,6 +291,21 @@ def rollout_failures() -> Iterator[None]:
             hint="Use a model family listed in docs/explanation/kernels.md, or supervised tuning, "
             "which trains other families too.",
             param="model",
+        ) from error
+    except EngineUnavailable as error:
+        raise RunError(
+            ErrorCode.RECIPE_INVALID,
+            f"{error}.",
+            hint=error.remedy,
+            param="recipe.rollout.fast_inference",
+        ) from error
+    except EngineLost as error:
+        raise RunError(
+            ErrorCode.ENGINE_LOST,
+            f"The rollout engine failed and could not be started again: {error}.",
+            category=ErrorCategory.INFRASTRUCTURE,
+            hint="See the worker's log. With recipe.rollout.fast_inference='auto', another engine "
+            "continues.",
         ) from error
     except NotFinite as error:
         raise RunError(

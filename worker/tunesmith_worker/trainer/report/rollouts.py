@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunesmith_schema import Rollouts
+from tunesmith_schema.report import RolloutEngineName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class RoundFigures:
     """Number of decoding passes; each generates one token per unfinished row."""
     graph_steps: int = 0
     """Number of decoding passes that replayed a CUDA graph."""
+    engine: RolloutEngineName
     weights: Literal["merged", "in_place"]
     layout: Literal["shared", "plain"]
     """Layout in training: the prompt once per group (shared) or once per completion (plain)."""
@@ -91,6 +93,7 @@ class RolloutCounts:
             zero_std_share=_ratio(self._equal_groups, self._groups),
             layout=self._last.layout,
             token_ratio=_ratio(self._plain, self._trained),
+            engine=self._last.engine,
             weights=self._last.weights,
         )
 

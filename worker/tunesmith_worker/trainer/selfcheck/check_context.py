@@ -13,7 +13,7 @@ from tunesmith_schema import GRPORecipe, Recipe
 from tunesmith_worker.engine.model.base_model import Base
 from tunesmith_worker.engine.model.embeddings import used_tokens
 from tunesmith_worker.engine.patches.patch import Patched
-from tunesmith_worker.engine.rollout import Request, RolloutEngine, SamplingParams
+from tunesmith_worker.engine.rollout import ModelEngine, Request, SamplingParams
 from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
 from tunesmith_worker.trainer.auto.layouts import Layouts
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
@@ -128,7 +128,7 @@ class ReinforcementContext:
     trainer: Untyped
     base: Base
     patched: Patched | None
-    engine: RolloutEngine
+    engine: ModelEngine
     score: Score
     requests: Callable[[Sequence[TokenIds]], Sequence[Request]]
     """Function that returns the rollout requests that the trainer makes for the prompts."""
@@ -178,7 +178,7 @@ class ReinforcementContext:
         Prompts plus `room` tokens stay below the length at which the model's position encoding
         changes (engine/rollout/rope_tables.py).
         """
-        stable = getattr(self.engine, "stable_length", None)
+        stable = self.engine.stable_length
         ids = {prompt.prompt_ids for prompt in self.prompts}
         fitting = [prompt for prompt in ids if stable is None or len(prompt) + room <= stable]
         ordered = sorted(fitting, key=lambda prompt: (len(prompt), prompt))

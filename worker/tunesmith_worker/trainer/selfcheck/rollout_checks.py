@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain, cycle, islice
 
 import torch
@@ -85,8 +86,26 @@ from .row_lengths import longest_row
 from .sampling_distribution import check_sampling_distribution
 from .weight_sync import WeightSyncCheck
 
+ENGINE_CHECKS = frozenset(
+    {
+        "prompts_seen",
+        "rollout_rows_apart",
+        "rollout_equals_stock",
+        "rollout_in_16_bits",
+        "sampling_distribution",
+        "completions_end",
+        "rollout_follows_weights",
+    }
+)
+"""Checks that only the engine can fail. `weights_kept` is not one of them, because the weights
+stay damaged."""
 
-def reinforcement_checks() -> Checks[ReinforcementContext]:
+
+def reinforcement_checks(
+    fall_back: Callable[[str], bool] = lambda why: False,
+) -> Checks[ReinforcementContext]:
+    """`fall_back`: replaces the engine in the context if the recipe allows it. Receives the fault,
+    and returns False if no other engine is allowed."""
     return Checks(
         cheap=(
             check_prompts,
@@ -99,8 +118,20 @@ def reinforcement_checks() -> Checks[ReinforcementContext]:
             check_positions,
             check_directory,
         ),
-        numeric=check_rollouts,
+        numeric=partial(check_engines, fall_back=fall_back),
     )
+
+
+def check_engines(context: ReinforcementContext, fall_back: Callable[[str], bool]) -> list[Outcome]:
+    """Check rollouts, and again with the next engine if this engine has a fault."""
+    while True:
+        outcomes = check_rollouts(context)
+        failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+        if not failed or not all(outcome.check in ENGINE_CHECKS for outcome in failed):
+            return outcomes
+        faults = [finding for outcome in failed for finding in outcome.findings]
+        if not fall_back(" ".join(f"{fault.check}: {fault.message}" for fault in faults)):
+            return outcomes
 
 
 def check_rollouts(context: ReinforcementContext) -> list[Outcome]:
@@ -285,9 +316,11 @@ class _RolloutChecks:
         """Number of first layers to compare in fp32; memory must hold these layers and a merged
         copy.
 
-        0 means that fp32 does not fit in memory."""
+        0 means that fp32 does not fit in memory, or that the engine keeps 16 bits."""
         model, recipe = self.context.model, self.context.recipe
         if self.exact or recipe.quantization != "none" or has_whole_matrices(model):
+            return 0
+        if not self.context.engine.follows_dtype:
             return 0
         layers = getattr(backbone_of(model), "layers", None)
         if not isinstance(layers, torch.nn.ModuleList):

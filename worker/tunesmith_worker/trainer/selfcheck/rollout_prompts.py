@@ -19,7 +19,6 @@ from tunesmith_worker.engine.rollout import (
     Request,
     RolloutEngine,
     SamplingParams,
-    StockEngine,
 )
 from tunesmith_worker.engine.rollout.rope_tables import RopeTables
 
@@ -166,7 +165,7 @@ def check_positions(context: ReinforcementContext) -> Outcome:
             f"(relative; tolerance {FREQUENCY:.0e}).",
         )
         return make_outcome(name, [finding], "")
-    if isinstance(context.engine, StockEngine):
+    if context.engine.name != "native":
         return make_outcome(name, [], f"frequencies match within {off:.0e}")
     dtype, device = context.model.dtype, context.device
     apart, limit = _table_error(rotary, expected.to(device), dtype, device), ANGLE[dtype]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tunesmith_worker.engine.rollout import NativeEngine, SamplingParams
+from tunesmith_worker.engine.rollout import SamplingParams
 from tunesmith_worker.engine.rollout.sampling import Uniforms
 
 from .check_context import ReinforcementContext
@@ -35,8 +35,8 @@ def check_sampling_distribution(
     limits: Limits,
 ) -> Outcome:
     """Check `sampling_distribution`. `logits`: from the stock model, [C, V] per row."""
-    if not isinstance(context.engine, NativeEngine):
-        return not_applicable(NAME, "only the native engine's random numbers are known")
+    if not context.engine.samples_from_uniforms:
+        return not_applicable(NAME, f"the random numbers of {context.engine.name} are not known")
     if not limits.single:
         return not_applicable(NAME, "rounding to 16 bits changes tokens")
     sampled = [

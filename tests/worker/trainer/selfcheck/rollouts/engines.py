@@ -126,6 +126,10 @@ class LeftPadded:
     """Runs a whole forward pass of padded rows for each token."""
 
     masked = True
+    name = "transformers"
+    stable_length = None
+    samples_from_uniforms = False
+    follows_dtype = True
 
     def __init__(self, model: Untyped) -> None:
         self._model = model

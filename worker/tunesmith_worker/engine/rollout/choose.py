@@ -1,0 +1,214 @@
+"""Choose the engine that generates completions for a model.
+
+`native` is our own decoder and serves the model families that it can compute exactly.
+`transformers` serves every causal language model, more slowly. `vllm` is vLLM, an optional package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from pydantic import JsonValue
+
+from tunesmith_schema import LoraRecipe
+
+from .architecture import read_architecture
+from .native import NativeEngine
+from .plan import MAX_ROWS, RolloutPlan, plan_rollout
+from .protocol import EngineName, ModelEngine, RolloutError, UnsupportedModel
+from .stock import SLOWER, StockEngine, plan_stock_rollout
+from .weights import check_head
+
+Untyped = Any  # Any: transformers is not typed
+FastInference = bool | Literal["auto"]
+VLLM_MODULE = "tunesmith_worker.engine.rollout.vllm"
+
+
+class EngineUnavailable(RolloutError):
+    """Raised if the only engine that the recipe allows cannot serve the model."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model, and the completions that an engine must generate with it."""
+
+    model: Untyped
+    """Model with its adapter, if any."""
+    rows: int
+    """Number of completions at a time."""
+    prompt_tokens: int
+    """Length of the longest prompt."""
+    max_tokens: int
+    """Length of the longest completion."""
+    free: int
+    """Free bytes on the model's device."""
+    precision: str = "auto"
+    """`recipe.precision`, resolved. Only vLLM needs precision, quantization and adapter."""
+    quantization: str = "none"
+    lora: LoraRecipe | None = None
+    """Settings of the adapter; None without an adapter."""
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            "rows": self.rows,
+            "prompt_tokens": self.prompt_tokens,
+            "max_tokens": self.max_tokens,
+            "free": self.free,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    name: EngineName
+    why_not: Callable[[Workload], str | None]
+    """Returns the reason why the engine cannot serve a workload; None if it can."""
+    plan: Callable[[Workload], RolloutPlan]
+    """Plans the memory; raises RolloutDoesNotFit."""
+    make: Callable[[Untyped, RolloutPlan, Untyped], ModelEngine]
+    """Makes the engine from a model, a plan and a tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    kind: EngineKind
+    reason: str
+    refusals: dict[EngineName, str]
+    """Reasons why preferred engines were not chosen."""
+
+    def figures(self) -> dict[str, JsonValue]:
+        return {f"not_{name}": why for name, why in self.refusals.items()}
+
+
+def choose_engine(
+    fast_inference: FastInference, workload: Workload, *, without: Sequence[EngineName] = ()
+) -> EngineChoice:
+    """Return the first engine that can serve `workload`, in the order of preference.
+
+    `fast_inference`: `recipe.rollout.fast_inference`. `without`: engines that failed earlier.
+    Raises EngineUnavailable if the recipe demands vLLM and vLLM cannot serve."""
+    refusals: dict[EngineName, str] = {}
+    for kind in _candidates(fast_inference):
+        if kind.name in without:
+            refusals[kind.name] = f"the engine {kind.name} failed in this run"
+            continue
+        why_not = kind.why_not(workload)
+        if why_not is None and fast_inference == "auto" and kind.name == "vllm":
+            why_not = _why_not_by_default(workload)
+        if why_not is None:
+            return EngineChoice(kind=kind, reason=_reason(kind.name, refusals), refusals=refusals)
+        refusals[kind.name] = why_not
+    name, why_not = next(reversed(refusals.items()))
+    raise EngineUnavailable(
+        f"recipe.rollout.fast_inference={fast_inference!r} allows no other engine than {name}, "
+        f"but {why_not}",
+        _remedy(why_not),
+    )
+
+
+def engine_kind(name: object) -> EngineKind | None:
+    """Return the engine called `name`; None if there is none."""
+    return next((kind for kind in ENGINES if kind.name == name), None)
+
+
+def _candidates(fast_inference: FastInference) -> Iterator[EngineKind]:
+    for kind in ENGINES:
+        is_vllm = kind.name == "vllm"
+        if fast_inference == "auto" or fast_inference == is_vllm:
+            yield kind
+
+
+NOT_INSTALLED = "vLLM is not installed in the trainer's environment"
+
+
+def _why_not_vllm(workload: Workload) -> str | None:
+    if find_spec("vllm") is None:
+        return NOT_INSTALLED
+    reason: str | None = import_module(VLLM_MODULE).VLLMEngine.why_not(
+        workload.model.config,
+        workload.device,
+        workload.precision,
+        workload.lora,
+        workload.quantization,
+    )
+    return reason
+
+
+def _why_not_by_default(workload: Workload) -> str | None:
+    if workload.device.type == "cuda":
+        return None
+    return (
+        "on a CPU, vLLM is used only with fast_inference=true, because it is not faster there than "
+        "the native engine"
+    )
+
+
+def _make_vllm(model: Untyped, plan: RolloutPlan, tokenizer: Untyped) -> ModelEngine:
+    engine: ModelEngine = import_module(VLLM_MODULE).VLLMEngine(model, plan, tokenizer)
+    return engine
+
+
+def _plan_vllm(workload: Workload) -> RolloutPlan:
+    return RolloutPlan(
+        weights="merged",
+        max_rows=max(1, min(workload.rows, MAX_ROWS)),
+        reason="vLLM plans its own memory",
+        free_bytes=workload.free,
+    )
+
+
+def _why_not_native(workload: Workload) -> str | None:
+    try:
+        check_head(read_architecture(workload.model).head)
+    except UnsupportedModel as reason:
+        return f"the native engine does not support {reason}"
+    return None
+
+
+ENGINES = (
+    EngineKind(name="vllm", why_not=_why_not_vllm, plan=_plan_vllm, make=_make_vllm),
+    EngineKind(
+        name="native",
+        why_not=_why_not_native,
+        plan=lambda workload: plan_rollout(workload.model, **workload.sizes),
+        make=NativeEngine,
+    ),
+    EngineKind(
+        name="transformers",
+        why_not=lambda workload: None,
+        plan=lambda workload: plan_stock_rollout(workload.model, **workload.sizes),
+        make=StockEngine,
+    ),
+)
+"""All engines, in the order of preference."""
+
+
+def _reason(name: EngineName, refusals: dict[EngineName, str]) -> str:
+    words = {
+        "vllm": "vLLM serves this model",
+        "native": "the native engine supports this model",
+        "transformers": "transformers supports every model, and generates in "
+        f"{SLOWER} the time of the native engine",
+    }[name]
+    return "; ".join([words, *refusals.values()])
+
+
+def _remedy(why_not: str) -> str:
+    remedy = "Set recipe.rollout.fast_inference to 'auto' to use another engine"
+    if why_not == NOT_INSTALLED:
+        return f"{remedy}, or install vLLM in the trainer's environment."
+    return f"{remedy}."
