@@ -15,6 +15,7 @@ from ._cli import (
     evaluations,
     files,
     jobs,
+    models,
     projects,
     queue,
     samples,
@@ -65,9 +66,9 @@ compare.add_to(jobs.app)
 samples.add_to(jobs.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(files.app, name="files")
-app.add_typer(adapters.adapters, name="adapters")
-sharing.add_to(adapters.models)
-app.add_typer(adapters.models, name="models")
+app.add_typer(adapters.app, name="adapters")
+sharing.add_to(models.app)
+app.add_typer(models.app, name="models")
 app.add_typer(projects.app, name="projects")
 app.add_typer(users.app, name="users")
 app.add_typer(sessions.app, name="sessions")

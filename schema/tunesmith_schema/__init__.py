@@ -78,7 +78,7 @@ from .methods import (
     ReinforcementMethod,
     SupervisedMethod,
 )
-from .models import Adapter, Model, ModelDeleted, ModelTokenizer, StoredFile
+from .models import Adapter, Model, ModelDeleted, ModelTokenizer, ModelUse, StoredFile
 from .organization import (
     AdminApiKey,
     AdminApiKeyCreate,
@@ -223,9 +223,9 @@ __all__ = [
     "JobEvaluation", "JobFailure", "JobFork", "JobHealth", "JobLineage", "JobPatch", "JobReport",
     "JobState", "JobValidation", "KeyLimits", "KeyOwner", "KeyService", "KeyUser", "LayerMemory",
     "Limits", "LoraRecipe", "Me", "Method", "MethodName", "MetricColumns", "MetricPoint", "Model",
-    "ModelComparison", "ModelDeleted", "ModelScores", "ModelTokenizer", "MultiGrader", "MyProject",
-    "OrganizationUser", "Outcome", "Page", "PatchName", "PeakMemory", "PhaseName", "Plan",
-    "PortalSession", "PortalSessionDeleted", "Precision", "Project", "ProjectApiKey",
+    "ModelComparison", "ModelDeleted", "ModelScores", "ModelTokenizer", "ModelUse", "MultiGrader",
+    "MyProject", "OrganizationUser", "Outcome", "Page", "PatchName", "PeakMemory", "PhaseName",
+    "Plan", "PortalSession", "PortalSessionDeleted", "Precision", "Project", "ProjectApiKey",
     "ProjectApiKeyCreate", "ProjectApiKeyCreated", "ProjectCreate", "ProjectRole", "ProjectShare",
     "ProjectUpdate", "ProjectUser", "ProjectUserCreate", "ProjectUserUpdate", "PromptFormat",
     "Queue", "QueuedJob", "ReadingClaim", "ReadingEnd", "ReadingLease", "ReadingResult", "Recipe",

@@ -23,6 +23,40 @@ class Model(Response):
     """Tuned models only: id in `/v1/adapters/{id}`."""
     base_model: str | None = None
     """Tuned models only: name of the base model."""
+    kind: Literal["base", "lora", "full"] | str | None = None
+    """`base`: a base model; `lora`: a PEFT adapter; `full`: all weights."""
+    job_id: str | None = None
+    """Tuned models only: job that trained the model."""
+    step: int | None = None
+    """Tuned models only: optimiser step of the weights."""
+    bytes: int | None = None
+    """Size of all files of a tuned model, or of the weights of a base model; null if no folder of
+    the base model is on the API's host."""
+    context_length: int | None = None
+    """Longest sequence in tokens that the base model was made for; null if unknown, as `bytes`."""
+    workers: list[str] | None = None
+    """Base models only: ids of the live train workers that have the model."""
+    serving: Literal["off", "on_demand", "registered"] | str | None = None
+    """`off`: this server answers no chat requests; `on_demand`: the first request loads the model;
+    `registered`: the model has answered requests of this API process."""
+
+
+class ModelUse(Response):
+    """A job or an evaluation that uses a model."""
+
+    id: str
+    object: Literal["model.use"] = "model.use"
+    kind: Literal["fine_tuning.job", "evaluation"] | str
+    """Kind of the object with this id."""
+    role: Literal["base_model", "model", "against"] | str
+    """`base_model`: a job starts from the model; `model`: an evaluation measures the model;
+    `against`: an evaluation compares another model with it."""
+    created_at: int
+    """Unix seconds."""
+    status: str
+    """State of the job, or status of the evaluation."""
+    model: str
+    """Model that the job or the evaluation was created with."""
 
 
 class ModelTokenizer(Response):

@@ -9,6 +9,14 @@ from typing import Any
 from httpx2 import Response
 from starlette.testclient import TestClient
 
+VERDICT = {
+    "kind": "lora", "step": 3, "base_model": "tiny-llama", "base_fingerprint": None,
+    "dtype": "fp32", "quantization": "none", "vocabulary": 9, "arithmetic": "fp32",
+    "probe": [[1, 2]], "max_difference": 1e-6, "tolerance": 1e-3, "rule": "a rule",
+    "made_with": {"torch": "2.9"}, "files": {},
+}  # fmt: skip
+"""Content of a verification.json."""
+
 
 class Caller:
     """HTTP client with one bearer token."""

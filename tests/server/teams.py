@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from tunesmith_server.models import DEFAULT_PROJECT
 from tunesmith_server.services import keys
 
 from .actors import ROWS, Server
-from .callers import Caller, metrics
+from .callers import VERDICT, Caller, metrics
 
 
 def caller(server: Server, role: Role, project_id: str = DEFAULT_PROJECT, **limits: Any) -> Caller:
@@ -73,7 +74,7 @@ def team(server: Server, admin: Caller, project_id: str, share_with: str) -> Tea
         "data": {"step": 1, "kind": "lora"}, "files": mine.worker.store(claim, weights),
     }  # fmt: skip
     mine.worker.report(claim, events=[metrics(1, 1, train_loss=1.0), checkpoint])
-    mine.worker.succeed(claim)
+    mine.worker.succeed(claim, verification=json.dumps(VERDICT).encode())
     job = mine.job(job_id)
     [saved] = user.json(f"/v1/fine_tuning/jobs/{job_id}/checkpoints")["data"]
     path = f"/v1/fine_tuning/checkpoints/{job['fine_tuned_model']}/permissions"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import tarfile
 
 import pytest
 
+from tunesmith_schema.documents import DOCUMENT_VERSION
+from tunesmith_server.models import AdapterRow
+
 from .actors import Server
+from .callers import VERDICT
 
 
 @pytest.fixture
@@ -46,6 +51,33 @@ def test_an_adapter_is_verified_if_it_has_a_verification(server: Server, adapter
     shown = server.user.json(f"/v1/adapters/{job['adapter_id']}")
     assert shown["verified"] is True
     assert shown["verification_sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_adapters_are_listed_newest_first(server: Server, adapter: str) -> None:
+    server.create_job(server.good_file())
+    server.worker.succeed(server.worker.claim())
+    newest, first = server.user.json("/v1/adapters")["data"]
+    assert first == server.user.json(adapter)
+    assert server.user.json("/v1/adapters", params={"after": newest["id"]})["data"] == [first]
+    with server.database.write.begin() as session:
+        session.get_one(AdapterRow, first["id"]).files = [{"name": 1}]
+    _, damaged = server.user.json("/v1/adapters")["data"]
+    assert (damaged["id"], damaged["files"]) == (first["id"], [])
+    assert server.user.get(adapter).status_code == 404
+
+
+def test_the_verdict_of_the_probe_is_json(server: Server, adapter: str) -> None:
+    error = server.user.get(f"{adapter}/verification").json()["error"]
+    assert (error["code"], "not read back" in error["message"]) == ("no_report", True)
+    for content, status in ((VERDICT, 200), ({"kind": "lora"}, 404)):
+        server.create_job(server.good_file())
+        claim = server.worker.claim()
+        server.worker.succeed(claim, verification=json.dumps(content).encode())
+        job = server.user.json(f"/v1/fine_tuning/jobs/{claim['job_id']}")
+        reply = server.user.get(f"/v1/adapters/{job['adapter_id']}/verification")
+        assert reply.status_code == status, reply.text
+        if status == 200:
+            assert reply.json() == {**VERDICT, "document_version": DOCUMENT_VERSION}
 
 
 def test_the_tar_holds_exactly_the_files(

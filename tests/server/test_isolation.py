@@ -87,8 +87,12 @@ def _files() -> Iterator[Attack]:
 def _models() -> Iterator[Attack]:
     yield "GET", "/v1/models/{model}", {}
     yield "DELETE", "/v1/models/{model}", {}
-    yield "GET", "/v1/models?after={model}", {}
-    for path in ("", "/content", "/content/adapter_config.json"):
+    for query in ("after={model}", "base={model}", "text={model}"):
+        yield "GET", f"/v1/models?{query}", {}
+    yield "GET", "/v1/models/{model}/uses", {}
+    yield "GET", "/v1/models/[model]/uses?after={job_id}", {}
+    yield "GET", "/v1/adapters?after={adapter_id}", {}
+    for path in ("", "/verification", "/content", "/content/adapter_config.json"):
         yield "GET", f"/v1/adapters/{{adapter_id}}{path}", {}
     permissions = "/v1/fine_tuning/checkpoints/{model}/permissions"
     yield "GET", permissions, {}
@@ -181,7 +185,7 @@ def test_a_foreign_id_answers_like_an_unknown_id(server: Server) -> None:
         assert costs[0] == costs[1], ("other statements, so another time", method, path, options)
         assert costs[0]
         status, text = replies[0]
-        lists = (f"{JOBS}?", "/v1/evaluations?")
+        lists = (f"{JOBS}?", "/v1/evaluations?", "/v1/models?")
         searched = method == "GET" and path.startswith(lists) and "after" not in path
         assert status in (400, 404) or (searched and '"data":[]' in text), (method, path, status)
     assert _inventory(other) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,94 @@ def test_checkpoints_are_listed_on_request_and_their_names_work(server: Server) 
     assert listed(checkpoints="true") == ["tiny-llama", name, checkpoint]
     assert listed(checkpoints="true", after=name) == [checkpoint]
     assert server.user.json(f"/v1/models/{checkpoint}")["base_model"] == "tiny-llama"
+
+
+def test_models_are_filtered_by_base_kind_and_text(server: Server) -> None:
+    lora, full = tuned(server, suffix="One_a"), tuned(server, "full", suffix="two")
+    further = tuned(server, "full", model=full)
+
+    def listed(**params: str) -> list[str]:
+        return [model["id"] for model in server.user.json("/v1/models", params=params)["data"]]
+
+    assert listed(base="tiny-llama") == [full, lora]
+    assert listed(base=full) == [further]
+    assert listed(kind="base") == ["tiny-llama"]
+    assert listed(kind="lora") == [lora]
+    assert listed(kind="full", limit="1") == [further]
+    assert listed(kind="full", after=further) == [full]
+    assert listed(text="ONE_A") == [lora]
+    assert listed(text="one%") == []
+    assert listed(text="tiny-llama:") == [further, full, lora]
+    assert listed(text="TINY", kind="base") == ["tiny-llama"]
+    assert server.user.get("/v1/models", params={"kind": "other"}).status_code == 400
+
+
+def test_a_model_has_its_size_context_workers_and_serving(
+    server: Server, settings: Settings
+) -> None:
+    folder = Path(settings.model_dirs) / "tiny-llama"
+    name = tuned(server)
+    base = server.user.json("/v1/models/tiny-llama")
+    assert (base["kind"], base["bytes"], base["context_length"]) == ("base", None, None)
+    assert base["workers"] == [server.worker.name]
+    (folder / "model.safetensors").write_bytes(b"1" * 300)
+    (folder / "config.json").write_text('{"text_config": {"max_position_embeddings": 2048}}')
+    base = server.user.json("/v1/models/tiny-llama")
+    assert (base["bytes"], base["context_length"]) == (300, 2048)
+    found = server.user.json(f"/v1/models/{name}")
+    adapter = server.user.json(f"/v1/adapters/{found['adapter_id']}")
+    assert (found["kind"], found["context_length"], found["workers"]) == ("lora", 2048, None)
+    assert all(found[key] == adapter[key] for key in ("bytes", "step", "job_id", "base_model"))
+    assert found["serving"] == "off"
+    settings.inference_url = "http://127.0.0.1:1/v1"
+    assert server.user.json(f"/v1/models/{name}")["serving"] == "on_demand"
+
+
+@pytest.mark.parametrize("config", ["", "[]", '{"max_position_embeddings": "2"}', "{" * 99999])
+def test_a_damaged_configuration_has_no_context_length(
+    server: Server, settings: Settings, config: str
+) -> None:
+    (Path(settings.model_dirs) / "tiny-llama" / "config.json").write_text(config)
+    assert server.user.json("/v1/models/tiny-llama")["context_length"] is None
+
+
+def test_jobs_and_evaluations_that_use_a_model_are_listed(server: Server) -> None:
+    name = tuned(server, "full")
+    file_id = server.good_file()
+    job_id = server.create_job(file_id, model=name)
+    asked = [{"model": name, "file": file_id}, {"model": "tiny-llama", "against": name}]
+    evaluations = [
+        server.user.post("/v1/evaluations", json={"file": file_id, **body}).json()["id"]
+        for body in asked
+    ]
+    uses = server.user.json(f"/v1/models/{name}/uses")["data"]
+    assert [(use["id"], use["role"], use["model"]) for use in uses] == [
+        (evaluations[1], "against", "tiny-llama"),
+        (evaluations[0], "model", name),
+        (job_id, "base_model", name),
+    ]
+    params = {"after": evaluations[0]}
+    rest = server.user.json(f"/v1/models/{name}/uses", params=params)["data"]
+    assert [use["id"] for use in rest] == [job_id]
+    assert len(server.user.json("/v1/models/tiny-llama/uses")["data"]) == 3
+    assert server.user.get("/v1/models/nobody/uses").status_code == 404
+
+
+def test_a_checkpoint_is_deleted_alone(server: Server) -> None:
+    job_id = server.create_job(server.good_file())
+    claim = server.worker.claim()
+    for number, step in enumerate((2, 4), start=1):
+        files = server.worker.store(claim, {"a.safetensors": b"step %d" % step})
+        saved = event(number, kind="checkpoint", data={"step": step}, files=files)
+        server.worker.report(claim, events=[saved])
+    server.worker.succeed(claim)
+    name = server.job(job_id)["fine_tuned_model"]
+    assert server.user.delete(f"/v1/models/{name}:ckpt-step-2").status_code == 200
+    [left] = server.user.json(f"/v1/fine_tuning/jobs/{job_id}/checkpoints")["data"]
+    assert left["step_number"] == 4
+    listed = server.user.json("/v1/models", params={"checkpoints": "true", "base": "tiny-llama"})
+    assert [model["id"] for model in listed["data"]] == [name, f"{name}:ckpt-step-4"]
+    assert server.janitor().sweep(timedelta(0)) == 1
 
 
 def test_a_tuned_name_has_five_parts_without_slashes(server: Server) -> None:

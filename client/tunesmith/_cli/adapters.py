@@ -1,4 +1,4 @@
-"""`tunesmith adapters` and `tunesmith models`."""
+"""`tunesmith adapters`: trained weights and their files."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Annotated
 
 import typer
 
-from .output import (
-    AsJson,
-    age,
-    moment,
-    show_fields,
-    show_json,
-    show_page_json,
-    show_table,
-    size,
-)
+from .output import AsJson, Limit, age, moment, show_fields, show_json, show_page, size
 from .server_and_worker import verify_adapter
 from .session import connected
 
-adapters = typer.Typer(
+app = typer.Typer(
     help="Trained adapters, or whole models after full fine-tuning.",
     no_args_is_help=True,
 )
-models = typer.Typer(help="Base models and tuned models.", no_args_is_help=True)
+
+AdapterId = Annotated[str, typer.Argument(metavar="ID", help="adp-...")]
 
 
-@adapters.command("show")
-def show(
-    ctx: typer.Context,
-    adapter_id: Annotated[str, typer.Argument(metavar="ID", help="adp-...")],
-    as_json: AsJson = False,
-) -> None:
+@app.command("list")
+def list_adapters(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List results and checkpoints of all jobs, newest first."""
+    with connected(ctx) as client:
+        show_page(
+            client.adapters.list(limit=limit),
+            as_json,
+            ("ID", "MODEL", "KIND", "SIZE", "AGE"),
+            lambda one: (one.id, one.model, one.kind, size(one.bytes), age(one.created_at)),
+        )
+
+
+@app.command("show")
+def show(ctx: typer.Context, adapter_id: AdapterId, as_json: AsJson = False) -> None:
     """Show an adapter and its files."""
     with connected(ctx) as client:
         adapter = client.adapters.retrieve(adapter_id)
@@ -57,7 +57,28 @@ def show(
         )
 
 
-@adapters.command("download")
+@app.command("verification")
+def verification(ctx: typer.Context, adapter_id: AdapterId, as_json: AsJson = False) -> None:
+    """Show how close the stored files are to the model that was trained."""
+    with connected(ctx) as client:
+        verdict = client.adapters.verification(adapter_id)
+    if as_json:
+        show_json(verdict)
+        return
+    show_fields(
+        [
+            ("largest difference", f"{verdict.max_difference:g} of a logit"),
+            ("tolerance", f"{verdict.tolerance:g} ({verdict.rule})"),
+            ("step", verdict.step),
+            ("base model", verdict.base_model),
+            ("arithmetic", verdict.arithmetic),
+            ("quantization", verdict.quantization),
+            ("made with", "\n".join(f"{name} {v}" for name, v in verdict.made_with.items())),
+        ]
+    )
+
+
+@app.command("download")
 def download(
     ctx: typer.Context,
     id_or_job: Annotated[
@@ -79,7 +100,7 @@ def download(
             typer.echo(str(path))
 
 
-@adapters.command("verify")
+@app.command("verify")
 def verify(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a download.")],
     base: Annotated[
@@ -97,23 +118,3 @@ def verify(
     Exit status 1: the files are not the trained model; 2: they cannot be compared."""
     options = ["--base", base] if base is not None else []
     verify_adapter([str(folder), *options, *(["--json"] if as_json else [])])
-
-
-@models.command("list")
-def list_models(
-    ctx: typer.Context,
-    checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="List the checkpoints of jobs too.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List base models and tuned models."""
-    with connected(ctx) as client:
-        available = list(client.models.list(checkpoints=checkpoints))
-        if as_json:
-            show_page_json(available, has_more=False)
-            return
-        show_table(
-            ("MODEL", "AGE", "TUNED FROM"),
-            ((model.id, age(model.created), model.base_model or "") for model in available),
-        )

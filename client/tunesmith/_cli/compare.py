@@ -128,7 +128,7 @@ def _result_rows(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
 
 
 def _draw(jobs: Mapping[str, Points], names: Sequence[str]) -> None:
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     for label, train, valid in AXES:
         lines = []
         for number, (sign, points) in enumerate(jobs.items()):

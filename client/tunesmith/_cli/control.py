@@ -48,11 +48,8 @@ def delete(
 ) -> None:
     """Delete an ended job with its tuned models, checkpoints and events. The job's data files are
     kept."""
-    if not yes and _stdin_is_terminal():
-        question = f"Delete {job_id}, with its tuned models and checkpoints?"
-        if not typer.confirm(question, err=True):
-            typer.echo(f"{job_id} was not deleted", err=True)
-            raise typer.Exit(1)
+    if not yes:
+        confirm_deletion(job_id, "with its tuned models and checkpoints")
     with connected(ctx) as client:
         deleted = client.fine_tuning.jobs.delete(job_id)
     if as_json:
@@ -149,6 +146,13 @@ def retry(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
 def add_to(app: typer.Typer) -> None:
     for command in (cancel, pause, resume, stop, fork, retry, delete):
         app.command(command.__name__)(command)
+
+
+def confirm_deletion(name: str, details: str) -> None:
+    """Ask in a terminal whether to delete something; exit if the user declines."""
+    if _stdin_is_terminal() and not typer.confirm(f"Delete {name}, {details}?", err=True):
+        typer.echo(f"{name} was not deleted", err=True)
+        raise typer.Exit(1)
 
 
 def _stdin_is_terminal() -> bool:

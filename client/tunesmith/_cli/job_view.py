@@ -93,7 +93,7 @@ def show_summary(job: Job) -> None:
 
 def show_jobs(jobs: Iterable[Job]) -> None:
     """Print jobs in two lines each, in at most 80 columns."""
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     console.print(Text(f"{'ID':<32}{'STATE':<{_STATE_WIDTH}}HEALTH", style="bold"))
     for job in jobs:
         line = Text(f"{job.id}  ".ljust(32), no_wrap=True)

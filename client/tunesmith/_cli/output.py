@@ -135,5 +135,5 @@ def size(num_bytes: int) -> str:
 
 
 def _console() -> Console:
-    # Square brackets in names and messages are text, not markup.
-    return Console(markup=False, highlight=False)
+    # Square brackets and `:x:` in names and messages are text, not markup.
+    return Console(markup=False, highlight=False, emoji=False)

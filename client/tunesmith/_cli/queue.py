@@ -50,7 +50,7 @@ def top(
         if as_json:
             show_json(client.queue.retrieve(limit=limit))
             return
-        console = Console(highlight=False, markup=False)
+        console = Console(markup=False, highlight=False, emoji=False)
         if once or not sys.stdout.isatty():
             console.print(_screen(client, limit))
             return

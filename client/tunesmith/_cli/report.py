@@ -21,7 +21,7 @@ MIN_SHARE = 0.001
 
 def show_report(report: JobReport) -> None:
     # Square brackets in texts are not markup.
-    Console(markup=False, highlight=False).print(render(report))
+    Console(markup=False, highlight=False, emoji=False).print(render(report))
 
 
 def render(report: JobReport) -> RenderableType:

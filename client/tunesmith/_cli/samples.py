@@ -71,7 +71,7 @@ def samples(
     elif page.data:
         # Square brackets in texts are not markup.
         shown = render(page.data, in_order=spread)
-        Console(markup=False, highlight=False).print(shown)
+        Console(markup=False, highlight=False, emoji=False).print(shown)
     else:
         at_step = "" if step is None else f" at step {step}"
         typer.echo(f"{job_id} has no samples{at_step}" + _newest_step(newest))

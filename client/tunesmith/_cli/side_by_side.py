@@ -23,7 +23,7 @@ _LEAVE_SECONDS = 2.0
 
 def answer_both(conversations: Sequence[Conversation], question: str) -> list[Answer]:
     """Print the answers of all models, and return them. Ctrl-C stops all."""
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False, highlight=False, emoji=False)
     answers = [Answer() for _ in conversations]
     stop = Event()
     threads = [

@@ -12,10 +12,13 @@ from pydantic import ValidationError
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.errors import DownloadError
+from tunesmith._http.pages import Page, first_page
 from tunesmith._transfer.download import fetch, file_sha256
 from tunesmith_schema import Adapter
 from tunesmith_schema.documents import read_file
 from tunesmith_schema.verification import VERIFICATION_FILE, Verification
+
+from .files import Order
 
 
 class Adapters:
@@ -23,6 +26,22 @@ class Adapters:
 
     def __init__(self, http: Http) -> None:
         self._http = http
+
+    def list(
+        self, *, after: str | None = None, limit: int | None = None, order: Order | None = None
+    ) -> Page[Adapter]:
+        """List results and checkpoints of all jobs with their files, newest first."""
+
+        def fetch(cursor: str | None) -> wire.Page[Adapter]:
+            params = {"after": cursor, "limit": limit, "order": order}
+            return self._http.get(wire.Page[Adapter], "adapters", params)
+
+        return first_page(fetch, after)
+
+    def verification(self, adapter_id: str) -> Verification:
+        """Return the verdict of the probe. Raises NotFoundError for weights that were not read
+        back, such as a checkpoint's."""
+        return self._http.get(Verification, path_of("adapters", adapter_id, "verification"))
 
     def retrieve(self, adapter_id: str) -> Adapter:
         return self._http.get(Adapter, path_of("adapters", adapter_id))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import tunesmith_schema as wire
 from tunesmith._http.connection import Http, path_of
 from tunesmith._http.pages import Page, first_page
-from tunesmith_schema import Model, ModelDeleted, ModelTokenizer
+from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, ModelUse
+
+from .files import Order
 
 
 class Models:
@@ -14,13 +18,30 @@ class Models:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, checkpoints: bool = False) -> Page[Model]:
-        """List base models and tuned models; `checkpoints` adds the checkpoints."""
-        extra = {"checkpoints": "true"} if checkpoints else {}
-        return first_page(
-            lambda after: self._http.get(wire.Page[Model], "models", {"after": after, **extra}),
-            None,
-        )
+    def list(
+        self,
+        *,
+        base: str | None = None,
+        kind: Literal["base", "lora", "full"] | None = None,
+        text: str | None = None,
+        checkpoints: bool = False,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> Page[Model]:
+        """List base models and tuned models, newest first; `checkpoints` adds the checkpoints.
+        `base` selects the models tuned from this base model, `text` names with this part."""
+        filters = {
+            "base": base,
+            "kind": kind,
+            "text": text,
+            "checkpoints": "true" if checkpoints else None,
+        }
+
+        def fetch(cursor: str | None) -> wire.Page[Model]:
+            params = {**filters, "after": cursor, "limit": limit}
+            return self._http.get(wire.Page[Model], "models", params)
+
+        return first_page(fetch, after)
 
     def retrieve(self, model: str) -> Model:
         return self._http.get(Model, path_of("models", model))
@@ -30,5 +51,24 @@ class Models:
         have the base model's folder."""
         return self._http.get(ModelTokenizer, path_of("models", model, "tokenizer"))
 
+    def uses(
+        self,
+        model: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        order: Order | None = None,
+    ) -> Page[ModelUse]:
+        """List the jobs that start from a model and the evaluations that measure it or compare with
+        it, newest first."""
+        path = path_of("models", model, "uses")
+
+        def fetch(cursor: str | None) -> wire.Page[ModelUse]:
+            params = {"after": cursor, "limit": limit, "order": order}
+            return self._http.get(wire.Page[ModelUse], path, params)
+
+        return first_page(fetch, after)
+
     def delete(self, model: str) -> ModelDeleted:
+        """Delete a tuned model, or a checkpoint alone by its name."""
         return self._http.delete(ModelDeleted, path_of("models", model))

@@ -5,23 +5,43 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 
-from tunesmith_schema import Adapter
-from tunesmith_server.services import adapters
+from tunesmith_schema import Adapter, Page
+from tunesmith_schema.verification import Verification
+from tunesmith_server.services import adapters, verifications
 
 from .bounds import FileNamePath, IdPath, RangeHeader
-from .deps import CallerDep, KeyRoute, ReaderDep, StateDep
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep, bulk, send_page
 from .files import BINARY, send_or_redirect
 
-router = APIRouter(prefix="/adapters/{adapter_id}", tags=["adapters"], route_class=KeyRoute)
+router = APIRouter(prefix="/adapters", tags=["adapters"], route_class=KeyRoute)
 
 
-@router.get("")
+@router.get("", response_model=None, responses={200: {"model": Page[Adapter]}})
+def list_adapters(caller: CallerDep, session: ReaderDep, cursor: CursorDep) -> Response:
+    """List results and checkpoints of all jobs with their files, newest first."""
+    return send_page(
+        adapters.list_adapters(session, after=cursor.after, limit=cursor.limit, order=cursor.order)
+    )
+
+
+@router.get("/{adapter_id}")
 def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: IdPath) -> Adapter:
     return adapters.to_wire(adapters.retrieve(session, adapter_id))
 
 
+@router.get("/{adapter_id}/verification")
+@bulk
+def verification(
+    caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
+) -> Verification:
+    """Return the verdict of the probe: the largest difference of a logit between the stored files
+    and the trained model, its tolerance, and the versions of the libraries. Checkpoints have
+    none."""
+    return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
+
+
 @router.get(
-    "/content",
+    "/{adapter_id}/content",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/x-tar": {}}}},
 )
@@ -38,7 +58,7 @@ def content(caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: 
     )
 
 
-@router.get("/content/{name}", response_class=StreamingResponse, responses=BINARY)
+@router.get("/{adapter_id}/content/{name}", response_class=StreamingResponse, responses=BINARY)
 def one_file(
     caller: CallerDep,
     state: StateDep,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
-from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, Page
-from tunesmith_server.services import adapters, base_models, served_models
+from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, ModelUse, Page
+from tunesmith_server.services import adapters, model_list, model_uses, served_models
+from tunesmith_server.services.model_list import ModelFilters
 
 from .bounds import AfterQuery, ModelPath
-from .deps import CallerDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk, send_page
+from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk, send_page
 
 router = APIRouter(prefix="/models", tags=["models"], route_class=KeyRoute)
 
@@ -23,13 +24,36 @@ def list_models(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     checkpoints: bool = False,
+    base: Annotated[str | None, Query(max_length=512)] = None,
+    kind: Literal["base", "lora", "full"] | None = None,
+    text: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List base models by name, then tuned models, newest first. `checkpoints=true` adds the
-    checkpoints, whose names are models too."""
-    page = base_models.list_models(
-        session, state.settings, after=after, limit=limit, checkpoints=checkpoints
+    checkpoints, whose names are models too. `base` selects the models tuned from this base model,
+    `kind` base models, adapters or full weights, `text` names with this part."""
+    page = model_list.list_models(
+        session,
+        state.settings,
+        after=after,
+        limit=limit,
+        filters=ModelFilters(base=base, kind=kind, text=text, checkpoints=checkpoints),
+        serving=state.inference.serving,
     )
     return send_page(page)
+
+
+@router.get("/{model:path}/uses", response_model=None, responses={200: {"model": Page[ModelUse]}})
+def list_uses(
+    caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath, cursor: CursorDep
+) -> Response:
+    """List the jobs that start from a model and the evaluations that measure it or compare with it,
+    newest first."""
+    model_list.retrieve(session, state.settings, model, state.inference.serving)
+    return send_page(
+        model_uses.list_uses(
+            session, model, after=cursor.after, limit=cursor.limit, order=cursor.order
+        )
+    )
 
 
 @router.get("/{model:path}/tokenizer")
@@ -43,7 +67,7 @@ def tokenizer(
 
 @router.get("/{model:path}")
 def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath) -> Model:
-    return base_models.retrieve(session, state.settings, model)
+    return model_list.retrieve(session, state.settings, model, state.inference.serving)
 
 
 @router.delete("/{model:path}")
@@ -54,7 +78,7 @@ def delete(
     model: ModelPath,
     after_commit: BackgroundTasks,
 ) -> ModelDeleted:
-    """Delete a tuned model. Base models cannot be deleted."""
+    """Delete a tuned model, or a checkpoint alone. Base models cannot be deleted."""
     adapters.delete_model(session, model)
     after_commit.add_task(state.inference.forget, model)
     return ModelDeleted(id=model)

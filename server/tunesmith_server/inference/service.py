@@ -170,6 +170,13 @@ class Inference:
         except TimeoutError:
             return EngineStatus(status="unreachable", waiting_for="no answer within 2 s")
 
+    def serving(self, model_id: str) -> str:
+        """Return `registered` for a model that this process has registered, else `on_demand`; `off`
+        if this server has no inference."""
+        if not (self._settings.inference_url or self._settings.inference_child):
+            return "off"
+        return "registered" if model_id in self._registered else "on_demand"
+
     async def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -18,6 +18,9 @@ from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import AdapterRow, CheckpointRow, JobRow, ModelPermissionRow
 from tunesmith_server.models.scope import all_projects, project_of
 
+from .pages import PageBuilder, read_newest
+from .paging import Order
+
 _BLOCK = 512
 
 
@@ -71,6 +74,28 @@ def retrieve(session: Session, adapter_id: str) -> AdapterRow:
             hint="GET /v1/fine_tuning/jobs/ID has the adapter_id of a succeeded job",
         )  # fmt: skip
     return row
+
+
+def list_adapters(session: Session, *, after: str | None, limit: int, order: Order) -> PageBuilder:
+    """Return the adapters and full weights of all jobs, newest first."""
+    return read_newest(
+        session,
+        select(AdapterRow),
+        AdapterRow,
+        _to_wire_listed,
+        after=after,
+        limit=limit,
+        order=order,
+        what="adapter",
+    )
+
+
+def _to_wire_listed(row: AdapterRow) -> Adapter:
+    """Return the adapter; without its files if this release cannot read them."""
+    try:
+        return to_wire(row)
+    except NotFound:
+        return _to_wire(row, [])
 
 
 def files_of(row: AdapterRow) -> list[StoredFile]:
@@ -151,13 +176,12 @@ def forget_permissions(session: Session, models: Sequence[str]) -> None:
 
 def to_wire(row: AdapterRow) -> Adapter:
     try:
-        return _to_wire(row)
+        return _to_wire(row, files_of(row))
     except (ValueError, TypeError) as error:
         raise _unreadable(row, error) from error
 
 
-def _to_wire(row: AdapterRow) -> Adapter:
-    files = files_of(row)
+def _to_wire(row: AdapterRow, files: list[StoredFile]) -> Adapter:
     verification = next((file for file in files if file.name == VERIFICATION_FILE), None)
     return Adapter(
         id=row.id,

@@ -9,26 +9,22 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic_core import to_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode, Model
+from tunesmith_schema import ErrorCode
 from tunesmith_schema.model_dirs import why_no_models
 from tunesmith_schema.queue import TRAIN_QUEUE
 from tunesmith_server.core.database import epoch_now
-from tunesmith_server.core.errors import BadRequest, NotFound
+from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import AdapterRow, WorkerRow
 from tunesmith_server.models.scope import limits_of
 
-from .pages import PageBuilder, json_of, read_page
-from .paging import unknown_cursor
 from .workers import READY_SECONDS
 
 _LIVE_WORKERS = (
@@ -162,10 +158,6 @@ def tuned_name(project: str, model: str, suffix: str | None, job_id: str) -> str
     return f"ft:{base}:{project}:{suffix}:{job_id.removeprefix('ftjob-')[:10]}"
 
 
-MODELS_PAGE_BYTES = 4 * 1024 * 1024
-"""Size at which a page of models ends. The `openai` client reads only the first page."""
-
-
 CHECKPOINT_MARK = ":ckpt-step-"
 """Part of a checkpoint's name; a tuned model's name ends before it."""
 
@@ -173,82 +165,3 @@ CHECKPOINT_MARK = ":ckpt-step-"
 def checkpoint_name(tuned: str, step: int) -> str:
     """Return the model name of a checkpoint of the tuned model `tuned`."""
     return f"{tuned}{CHECKPOINT_MARK}{step}"
-
-
-def list_models(
-    session: Session, settings: Settings, *, after: str | None, limit: int, checkpoints: bool
-) -> PageBuilder:
-    """Return base models by name, then tuned models, and their checkpoints if `checkpoints` is
-    true, newest first."""
-    page, known = PageBuilder(MODELS_PAGE_BYTES), names(session, settings)
-    cursor = None
-    if after and after not in known:
-        tuned = select(AdapterRow.created_at, AdapterRow.id).where(AdapterRow.model == after)
-        cursor = session.execute(tuned).one_or_none()
-        if cursor is None:
-            raise unknown_cursor(after, "model")
-    local = local_folders(settings)
-    for name in known if cursor is None else []:
-        if after and name <= after:
-            continue
-        if len(page) == limit:
-            page.has_more = True
-        if page.has_more or not page.add(name, json_of(_base_to_wire(name, local))):
-            return page
-    tuned_models = select(
-        AdapterRow.id, AdapterRow.created_at, AdapterRow.model, AdapterRow.base_model
-    )
-    if not checkpoints:
-        tuned_models = tuned_models.where(AdapterRow.model.not_like(f"%{CHECKPOINT_MARK}%"))
-    return read_page(
-        session,
-        tuned_models,
-        (AdapterRow.created_at.expression, AdapterRow.id.expression),
-        after=None if cursor is None else tuple(cursor),
-        limit=limit,
-        order="desc",
-        key_of=lambda row: (row.created_at, row.id),
-        items_of=_tuned_items,
-        page=page,
-        chunk=500,
-    )
-
-
-def _tuned_items(rows: Sequence[Any]) -> Iterator[tuple[str, bytes]]:  # Any: rows of columns
-    """Yield tuned models as JSON, without building a `Model` for each of thousands."""
-    for row in rows:
-        item = {
-            "id": row.model,
-            "object": "model",
-            "created": int(row.created_at),
-            "owned_by": "tunesmith",
-            "adapter_id": row.id,
-            "base_model": row.base_model,
-        }
-        yield row.model, to_json(item)
-
-
-def _base_to_wire(name: str, local: dict[str, Path]) -> Model:
-    created = int(local[name].stat().st_mtime) if name in local else 0
-    return Model(id=name, created=created, owned_by="base")
-
-
-def retrieve(session: Session, settings: Settings, name: str) -> Model:
-    if name in names(session, settings):
-        return _base_to_wire(name, local_folders(settings))
-    row = session.scalar(select(AdapterRow).where(AdapterRow.model == name))
-    if row is not None:
-        return _tuned_to_wire(row)
-    raise NotFound(
-        ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", hint="GET /v1/models lists all models"
-    )
-
-
-def _tuned_to_wire(row: AdapterRow) -> Model:
-    return Model(
-        id=row.model,
-        created=int(row.created_at),
-        owned_by="tunesmith",
-        adapter_id=row.id,
-        base_model=row.base_model,
-    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import case, literal, or_, select, union_all
+from sqlalchemy import Select, case, literal, or_, select, union_all
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import FileUse
+from tunesmith_schema import FileUse, ModelUse
 from tunesmith_server.models import EvaluationRow, JobRow
 
 from .pages import PageBuilder, json_of, read_page
@@ -36,7 +37,21 @@ def list_uses(
         EvaluationRow.status,
         EvaluationRow.model,
     ).where(EvaluationRow.file == file_id)
-    uses = union_all(jobs, evaluations).subquery()
+    return read_uses(session, (jobs, evaluations), FileUse, after=after, limit=limit, order=order)
+
+
+def read_uses(
+    session: Session,
+    queries: Sequence[Select[*tuple[Any, ...]]],
+    use: type[FileUse | ModelUse],
+    *,
+    after: str | None,
+    limit: int,
+    order: Order,
+) -> PageBuilder:
+    """Return a page of the jobs and evaluations that the queries select, newest first. Each query
+    has the columns `id`, `created_at`, `kind`, `role`, `status` and `model`."""
+    uses = union_all(*queries).subquery()
     return read_page(
         session,
         select(uses),
@@ -45,7 +60,7 @@ def list_uses(
         limit=limit,
         order=order,
         key_of=lambda row: (row.created_at, row.id),
-        items_of=_items,
+        items_of=partial(_items, use),
     )
 
 
@@ -56,9 +71,12 @@ def _key_of(session: Session, after: str) -> tuple[float, str]:
     return user.created_at, user.id
 
 
-def _items(rows: Sequence[Any]) -> Iterator[tuple[str, bytes]]:  # Any: rows of columns
+def _items(
+    use: type[FileUse | ModelUse],
+    rows: Sequence[Any],  # Any: rows of columns
+) -> Iterator[tuple[str, bytes]]:
     for row in rows:
-        use = FileUse(
+        item = use(
             id=row.id,
             kind=row.kind,
             role=row.role,
@@ -66,4 +84,4 @@ def _items(rows: Sequence[Any]) -> Iterator[tuple[str, bytes]]:  # Any: rows of 
             status=row.status,
             model=row.model,
         )
-        yield use.id, json_of(use)
+        yield item.id, json_of(item)

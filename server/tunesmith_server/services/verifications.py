@@ -1,0 +1,44 @@
+"""Verdict of the probe: how close the stored files are to the model that was trained."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from tunesmith_schema import ErrorCode
+from tunesmith_schema.documents import read_file
+from tunesmith_schema.verification import VERIFICATION_FILE, Verification
+from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.storage import Storage
+from tunesmith_server.models import AdapterRow
+
+from . import adapters
+
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def retrieve(storage: Storage, row: AdapterRow) -> Verification:
+    """Return the content of the adapter's verification.json. Raises NotFound if the adapter has
+    none, or one that this release cannot read."""
+    files = [file for file in adapters.files_of(row) if file.name == VERIFICATION_FILE]
+    if not files:
+        raise NotFound(
+            ErrorCode.NO_REPORT,
+            f"the files of adapter {row.id!r} were not read back, so it has no verification",
+            hint="the trainer reads back the result of a job, not its checkpoints",
+        )
+    try:
+        content = b"".join(storage.stream(files[0].sha256, 0, min(files[0].bytes, _MAX_BYTES)))
+        return read_file(Verification, content)
+    except FileNotFoundError:
+        raise NotFound(
+            ErrorCode.CONTENT_MISSING,
+            f"the server's storage has lost {VERIFICATION_FILE} of adapter {row.id!r}",
+            hint="restore the storage from a backup",
+        ) from None
+    except ValidationError as error:
+        raise NotFound(
+            ErrorCode.UNREADABLE,
+            f"this release cannot read {VERIFICATION_FILE} of adapter {row.id!r}: "
+            f"{error.error_count()} wrong fields",
+            hint="another release wrote it: install that release",
+        ) from error
