@@ -66,6 +66,7 @@ ROWS: Rows = {
     "server/test_claim_stalls.py": {"test_stalled_claimers_lose_and_double_no_job": ("*-60",)},
     "server/test_schedule.py": {ALL: (), "test_hours_with_deaths_lose_and_double_nothing": ("*",)},
     # The server under a fuzzer, and the same rejected input in every kind of process.
+    "server/portal/test_page_cost.py": {ALL: ()},
     "server/test_page_bounds.py": {
         "test_pages_join_at_the_seams_of_their_chunks": ("*-49-50", "*-50-51", "*-1000-120"),
     },

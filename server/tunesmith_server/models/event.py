@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from tunesmith_server.core.database import Base
 
 from .owned import Owned
 
+NO_METRICS = text("kind <> 'metrics'")
+"""Condition of the index of events other than metrics. SQLite uses the index only for queries that
+have this text."""
+NO_INFO = text("level <> 'info'")
+"""Condition of the index of warnings and errors, as `NO_METRICS`."""
+
 
 class EventRow(Owned, Base):
     __tablename__ = "job_events"
+    __table_args__ = tuple(
+        Index(name, "job_id", "seq", sqlite_where=condition, postgresql_where=condition)
+        for name, condition in (
+            ("ix_job_events_told", NO_METRICS), ("ix_job_events_warned", NO_INFO)
+        )
+    )  # fmt: skip
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)

@@ -25,6 +25,9 @@ class JobRow(Owned, Base):
             *("project_id", "created_at", "id", "state", "method_name", "model", "suffix"),
             "fine_tuned_model",
         ),
+        # Forks and retries of a job, newest first.
+        Index("ix_jobs_forks", "forked_from", "created_at", "id"),
+        Index("ix_jobs_retries", "retry_of", "created_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -102,7 +105,7 @@ class JobRow(Owned, Base):
     forked_from: Mapped[str | None] = mapped_column(String(40))
     """Job whose resume point this job starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
-    retry_of: Mapped[str | None] = mapped_column(String(40), index=True)
+    retry_of: Mapped[str | None] = mapped_column(String(40))
     """Failed or cancelled job that this job retries; a job has at most one retry."""
 
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")

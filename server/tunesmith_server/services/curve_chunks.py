@@ -106,9 +106,12 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 def ends(session: Session, job_id: str) -> tuple[int, int]:
     """Return the first and the last step with metrics; void metrics count up to their chunk."""
-    first, last = session.execute(
-        select(func.min(MetricRow.step), func.max(MetricRow.step)).where(MetricRow.job_id == job_id)
-    ).one()
+    # SQLite reads an end from the index only if a query asks for one end.
+    stored = (
+        select(end).where(MetricRow.job_id == job_id).scalar_subquery()
+        for end in (func.min(MetricRow.step), func.max(MetricRow.step))
+    )
+    first, last = session.execute(select(*stored)).one()
     void = session.execute(
         select(func.min(CurveRow.start), func.max(CurveRow.start)).where(
             CurveRow.job_id == job_id, CurveRow.void_by > 0

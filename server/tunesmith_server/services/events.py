@@ -20,6 +20,7 @@ from tunesmith_schema import (
     RunEvent,
 )
 from tunesmith_server.models import CheckpointRow, EventRow, JobRow, MetricRow
+from tunesmith_server.models.event import NO_INFO, NO_METRICS
 
 from . import curve_chunks
 from .pages import PageBuilder, json_of, read_page
@@ -176,8 +177,12 @@ def list_events(
     query = select(EventRow).where(EventRow.job_id == job_id)
     if kinds:
         query = query.where(EventRow.kind.in_(kinds))
+        if EventKind.METRICS not in kinds:
+            query = query.where(NO_METRICS)
     if levels:
         query = query.where(EventRow.level.in_(levels))
+        if "info" not in levels:
+            query = query.where(NO_INFO)
     if text:
         query = query.where(EventRow.message.icontains(text, autoescape=True))
     return read_page(

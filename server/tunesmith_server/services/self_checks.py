@@ -11,6 +11,7 @@ from tunesmith_schema import ErrorCode, EventKind, SelfCheck
 from tunesmith_schema.lineage import SelfCheckItem
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import EventRow, JobRow
+from tunesmith_server.models.event import NO_METRICS
 
 _START = "self-check: "
 """Start of the event's message."""
@@ -21,6 +22,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> SelfCheck:
     query = select(EventRow).where(
         EventRow.job_id == job.id,
         EventRow.kind == EventKind.MESSAGE,
+        NO_METRICS,
         EventRow.message.startswith(_START, autoescape=True),
         cast(EventRow.data, Text).contains('"checks"', autoescape=True),
     )

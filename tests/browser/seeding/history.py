@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import EventKind
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import EventRow, JobRow, MetricRow, SamplesRow
-from tunesmith_server.services import blobs
+from tunesmith_server.services import blobs, curve_chunks
 
 from .curves import Values
 
@@ -86,6 +86,7 @@ def train(
         session.execute(insert(MetricRow), metrics)
         session.execute(insert(EventRow), events)
         job.step = part[-1][0]
+        curve_chunks.seal(session, job, job.step, most=_AT_ONCE)
     job.last_metrics = shown
 
 

@@ -1,0 +1,75 @@
+"""CPU time of the server for each page, with 10,000 jobs, 100,000 steps and 10,000 samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tunesmith_server.portal.pages import all_pages
+from tunesmith_server.services import keys
+
+from ...browser.seeding import Large, World, fill, fill_large
+from ..actors import Server
+from .browser import Browser, signed_in
+
+MOST_SECONDS = 0.06
+"""Bar of the 95th percentile. The client's own time counts too."""
+TIMES = 20
+PERCENTILE_95 = 18
+"""Index in 20 sorted times."""
+DOWNLOADS = ("/curves.csv", "/files/{file_id}", "/weights/{adapter_id}")
+"""Ends of addresses that send whole files."""
+SEARCHES = ("q=nothing", "q=run-7", "state=failed", "model=none", "method=reinforcement")
+MOST_SEARCH_SECONDS = 0.2
+
+
+@pytest.fixture
+def world(server: Server) -> World:
+    with server.database.write.begin() as session:
+        owner = keys.authenticate(session, server.user.headers["authorization"]).key_id
+    assert owner is not None
+    made = fill(server.settings, server.database, server.storage, owner)
+    fill_large(server.database, server.storage, made, Large())
+    return made
+
+
+def addresses(world: World) -> Iterator[str]:
+    """Yield the address of each page, and of pages of a job for both long jobs."""
+    for page in all_pages():
+        if page.method != "GET" or page.is_public or page.path.endswith(DOWNLOADS):
+            continue
+        for what in ("running", "reinforcement") if "{job_id}" in page.path else ("",):
+            values: dict[str, Any] = {"file_id": world.files["train"], "model": world.models[0]}
+            path = page.path.replace(":path}", "}")
+            values["job_id"] = world.jobs[what] if what else ""
+            try:
+                yield path.format_map(values)
+            except KeyError:
+                continue  # a thing that the world does not have
+
+
+def cpu_seconds(browser: Browser, path: str) -> float:
+    """Return the 95th percentile of the CPU time, after a first request that fills caches."""
+    assert browser.get(path).status_code in (200, 303), path
+    times = []
+    for _ in range(TIMES):
+        start = time.process_time()
+        browser.get(path)
+        times.append(time.process_time() - start)
+    return sorted(times)[PERCENTILE_95]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_pages_and_searches_of_a_large_service_cost_little(server: Server, world: World) -> None:
+    browser = signed_in(server)
+    costs = {path: cpu_seconds(browser, path) for path in addresses(world)}
+    assert len(costs) >= 10
+    assert {path: cost for path, cost in costs.items() if cost > MOST_SECONDS} == {}, costs
+    searches = {query: cpu_seconds(browser, f"/portal/jobs?{query}") for query in SEARCHES}
+    assert max(searches.values()) < MOST_SEARCH_SECONDS, searches
+    job = f"/portal/jobs/{world.jobs['running']}"
+    zoom = f"{job}/curves?names=train_loss,grad_norm,learning_rate&from=40000&to=41000"
+    assert cpu_seconds(browser, zoom) < MOST_SECONDS
