@@ -86,11 +86,14 @@ class MetricPoint(Response):
     with rewards. `ungraded_share` is the share of completions without a reward, and
     `truncated_share` is the share cut at the length limit. `completion_length` (mean) and
     `completion_length_max` are in tokens. `rollout_gap` is the mean absolute difference of a
-    token's log-prob between generation and training. About once a second, a reinforcement step also
-    has shares of the time outside evaluations and checkpoints: `sync_share`, `generate_share`,
-    `grade_share`, `log_probs_share`, `forward_share` and `backward_share`. `idle_share` is the
-    share of grading and of all time outside these phases and the optimiser.
-    `generated_tokens_per_second`, also sent about once a second, covers only the generation time.
+    token's log-prob between generation and training. With `recipe.rollout.importance_sampling`,
+    `importance_ratio` (mean) and `importance_ratio_max` are probability ratios, and
+    `importance_masked_share` is the share of them above the limit. About once a second, a
+    reinforcement step also has shares of the time outside evaluations and checkpoints:
+    `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share` and
+    `backward_share`. `idle_share` is the share of grading and of all time outside these phases and
+    the optimiser. `generated_tokens_per_second`, also sent about once a second, covers only the
+    generation time.
     """
 
 

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 
 from .base import Request
 
+ImportanceSampling = Literal[
+    "auto", "off", "sequence_mask", "sequence_truncate", "token_mask", "token_truncate"
+]
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 
 
@@ -98,6 +101,12 @@ class RolloutRecipe(Request):
     """Engine that generates completions. `true`: only vLLM; the run fails at its start if vLLM is
     not installed or cannot serve the model. `false`: never vLLM. `"auto"`: vLLM on a GPU if it is
     installed, else our own engine, else transformers, which supports every model."""
+    importance_sampling: ImportanceSampling = "auto"
+    """Correction for an engine whose log-probs differ from the trainer's: weight each token or
+    whole completion by the ratio of both probabilities. `_truncate` limits ratios to 3, `_mask`
+    ignores tokens or completions with a larger ratio. `"auto"`: with vLLM `sequence_mask`
+    (`loss_type="vespo"`: `token_truncate`), else `off`. For long completions, token modes ignore
+    less."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
     `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""

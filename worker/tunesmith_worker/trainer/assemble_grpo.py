@@ -28,6 +28,7 @@ from tunesmith_worker.trainer.auto.resolve_grpo import (
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import read_prompts
 from tunesmith_worker.trainer.methods.config import grpo_config
+from tunesmith_worker.trainer.methods.engine_mismatch import resolve_mode
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollouts import RolloutRunner, rollout_failures
@@ -104,6 +105,12 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
     )
     with rollout_failures():
         engine = _make_engine(context, loaded, plan, prompts.longest)
+    importance_sampling = resolve_mode(
+        (recipe.rollout or RolloutRecipe()).importance_sampling,
+        engine.name,
+        plan.loss_type,
+        choices,
+    )
     runner = RolloutRunner(
         engine,
         base.tokenizer,
@@ -131,6 +138,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
             shared_prompt=(recipe.rollout or RolloutRecipe()).shared_prompt,
             processing_class=base.tokenizer,
             save=saving.due,
+            importance_sampling=importance_sampling,
             **rates,
         )
     callbacks = add_callbacks(context, loaded, saving, trainer, train_plan)

@@ -20,7 +20,8 @@ METHOD_METRICS = frozenset(
     {
         *("updates_lost_fraction", "embedding_learning_rate", "frac_reward_zero_std", "kl"),
         *("entropy", "completion_length", "completion_length_max", "truncated_share"),
-        *("clip_ratio", "rollout_gap", "ungraded_share"),
+        *("clip_ratio", "rollout_gap", "ungraded_share", "importance_ratio"),
+        *("importance_ratio_max", "importance_masked_share"),
     }
 )
 """Step metrics that only some methods log."""

@@ -72,6 +72,13 @@ _REWARD = Chart(
     title="Reward", is_main=True, band="reward_std",
     series=(("reward", "Reward"), ("valid_reward", "Held out")),
 )  # fmt: skip
+_RATIOS = Chart(
+    title="Training against generation (ratio of probabilities)",
+    series=(
+        ("importance_ratio", "Mean"), ("importance_ratio_max", "Largest"),
+        ("importance_masked_share", "Share above the limit"),
+    ),
+)  # fmt: skip
 _REINFORCEMENT = (
     Chart(
         title="Equal groups, cut and ungraded completions (share)",
@@ -110,7 +117,8 @@ def charts_of(*, is_reinforcement: bool, names: Collection[str]) -> list[Chart]:
     scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]
     series = tuple((name, name.removeprefix("score_").replace(",", " ")) for name in scores)
     by_grader = [Chart(title="Score of each grader", series=series)] if series else []
-    return [_REWARD, *by_grader, *_REINFORCEMENT]
+    ratios = [_RATIOS] if "importance_ratio" in names else []
+    return [_REWARD, *by_grader, *ratios, *_REINFORCEMENT]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 from tunesmith_worker.trainer.data.prompt_rows import PromptRow
 from tunesmith_worker.trainer.data.prompts import Prompts
 from tunesmith_worker.trainer.methods.config import grpo_config
+from tunesmith_worker.trainer.methods.engine_mismatch import Mode
 from tunesmith_worker.trainer.methods.grpo import GRPOTrainer
 from tunesmith_worker.trainer.methods.kept_rollouts import KeptRollouts
 from tunesmith_worker.trainer.methods.rollouts import RolloutRunner
@@ -42,6 +43,9 @@ class Task:
     completions: Mapping[tuple[int, ...], list[list[int]]]
     rewards: Rewards
     weights: tuple[float, ...] = (1.0,)
+    log_probs: Callable[[Sequence[int]], list[float]] | None = None
+    """Function from the token ids of a completion to the log-probs that the engine reports; None:
+    zeros, and none in TRL."""
 
 
 def make_task(rewards: Rewards, weights: tuple[float, ...] = (1.0,), vocabulary: int = 96) -> Task:
@@ -76,6 +80,9 @@ class GivenEngine:
     def __init__(self, task: Task) -> None:
         self._task = task
 
+    def close(self) -> None:
+        pass
+
     def generate(
         self, requests: Sequence[Untyped], finished: Callable[[int, Completion], None]
     ) -> list[Completion]:
@@ -89,7 +96,7 @@ class GivenEngine:
             one = Completion(
                 token_ids=ids,
                 sampling_logprobs=[0.0] * len(ids),
-                policy_logprobs=[0.0] * len(ids),
+                policy_logprobs=(self._task.log_probs or _zeros)(ids),
                 finish_reason=ended,
             )
             finished(place, one)
@@ -164,6 +171,7 @@ def ours(
     steps: int = 1,
     learning_rate: float = 1e-2,
     shared_prompt: bool = True,
+    importance_sampling: Mode | None = None,
     **recipe: Untyped,
 ) -> GRPOTrainer:
     """Make our trainer for a copy of `model`."""
@@ -200,6 +208,7 @@ def ours(
         shared_prompt=shared_prompt,
         processing_class=tokenizer,
         save=lambda step: None,
+        importance_sampling=importance_sampling,
         optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": learning_rate, "fused": True}),
     )
     patch(trainer.model)
@@ -222,7 +231,12 @@ class StockTrainer(trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         for ids in map(tuple, prompt_ids):
             found.append(self.task.completions[ids][counts.get(ids, 0)])
             counts[ids] = counts.get(ids, 0) + 1
-        return found, None
+        log_probs = self.task.log_probs
+        return found, None if log_probs is None else [log_probs(ids) for ids in found]
+
+
+def _zeros(ids: Sequence[int]) -> list[float]:
+    return [0.0] * len(ids)
 
 
 def stock(

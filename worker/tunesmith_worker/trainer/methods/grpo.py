@@ -27,6 +27,7 @@ from tunesmith_worker.engine.random_state import random_state
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
 
 from .config import reward_column
+from .engine_mismatch import RATIO, MismatchCorrection, Mode
 from .groups import ROWS, GroupOrder, GroupRow
 from .grpo_metrics import StepScores, rename_metrics, round_figures
 from .grpo_step import SHARE, GRPOSteps, Inputs
@@ -53,12 +54,14 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         shared_prompt: bool | Literal["auto"],
         least_parts: int = 1,
         save: Callable[[int], None],
+        importance_sampling: Mode | None = None,
         optimizer_cls_and_kwargs: Untyped,
         embedding_rate: float | None = None,
         **trl_arguments: Untyped,
     ) -> None:
-        """`shared_prompt`, `least_parts`: see `init_grpo_steps`. `optimizer_cls_and_kwargs`: see
-        transformers.Trainer. `save`, `embedding_rate`: see `init_safe_step`.
+        """`shared_prompt`, `least_parts`: see `init_grpo_steps`. `importance_sampling`: see
+        engine_mismatch.py. `optimizer_cls_and_kwargs`: see transformers.Trainer. `save`,
+        `embedding_rate`: see `init_safe_step`.
         `trl_arguments["args"]` must not set `beta`: TRL would copy the adapter or load the model
         again as reference."""
         model, texts = trl_arguments["model"], [row.text for row in runner.prompts.rows]
@@ -85,6 +88,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         prompts = [row.prompt_ids for row in runner.prompts.rows]
         self.init_grpo_steps(plan, prompts, shared_prompt, least_parts)
         self.runner = runner
+        self.correction = MismatchCorrection(importance_sampling) if importance_sampling else None
         self.step_loss = torch.zeros((), device=self.args.device)
         """Loss of the last step."""
         self._buffer: Inputs | None = None
@@ -147,6 +151,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
             )
         )
         self.figures = StepScores()
+        if self.correction is not None:
+            self.correction.start_step()
         parts = self.micro_batches(batch)
         self.current_gradient_accumulation_steps = 1  # the loss of a part is already weighted
         loss = torch.zeros((), device=self.args.device)
@@ -156,6 +162,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
             loss = loss + super().training_step(model, part, None)
         if "old_per_token_logps" not in batch:
             self._gaps.append(self.measure_gap(batch))
+            for name, value in self.correction.metrics().items() if self.correction else ():
+                self._metrics["train"][name].append(value)
             if self.plan.num_iterations > 1:
                 batch["old_per_token_logps"] = self.figures.log_probs()
         self.step_loss = loss
@@ -190,9 +198,11 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
 
     def _compute_loss(self, model: Untyped, inputs: Inputs) -> torch.Tensor:
         self._inputs = inputs
+        self.use_vllm = self.correction is not None  # TRL then multiplies the loss by the ratio
         try:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
         finally:
+            self.use_vllm = False
             del self._inputs
         return loss
 
@@ -218,7 +228,10 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         assert scores.entropy is not None, "requested by entropy=True"
         log_probs = _pad_columns(scores.log_probs, logits_to_keep)
         entropy = _pad_columns(scores.entropy, logits_to_keep)
-        return *self.figures.add(self._rows, log_probs, entropy, self._inputs), None
+        log_probs, entropy = self.figures.add(self._rows, log_probs, entropy, self._inputs)
+        if self.correction is not None:
+            self._inputs[RATIO] = self.correction.ratio(self._rows, log_probs, self._inputs)
+        return log_probs, entropy, None
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """Return the reference model's log-probs, or None for the sampling policy.

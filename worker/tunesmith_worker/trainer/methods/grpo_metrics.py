@@ -35,6 +35,9 @@ NAMES = {
     "clip_ratio/region_mean": "clip_ratio",
     "cispo_clip_ratio": "clip_ratio",
     "rollout_gap": "rollout_gap",
+    "importance_ratio": "importance_ratio",
+    "importance_ratio_max": "importance_ratio_max",
+    "importance_masked_share": "importance_masked_share",
 }
 """TRL's metric name -> our metric name."""
 _SCORES, _LOGGED = "scores/", "logged/"
