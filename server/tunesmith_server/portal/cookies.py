@@ -1,7 +1,8 @@
-"""Cookies of the portal: the session's secret, and the theme."""
+"""Cookies of the portal: the session's secret, the theme, and hidden columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from tunesmith_server.services import sessions
 Theme = Literal["light", "dark", "auto"]
 _NAME = "tunesmith_session"
 _THEME = "tunesmith_theme"
+_COLUMNS = "tunesmith_hidden"
 _THEME_SECONDS = 400 * 86_400
 """Longest lifetime of a cookie in browsers."""
 
@@ -55,6 +57,19 @@ def set_theme(request: Request, response: Response, theme: str) -> None:
     chosen = theme if theme in get_args(Theme) else "auto"
     response.set_cookie(
         _THEME, chosen, max_age=_THEME_SECONDS, httponly=True, samesite="lax",
+        secure=_is_https(request), path="/portal",
+    )  # fmt: skip
+
+
+def hidden_columns(request: Request) -> list[str]:
+    """Return the columns of the list of jobs that the reader hides."""
+    names = request.cookies.get(_COLUMNS, "").split(".")
+    return [name for name in names if name.isalpha()][:20]
+
+
+def set_hidden_columns(request: Request, response: Response, names: Sequence[str]) -> None:
+    response.set_cookie(
+        _COLUMNS, ".".join(names), max_age=_THEME_SECONDS, httponly=True, samesite="lax",
         secure=_is_https(request), path="/portal",
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
@@ -36,16 +36,19 @@ Anchors = Sequence[tuple[int, float]]
 
 def compare(session: Session, job_ids: Sequence[str], *, axis: Axis, points: int) -> JobComparison:
     """Compare jobs; each curve has at most `points` values. Raises NotFound."""
-    rows = [jobs.retrieve(session, job_id) for job_id in job_ids]
+    known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
+    rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
+    names = {name for row in known for name in (row.training_file, row.validation_file) if name}
+    files = {row.id: row for row in session.scalars(select(FileRow).where(FileRow.id.in_(names)))}
     wire = [jobs.to_wire(row) for row in rows]
     found = [_report(session, row) for row in rows]
     compared, aligned = [], dict[str, list[AlignedCurve]]()
     for row, report in zip(rows, found, strict=True):
-        known = _curves(session, row, points)
-        tokens = known.pop(_TOKENS, Curve())
+        own = _curves(session, row, points)
+        tokens = own.pop(_TOKENS, Curve())
         anchors = _anchors(session, row, axis, tokens)
-        compared.append(_job(session, row, report, known))
-        for name, curve in known.items():
+        compared.append(_job(row, report, own, files))
+        for name, curve in own.items():
             if line := _aligned(row.id, curve, anchors):
                 aligned.setdefault(name, []).append(line)
     return JobComparison(
@@ -73,7 +76,7 @@ def _curves(session: Session, row: JobRow, points: int) -> dict[str, Curve]:
 
 
 def _job(
-    session: Session, row: JobRow, report: JobReport | None, known: dict[str, Curve]
+    row: JobRow, report: JobReport | None, known: dict[str, Curve], files: Mapping[str, FileRow]
 ) -> ComparedJob:
     return ComparedJob(
         id=row.id,
@@ -84,8 +87,8 @@ def _job(
         device=report.device if report else None,
         health=job_health.stored(row.health),
         evaluation=stored_job.evaluation(row.evaluation),
-        training_file=_data(session, row.training_file),
-        validation_file=_data(session, row.validation_file) if row.validation_file else None,
+        training_file=_data(files, row.training_file),
+        validation_file=_data(files, row.validation_file) if row.validation_file else None,
         results={
             name: _result(name, known[name], (row.last_metrics or {}).get(name))
             for name in METRICS
@@ -94,8 +97,8 @@ def _job(
     )
 
 
-def _data(session: Session, file_id: str) -> ComparedData:
-    file = session.get(FileRow, file_id)
+def _data(files: Mapping[str, FileRow], file_id: str) -> ComparedData:
+    file = files.get(file_id)
     if file is None:
         return ComparedData(id=file_id)
     rows = file.validation.get("rows") if isinstance(file.validation, dict) else None

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import ErrorCode
+from tunesmith_schema import ErrorCode, Sample
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import SamplesRow
@@ -66,7 +66,7 @@ class SampleFilters:
 
 
 def find_steps(
-    session: Session, job_id: str, *, step: int | None, after: str | None, order: Order
+    session: Session, job_id: str, *, step: int | None, after: str | None, order: Order = "desc"
 ) -> list[SamplesRow]:
     """Return the steps that a page may read, and one more. Only the database is read."""
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
@@ -156,6 +156,26 @@ def by_spread(
             if not page.add(shown.id, json_of(shown)):
                 return page
     return page
+
+
+def of_prompt(storage: Storage, job_id: str, row: SamplesRow, prompt: str) -> list[Sample]:
+    """Return the samples of a step with exactly this prompt."""
+    lines = enumerate(sample_lines.read(storage, row, _count(row)))
+    return [
+        sample_lines.parse(job_id, row, index, line)
+        for index, line in lines
+        if _parsed(line).get("prompt") == prompt
+    ]
+
+
+def retrieve(storage: Storage, rows: list[SamplesRow], name: str) -> Sample | None:
+    """Return the sample with this id from the stored step; None if there is none."""
+    for row in rows[:1]:
+        step, index = parse_cursor(row.job_id, name)
+        if step == row.step and index < _count(row):
+            lines = dict(enumerate(sample_lines.read(storage, row, index + 1)))
+            return sample_lines.parse(row.job_id, row, index, lines.get(index))
+    return None
 
 
 def _place_of(job_id: str, after: str, row: SamplesRow, order: list[int]) -> int:

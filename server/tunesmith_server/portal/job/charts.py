@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 WIDTH, HEIGHT = 600, 160
 """Size of the drawing without scripts, in units of its SVG."""
@@ -17,6 +17,7 @@ TABLE_ROWS = 16
 POINTS = 128
 """Points of a curve that is drawn without scripts."""
 
+Step = TypeVar("Step", int, float)
 Curves = Mapping[str, Mapping[str, Any]]
 """Curves by metric, each with `steps` and `values`; Any: JSON."""
 
@@ -132,7 +133,7 @@ class Drawn:
     """Lower end of the vertical scale."""
     high: float | None
     is_log: bool
-    rows: list[tuple[int, list[float | None]]]
+    rows: Sequence[tuple[float, list[float | None]]]
     """Table: steps and the values of each curve."""
     last: list[float | None]
     """Last value of each curve."""
@@ -196,11 +197,12 @@ def _rows(
     known = [dict(column) for column in columns]
     steps = min((sorted(column) for column in known if column), key=len, default=[])
     if known and known[0] and len(steps) < TABLE_ROWS:
-        steps = sorted(set(steps) | set(_spread(sorted(known[0]), TABLE_ROWS - len(steps))))
-    return [(step, [column.get(step) for column in known]) for step in _spread(steps, TABLE_ROWS)]
+        steps = sorted(set(steps) | set(spread(sorted(known[0]), TABLE_ROWS - len(steps))))
+    return [(step, [column.get(step) for column in known]) for step in spread(steps, TABLE_ROWS)]
 
 
-def _spread(steps: Sequence[int], most: int) -> list[int]:
+def spread(steps: Sequence[Step], most: int) -> list[Step]:
+    """Return at most `most` of the steps, equally spaced and with the last one."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(index * (len(steps) - 1) / max(1, most - 1))] for index in range(most)]

@@ -7,6 +7,8 @@ from functools import cache
 from tunesmith_server.portal.visit import Page
 
 from . import (
+    compare,
+    completions,
     find,
     home,
     job,
@@ -28,8 +30,10 @@ _MODULES = (
         find,
         home,
         jobs,
+        compare,
         new_job,
         job,
+        completions,
         job_orders,
         job_data,
         workers,

@@ -1,16 +1,18 @@
 // <ts-chart data-series="train_loss:Training,valid_loss:Validation" data-log>: a uPlot that shares its
-// cursor and its range with the other charts of the page.
+// cursor and its range with the other charts of the page. A page with `data-axis` compares jobs: line n of
+// each chart is job n.
 import { number } from "./job.js";
-import { decades, hatch, joined, smoothed, spans } from "./curves.js";
+import { decades, hatch, joined, label, smoothed, spans } from "./curves.js";
 
 const page = document.querySelector("#job");
 const tools = document.querySelector("#chart-tools");
 const said = document.querySelector("#said");
 const charts = /** @type {Set<Chart>} */ (new Set());
-const LINES = 4;
+const { axis } = page.dataset;
+const hues = 8;
 const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
 const MOST = 6000; // points after which the curves are fetched again, thinned by the server
-const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true };
+const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
 let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
 let fine = null; // the steps of the zoom
 
@@ -67,18 +69,19 @@ class Chart extends HTMLElement {
     const names = stacked ? [...this.lines.keys()].reverse() : [...this.lines.keys()];
     for (const index of names) {
       const [name] = this.lines[index];
+      if (view.hidden.has(String(index + 1))) continue;
       const curve = stacked ? stack(curves, this.lines.slice(0, index + 1)) : curves[name];
       if (!curve) continue;
-      const stroke = resolve(stacked ? STACK[index] : `--s${(index % LINES) + 1}`);
-      const dash = index && !stacked ? [6, 3] : undefined;
+      const stroke = resolve(stacked ? STACK[index] : `--s${(index % hues) + 1}`);
+      const dash = index && !stacked && !axis ? [6, 3] : undefined;
       if (view.smoothing && !stacked && curve.values.length > 2) {
         add(curve, { stroke: faint(stroke), width: 1 });
         add({ steps: curve.steps, values: smoothed(curve.values, view.smoothing) }, { stroke, dash });
       } else add(curve, { stroke, dash, fill: stacked ? stroke : undefined, points: { show: curve.steps.length < 40 && !stacked, size: 5 } });
-      order.push([name, series.length - 1]);
+      order.push([name, series.length - 1, stroke, index + 1]);
     }
     for (const { curves: old } of whole.void) {
-      this.lines.forEach(([name], index) => old[name] && !stacked && add(old[name], { stroke: faint(resolve(`--s${(index % LINES) + 1}`)), dash: [2, 3], width: 1 }));
+      this.lines.forEach(([name], index) => old[name] && !stacked && add(old[name], { stroke: faint(resolve(`--s${(index % hues) + 1}`)), dash: [2, 3], width: 1 }));
     }
     return { series, bands, order, data: columns.length ? joined(columns) : [[]] };
   }
@@ -102,18 +105,18 @@ class Chart extends HTMLElement {
     const log = view.log && this.hasAttribute("data-log") && spans(data.slice(1), 30);
     const share = this.hasAttribute("data-stack");
     const config = {
-      ...this.size(), series, bands, legend: { show: false },
+      ...this.size(), series, bands, legend: { show: false }, ...(axis && { padding: [null, this.box.clientWidth > 480 ? 116 : 20, null, null] }),
       cursor: { sync: { key: "job" }, drag: { x: true, y: false }, points: { size: 6 } },
       scales: { x: { time: false, range: (_, low, high) => view.zoom ?? (low === high ? [low - 1, high + 1] : [low, high]) }, y: { distr: log ? 3 : 1, ...(share && { range: [0, 1] }) } },
       axes: [
-        { stroke: text, font, grid: { show: false }, ticks: { stroke: line, size: 4 }, size: 30, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")) },
+        { stroke: text, font, grid: { show: false }, ticks: { stroke: line, size: 4 }, size: 30, values: (_, ticks) => ticks.map((tick) => (axis === "hours" || Number.isInteger(tick) ? number(tick) : "")) },
         { stroke: text, font, grid: { stroke: line, width: 1, ...(log && { filter: decades }) }, ticks: { show: false }, size: 58, ...(log && { filter: decades }), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
       ],
       hooks: {
         drawClear: [(plot) => this.shade(plot)],
-        draw: [(plot) => this.marks(plot)],
+        draw: [(plot) => (axis ? label(plot, this.order, (index) => this.lines[index - 1][1], resolve("--surface")) : this.marks(plot))],
         setCursor: [(plot) => this.tell(plot)],
-        setSelect: [(plot) => plot.select.width > 2 && zoom([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")].map(Math.round))],
+        setSelect: [(plot) => plot.select.width > 2 && zoom([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")].map((end) => (axis === "hours" ? Math.max(0, Number(end.toFixed(4))) : Math.max(0, Math.round(end)))))],
       },
     };
     config.cursor.drag.setScale = false;
@@ -150,7 +153,7 @@ class Chart extends HTMLElement {
   }
 
   follow(event) {
-    if (this.plot.over.clientHeight - event.offsetY > 14) return;
+    if (axis || this.plot.over.clientHeight - event.offsetY > 14) return;
     const hit = this.near.find(([left]) => Math.abs(left - event.offsetX) < 7);
     hit?.[1].click();
   }
@@ -185,7 +188,7 @@ class Chart extends HTMLElement {
     const at = Math.max(first, Math.min(last, (plot.cursor.idx ?? last) + by));
     plot.setCursor({ left: plot.valToPos(steps[at], "x"), top: plot.over.clientHeight / 3 });
     const values = this.lines.map(([name, label]) => `${label} ${this.querySelector(`[data-last="${CSS.escape(name)}"]`)?.textContent}`);
-    said.textContent = `Step ${number(steps[at])}: ${values.join(", ")}`;
+    said.textContent = `${axis && axis !== "step" ? axis : "Step"} ${number(steps[at])}: ${values.join(", ")}`;
   }
 
   /** Save the chart as a picture with its title. */
@@ -224,7 +227,7 @@ function redraw() {
 
 async function fetched(range) {
   const names = new Set([...charts].flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
-  const query = new URLSearchParams({ names: [...names].join() });
+  const query = axis ? new URLSearchParams(page.dataset.query) : new URLSearchParams({ names: [...names].join() });
   if (range) [["from", range[0]], ["to", range[1]]].forEach(([name, step]) => query.set(name, step));
   const reply = await fetch(`${page.dataset.path}/curves?${query}`);
   if (!reply.ok) throw new Error(`${reply.status}`);
@@ -249,12 +252,14 @@ function remember() {
   const set = (name, value) => (value ? query.set(name, value) : query.delete(name));
   set("x", view.zoom?.join("-"));
   set("s", view.smoothing ? view.smoothing.toFixed(2) : "");
+  set("hide", [...view.hidden].join());
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
 }
 
 document.addEventListener("ts:live", ({ detail }) => {
   const { kind, data } = detail.data ?? {};
   if (detail.kind !== "event" || !whole.ready) return;
+  if (axis) return void (later ||= setTimeout(() => (later = 0, load()), 2000));
   if (kind === "resumed") return load();
   if (kind !== "metrics") return;
   for (const [name, value] of Object.entries(data)) {
@@ -269,6 +274,7 @@ document.addEventListener("ts:live", ({ detail }) => {
   redraw();
 });
 
+let later = 0;
 let loading = null;
 /** Fetch all curves; events that come meanwhile are part of the answer or come again. */
 function load() {
@@ -295,6 +301,15 @@ function controls() {
   });
   tools.querySelector("#whole").addEventListener("click", () => zoom(null));
   tools.querySelector("#share").addEventListener("click", share);
+  for (const button of document.querySelectorAll("[data-hide]")) {
+    button.addEventListener("click", () => {
+      const { hide } = button.dataset;
+      if (!view.hidden.delete(hide)) view.hidden.add(hide);
+      button.setAttribute("aria-pressed", String(!view.hidden.has(hide)));
+      redraw();
+      remember();
+    });
+  }
   tools.hidden = false;
 }
 
@@ -302,7 +317,7 @@ function controls() {
 async function share() {
   const main = document.querySelector("ts-chart[data-main]");
   const values = main.lines.map(([name, label]) => `${label} ${main.querySelector(`[data-last="${CSS.escape(name)}"]`)?.textContent}`);
-  const range = view.zoom ? `, steps ${view.zoom.join("–")}` : "";
+  const range = view.zoom ? `, ${axis && axis !== "step" ? axis : "steps"} ${view.zoom.join("–")}` : "";
   const shared = tools.querySelector("#shared");
   try {
     await navigator.clipboard.writeText(`${page.dataset.name}${range}: ${values.join(", ")}\n${location.href}`);

@@ -58,3 +58,30 @@ export function hatch(plot, first, last, colour) {
   ctx.stroke();
   ctx.restore();
 }
+
+/** Write number and name of each line at its end, the names apart from each other. */
+export function label(plot, order, name, surface) {
+  const { ctx, bbox } = plot;
+  const wide = ctx.canvas.width - bbox.left - bbox.width > 60 * devicePixelRatio;
+  const ends = order.flatMap(([, column, colour, index]) => {
+    let [first, at] = plot.series[0].idxs ?? [0, -1];
+    while (at >= first && plot.data[column][at] == null) at -= 1;
+    if (at < first) return [];
+    const text = wide && name(index).length > 14 ? `${name(index).slice(0, 13)}…` : wide ? name(index) : "";
+    return [{ left: plot.valToPos(plot.data[0][at], "x", true), top: plot.valToPos(plot.data[column][at], "y", true), text: `${index} ${text}`, colour }];
+  });
+  ctx.save();
+  ctx.font = `${12 * devicePixelRatio}px Inter, sans-serif`;
+  ctx.textBaseline = "middle";
+  ctx.textAlign = "left";
+  let last = -Infinity;
+  for (const { left, top, text, colour } of ends.sort((one, other) => one.top - other.top)) {
+    last = Math.max(top, last + 13 * devicePixelRatio);
+    ctx.fillStyle = colour;
+    ctx.strokeStyle = surface;
+    ctx.lineWidth = 4 * devicePixelRatio;
+    ctx.strokeText(text, left + 5 * devicePixelRatio, last);
+    ctx.fillText(text, left + 5 * devicePixelRatio, last);
+  }
+  ctx.restore();
+}

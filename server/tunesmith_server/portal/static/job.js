@@ -79,7 +79,7 @@ document.addEventListener("htmx:after:swap", () => {
   }
   progress();
 });
-document.addEventListener("visibilitychange", () => !document.hidden && page.dataset.watch && refresh(0));
+document.addEventListener("visibilitychange", () => !document.hidden && document.querySelector("[data-watch^=ftjob]") && refresh(0));
 
 document.addEventListener("click", (event) => {
   const open = event.target.closest("[data-dialog]");

@@ -21,6 +21,9 @@ function receive(message) {
   document.dispatchEvent(new CustomEvent("ts:live", { detail: message }));
 }
 
+const waiting = [];
+setInterval(() => document.querySelector("#rows:is(:hover, :focus-within)") || waiting.splice(0).forEach(row), 500);
+
 /** Replace a row of the list, or add it on top of an unfiltered first page. */
 function row({ id, html }) {
   const list = document.querySelector("#rows");
@@ -28,7 +31,9 @@ function row({ id, html }) {
   const fresh = new DOMParser().parseFromString(`<table>${html}</table>`, "text/html").querySelector("tr"); // rendered and escaped by the server
   const old = document.getElementById(`row-${id}`);
   if (!old) {
-    if (!location.search) list.prepend(fresh);
+    if (new URLSearchParams(location.search).size > location.search.includes("pick=")) return;
+    if (list.matches(":hover, :focus-within")) waiting.push({ id, html }); // no row moves under the pointer
+    else list.prepend(fresh);
     return;
   }
   const box = fresh.querySelector("input");

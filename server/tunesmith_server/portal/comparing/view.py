@@ -1,0 +1,74 @@
+"""State of the page that compares jobs, as its address has it: jobs, axis, zoom, hidden lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import cast, get_args
+from urllib.parse import urlencode
+
+from tunesmith_schema.comparison import Axis
+from tunesmith_server.portal.visit import Visit
+
+LEAST, MOST = 2, 8
+"""Number of jobs that can be compared."""
+AXES: dict[Axis, str] = {"step": "Steps", "tokens": "Trained tokens", "hours": "Hours"}
+_MAX_ID = 100
+_ZOOM = re.compile(r"[0-9.]{1,12}-[0-9.]{1,12}")
+_SMOOTHING = re.compile(r"0\.\d{1,2}")
+_HIDDEN = re.compile(r"[1-8](,[1-8]){0,7}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareView:
+    """Jobs and curves that the visitor looks at."""
+
+    job_ids: tuple[str, ...]
+    """Ids, each once, in the order of the address."""
+    axis: Axis
+    zoom: str
+    """Ends of the shown range of the axis, for example `120-400`; empty for all of it."""
+    smoothing: str
+    """Factor of the moving average; empty for none."""
+    hidden: str
+    """Numbers of the jobs whose curves are hidden, for example `1,3`."""
+    row: int | None
+    """Row of the training data whose completions stand side by side."""
+
+    @property
+    def is_complete(self) -> bool:
+        return LEAST <= len(self.job_ids) <= MOST
+
+    @property
+    def query(self) -> str:
+        """Jobs and axis as the query of an address."""
+        return urlencode({"jobs": ",".join(self.job_ids), "axis": self.axis}, safe=",")
+
+    def address(self, part: str = "", **changes: str) -> str:
+        """Return the address of this view with some of its parameters changed. `part` is appended
+        to the path. The zoom belongs to one axis."""
+        values = {
+            "jobs": ",".join(self.job_ids), "axis": "" if self.axis == "step" else self.axis,
+            "x": "" if "axis" in changes else self.zoom, "s": self.smoothing, "hide": self.hidden,
+            "row": "" if self.row is None else str(self.row), **changes,
+        }  # fmt: skip
+        query = urlencode({name: value for name, value in values.items() if value}, safe=",")
+        return f"/portal/compare{part}?{query}"
+
+
+def view_of(visit: Visit) -> CompareView:
+    """Return the view; a parameter with a wrong value counts as missing. `jobs` may be one list
+    with commas, or repeated as a form sends it."""
+    names = [name[:_MAX_ID] for text in visit.queries("jobs") for name in text.split(",")]
+    names = [name.replace("\0", "").strip() for name in names]
+    axis, zoom, smoothing = visit.query("axis"), visit.query("x"), visit.query("s")
+    row, hidden = visit.query("row"), visit.query("hide")
+    is_number = row.isascii() and row.isdigit() and len(row) < 10
+    return CompareView(
+        job_ids=tuple(dict.fromkeys(filter(None, names))),
+        axis=cast(Axis, axis) if axis in get_args(Axis) else "step",
+        zoom=zoom if _ZOOM.fullmatch(zoom) else "",
+        smoothing=smoothing if _SMOOTHING.fullmatch(smoothing) else "",
+        hidden=hidden if _HIDDEN.fullmatch(hidden) else "",
+        row=int(row) if is_number else None,
+    )

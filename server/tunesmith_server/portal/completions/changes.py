@@ -1,0 +1,43 @@
+"""Words that changed between two completions of the same prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+MOST_WORDS = 300
+"""Words of a completion that are compared; the rest is shown without marks."""
+_PIECE = re.compile(r"\s+|\w+|[^\w\s]")
+
+
+class Piece(NamedTuple):
+    """Part of a completion."""
+
+    text: str
+    is_new: bool
+    """True if the former completion does not have it in this place."""
+
+
+def pieces(former: str | None, text: str) -> list[Piece]:
+    """Return `text` in parts, with those marked that `former` does not have; None has no marks."""
+    if former is None or former == text:
+        return [Piece(text, False)] if text else []
+    old, new = (list(_words(each)) for each in (former, text))
+    shown = "".join(new)
+    found = []
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    for tag, _, _, first, end in matcher.get_opcodes():
+        part = "".join(new[first:end])
+        if part:
+            found.append(Piece(part, tag != "equal" and not part.isspace()))
+    rest = text[len(shown) :]
+    return [*found, Piece(rest, False)] if rest else found
+
+
+def _words(text: str) -> Iterator[str]:
+    for count, match in enumerate(_PIECE.finditer(text)):
+        if count == MOST_WORDS:
+            return
+        yield match.group()

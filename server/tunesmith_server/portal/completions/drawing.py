@@ -1,0 +1,97 @@
+"""Drawings of completions: the reward curve under the slider, and bars of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from tunesmith_schema import Sample, SampleStep
+
+WIDTH, HEIGHT = 1000, 48
+"""Size of the track, in units of its SVG."""
+BAR, BAR_HEIGHT = 8, 20
+"""Width of a bar with its gap, and height of the highest one."""
+_LEAST = 2
+"""Height of the lowest bar: a reward of 0 is a value."""
+_MOST_BARS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """The slider with its curve."""
+
+    path: str
+    """The `d` of an SVG path; empty for fewer than two known rewards."""
+    first: int
+    last: int
+    stride: int
+    """Distance of the slider's positions."""
+    at: float
+    """Place of the shown step, in units of the SVG."""
+    before: int | None
+    """Former step with samples."""
+    after: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """Reward of one completion."""
+
+    x: int
+    y: float
+    height: float
+    tone: str
+    """Class of its colour."""
+
+
+def track(steps: Sequence[SampleStep], shown: SampleStep) -> Track:
+    numbers = [step.step for step in steps]
+    first, last = numbers[0], numbers[-1]
+    index = numbers.index(shown.step)
+    return Track(
+        path=_path(steps, first, last),
+        first=first,
+        last=last,
+        stride=gcd(*(number - first for number in numbers)) or 1,
+        at=_across(shown.step, first, last),
+        before=numbers[index - 1] if index else None,
+        after=numbers[index + 1] if index + 1 < len(numbers) else None,
+    )
+
+
+def _across(step: int, first: int, last: int) -> float:
+    return (step - first) / (last - first) * WIDTH if last > first else WIDTH / 2
+
+
+def _path(steps: Sequence[SampleStep], first: int, last: int) -> str:
+    known = [(step.step, step.reward) for step in steps if step.reward is not None]
+    if len(known) < 2:
+        return ""
+    rewards = [reward for _, reward in known]
+    low, span = min(rewards), (max(rewards) - min(rewards)) or 1.0
+    points = (
+        f"{_across(step, first, last):.0f} {HEIGHT - 3 - (reward - low) / span * (HEIGHT - 6):.1f}"
+        for step, reward in known
+    )
+    return "M" + "L".join(points)
+
+
+def bars(samples: Sequence[Sample], low: float, high: float) -> list[Bar]:
+    """Return a bar for each reward between `low` and `high`; a completion without reward has an
+    empty place."""
+    span = (high - low) or 1.0
+    found = []
+    for place, sample in enumerate(samples[:_MOST_BARS]):
+        if sample.reward is not None:
+            share = max(0.0, min(1.0, (sample.reward - low) / span))
+            height = _LEAST + share * (BAR_HEIGHT - _LEAST)
+            tone = f"r{min(4, int(share * 5))}"
+            found.append(Bar(x=place * BAR, y=BAR_HEIGHT - height, height=height, tone=tone))
+    return found
+
+
+def ends(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the least and the greatest reward, at least from 0 to 1."""
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    return min([0.0, *rewards]), max([1.0, *rewards])

@@ -1,0 +1,126 @@
+"""Comparison of jobs: which is better, and why?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from starlette.responses import Response
+
+from tunesmith_schema import TERMINAL
+from tunesmith_schema.comparison import JobComparison
+from tunesmith_server.portal import security
+from tunesmith_server.portal.calls import Call
+from tunesmith_server.portal.comparing import curves, prompts, tables
+from tunesmith_server.portal.comparing.view import AXES, MOST, CompareView, view_of
+from tunesmith_server.portal.job import charts
+from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.services import comparison, jobs
+from tunesmith_server.services.curves import MAX_POINTS
+
+_ROUTE = "GET /fine_tuning/compare"
+_NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
+_POINTS = 500
+"""Points of a curve: more than eight of them in one chart show."""
+_CLI_JOBS = 6
+"""Jobs that the command line compares at once."""
+_KEYS = (
+    ("1 2 3", "Show or hide a job"), ("s", "Smooth the curves"), ("l", "Logarithmic scale"),
+)  # fmt: skip
+
+
+def show(visit: Visit) -> Response:
+    return _page(visit, "compare/page.html")
+
+
+def parts(visit: Visit) -> Response:
+    """Show the tables of the page, for the page to replace."""
+    return _page(visit, "compare/_tables.html", oob=True)
+
+
+def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
+    view = view_of(visit)
+    if not view.is_complete:
+        return visit.show("compare/none.html", view=view, most=MOST, page_keys=())
+    found = _compare(visit, view, charts.POINTS)
+    names = [tables.name_of(job) for job in found.jobs]
+    return visit.show(
+        template,
+        calls=[_call(view)],
+        page_keys=_KEYS,
+        view=view,
+        oob=oob,
+        axes=AXES,
+        names=names,
+        compared=found.jobs,
+        watched=[
+            "" if job.state in TERMINAL else f"{job.id}:{_last_seq(visit, job.id)}"
+            for job in found.jobs
+        ],
+        drawn=curves.drawn(found, names),
+        results=tables.results(found),
+        metrics=tables.METRICS,
+        settings=tables.settings(found),
+        evaluations=tables.evaluations(found.jobs),
+        chart_size=(charts.WIDTH, charts.HEIGHT),
+        has_completions=any(job.results.keys() & {"reward"} for job in found.jobs),
+    )
+
+
+def as_json(visit: Visit) -> Response:
+    """Return the curves by line as the chart's element reads them."""
+    found = _compare(visit, view_of(visit), _POINTS)
+    document = {"curves": curves.by_line(found), "void": [], "stretch": 1}
+    return Response(
+        json.dumps(document), media_type="application/json", headers=dict(security.HEADERS)
+    )
+
+
+def as_csv(visit: Visit) -> Response:
+    """Return all curves as a table: a row for each point."""
+    content = io.StringIO()
+    found = _compare(visit, view_of(visit), MAX_POINTS)
+    csv.writer(content, lineterminator="\r\n").writerows(curves.table(found))
+    headers = {**security.HEADERS, "content-disposition": 'attachment; filename="compare.csv"'}
+    return Response(content.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def completions(visit: Visit) -> Response:
+    """Show the completions of one prompt, a column a job."""
+    view = view_of(visit)
+    rows = [jobs.retrieve(visit.session, job_id) for job_id in view.job_ids[:MOST]]
+    return visit.show(
+        "compare/_completions.html" if visit.is_part else "compare/completions.html",
+        view=view,
+        found=prompts.read(visit.session, visit.state.storage, rows, view.row),
+    )
+
+
+def _compare(visit: Visit, view: CompareView, points: int) -> JobComparison:
+    job_ids = view.job_ids[:MOST]
+    return comparison.compare(visit.session, job_ids, axis=view.axis, points=points)
+
+
+def _last_seq(visit: Visit, job_id: str) -> int:
+    return jobs.retrieve(visit.session, job_id).last_seq
+
+
+def _call(view: CompareView) -> Call:
+    names = list(view.job_ids)
+    fits = len(names) <= _CLI_JOBS
+    return Call(
+        path=f"/v1/fine_tuning/compare?{view.query}",
+        sdk=f"client.fine_tuning.compare({names!r}, axis={view.axis!r})",
+        cli=f"tunesmith jobs compare {' '.join(names)}" if fits else "",
+    )
+
+
+_SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
+PAGES = [
+    Page(path="/portal/compare", show=show, needs=_NEEDS),
+    Page(path="/portal/compare/parts", show=parts, needs=_NEEDS),
+    Page(path="/portal/compare/curves", show=as_json, needs=(_ROUTE,)),
+    Page(path="/portal/compare/curves.csv", show=as_csv, needs=(_ROUTE,)),
+    Page(path="/portal/compare/completions", show=completions, needs=(_SAMPLES,)),
+]
