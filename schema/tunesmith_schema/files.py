@@ -138,6 +138,8 @@ class FileObject(Response):
     """SHA-256 of the content, hexadecimal."""
     validation: FileValidation | None = None
     """Result of the validation; null until the file has been validated."""
+    num_uses: int | None = None
+    """Number of jobs and evaluations that use the file; only in a list with `include=num_uses`."""
 
 
 MAX_ROWS_PAGE = 100

@@ -27,6 +27,6 @@ _LIMITS = [
 
 def body_limit(path: str, max_file_bytes: int) -> int:
     """Return the largest body of a request to `path`."""
-    if path == "/v1/files":
+    if path in ("/v1/files", "/portal/data/upload"):
         return max_file_bytes + MULTIPART_BYTES
     return next((limit for pattern, limit in _LIMITS if pattern.fullmatch(path)), JSON_BYTES)

@@ -86,7 +86,7 @@ class RequestEnvelope:
 
 def _too_large(path: str, size: int, limit: int) -> TooLarge:
     hint = "send a smaller request: GET /docs lists every field with its bounds"
-    if path.startswith(("/v1/files", "/v1/uploads/")):
+    if path.startswith(("/v1/files", "/v1/uploads/", "/portal/data/upload")):
         hint = (
             "send a large file in parts of at most 64 MiB with POST /v1/uploads (the SDK does so "
             "automatically), or ask the operator to raise TUNESMITH_MAX_FILE_BYTES"

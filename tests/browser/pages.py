@@ -22,7 +22,8 @@ class Visit:
     name: str
     """Name of the test and of the screenshots."""
     path: str
-    """Path and query. `{running}` is the id of the world's job of this name; see seeding."""
+    """Path and query. `{running}` is the id of the world's job of this name, `{file train}` that of
+    a file; see seeding."""
     ready: str
     """Selector of an element that shows that the page is complete."""
     anonymous: bool = False
@@ -33,7 +34,8 @@ class Visit:
 
     def open(self, page: Page, service: Service) -> None:
         """Open the page and wait until it is complete."""
-        page.goto(self.path.format_map(service.world.jobs))
+        files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
+        page.goto(self.path.format_map(service.world.jobs | files))
         page.wait_for_selector(self.ready)
 
 
@@ -77,6 +79,11 @@ VISITS = (
     Visit(name="jobs-filters", path="/portal/jobs?owner=ann&label=team=x", ready="#jobs"),
     Visit(name="new-job", path="/portal/jobs/new", ready="#ready"),
     Visit(name="new-job-again", path="/portal/jobs/new?from={reinforcement}", ready="#ready"),
+    Visit(name="data", path="/portal/data", ready="#rows"),
+    Visit(name="data-none", path="/portal/data?q=no+file+has+this+text", ready="#files"),
+    Visit(name="data-file", path="/portal/data/{file train}", ready=".data-row"),
+    Visit(name="data-bad", path="/portal/data/{file bad}", ready=".data-row"),
+    Visit(name="data-hostile", path="/portal/data/{file hostile-rows}", ready=".data-row"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

@@ -47,6 +47,19 @@ def test_the_command_shows_rows_and_their_problems(
     assert json.loads(done.stdout) == answer
 
 
+def test_the_command_searches_files_and_counts_their_uses(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    file = {
+        "id": "file-1", "object": "file", "bytes": 9, "created_at": 1_700_000_000,
+        "filename": "rows.jsonl", "purpose": "fine-tune", "status": "processed", "num_uses": 37,
+    }  # fmt: skip
+    server.answers["GET /v1/files"] = page(file)
+    shown = tunesmith("files", "list", "--text", "rows").stdout
+    assert server.seen[0].target == "/v1/files?limit=20&q=rows&include=num_uses"
+    assert "37" in shown.split()
+
+
 def test_the_command_lists_uses(tunesmith: Tunesmith, server: LocalServer) -> None:
     use = {
         "id": "ftjob-1", "object": "file.use", "kind": "fine_tuning.job", "role": "training_file",

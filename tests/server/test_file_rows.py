@@ -120,3 +120,19 @@ def test_a_file_names_its_jobs_and_evaluations(server: Server) -> None:
     rest = server.user.json(path, params={"after": uses[1]["id"], "limit": 1})
     assert ([use["id"] for use in rest["data"]], rest["has_more"]) == ([second], True)
     assert server.user.get(path, params={"after": "ftjob-0"}).status_code == 400
+
+
+def test_files_are_searched_and_their_uses_counted(server: Server) -> None:
+    first, second = server.good_file(), server.upload(b"{}\n", "Sums_100%.jsonl")
+    server.create_job(first, validation_file=first)
+    server.create_job(first)
+
+    def ids(**params: Any) -> list[str]:
+        return [file["id"] for file in server.user.json("/v1/files", params=params)["data"]]
+
+    assert ids(q="sums_100%") == ids(q=second[3:]) == [second]
+    assert ids(q="%%") == ids(q="rows_jsonl") == []
+    assert server.user.json("/v1/files")["data"][0]["num_uses"] is None
+    listed = server.user.json("/v1/files", params={"include": "num_uses"})["data"]
+    assert {file["id"]: file["num_uses"] for file in listed} == {first: 2, second: 0}
+    assert server.user.get("/v1/files", params={"include": "other"}).status_code == 400

@@ -57,18 +57,24 @@ def upload(
 
 
 @app.command("list")
-def list_files(ctx: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List files, newest first."""
+def list_files(
+    ctx: typer.Context,
+    text: Annotated[str | None, typer.Option(help="Only files with this name or id.")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List files, newest first, and how many jobs and evaluations use each."""
     with connected(ctx) as client:
         show_page(
-            client.files.list(limit=limit),
+            client.files.list(limit=limit, q=text, include="num_uses"),
             as_json,
-            ("ID", "NAME", "SIZE", "ROWS", "STATUS", "AGE"),
+            ("ID", "NAME", "SIZE", "ROWS", "USES", "STATUS", "AGE"),
             lambda file: (
                 file.id,
                 file.filename,
                 size(file.bytes),
                 str(file.validation.rows) if file.validation else "",
+                "" if file.num_uses is None else str(file.num_uses),
                 file.status,
                 age(file.created_at),
             ),

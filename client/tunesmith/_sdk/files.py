@@ -125,12 +125,17 @@ class Files:
         order: Order | None = None,
         purpose: str | None = None,
         sha256: str | None = None,
+        q: str | None = None,
+        include: Literal["num_uses"] | None = None,
     ) -> Page[File]:
-        """List files, newest first. `purpose` and `sha256` select files by purpose and content."""
+        """List files, newest first. `purpose` and `sha256` select files by purpose and content, `q`
+        by a part of the name or the id. `include="num_uses"` counts the jobs and evaluations that
+        use each file."""
 
         def fetch(cursor: str | None) -> wire.Page[File]:
             params: dict[str, str | int | None] = {"limit": limit, "after": cursor}
             params |= {"order": order, "purpose": purpose, "sha256": sha256}
+            params |= {"q": q, "include": include}
             return self._http.get(wire.Page[File], "files", params)
 
         return first_page(fetch, after)

@@ -34,12 +34,16 @@ def is_dry_run(request: Request) -> bool:
         return False
 
 
-def entry_of(request: Request, principal: Principal, path: str) -> Entry | None:
-    """Return the entry of a request; None for a request that is not in the log."""
-    action = f"{request.method} {path.removeprefix('/v1')}"
+def entry_of(
+    request: Request, principal: Principal, path: str, method: str | None = None
+) -> Entry | None:
+    """Return the entry of a request; None for a request that is not in the log. A form of the
+    portal, which can only post, names the `method` of the route that it stands for."""
+    method = method or request.method
+    action = f"{method} {path.removeprefix('/v1')}"
     if action == _CREATE_JOB and is_dry_run(request):
         return None
-    if action in _NOT_AUDITED or (request.method == "GET" and action not in READS):
+    if action in _NOT_AUDITED or (method == "GET" and action not in READS):
         return None
     return Entry(
         action=action,

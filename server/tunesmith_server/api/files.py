@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, File, Form, Header, Query, UploadFile
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
 from tunesmith_schema import (
@@ -22,9 +23,10 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_COUNT
 from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiable
+from tunesmith_server.core.principal import Principal
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import file_rows, file_uses, files, quotas, result_files
+from tunesmith_server.services import file_reuse, file_rows, file_uses, files, quotas, result_files
 from tunesmith_server.services.paging import Order
 
 from .blobs import store
@@ -78,20 +80,13 @@ def create(
             ErrorCode.INVALID_REQUEST, "expires_after[anchor] requires expires_after[seconds]",
             param="expires_after[seconds]", hint="send 3600 to 2592000 seconds",
         )  # fmt: skip
-    filename = file.filename or "file"
-    sha256, size = hash_of(file.file)
-    files.check_size(filename, size)
-    if principal.project.max_bytes is not None:  # checked before the bytes are stored
-        with project_reader(state, principal) as reader:
-            quotas.check(reader, size)
-    store(state, file.file, sha256, size)
-    created, replayed = files.create(
+    created, replayed = store_upload(
+        state,
         session,
-        state.wake_ups,
-        filename=filename,
+        principal,
+        content=file.file,
+        filename=file.filename or "file",
         purpose=purpose,
-        sha256=sha256,
-        size=size,
         expires_in=expires_in,
         request_key=idempotency_key
         and key_hash(f"{principal.key_id}\n{principal.project_id}\n{idempotency_key}"),
@@ -99,6 +94,43 @@ def create(
     if replayed:
         response.headers["idempotent-replayed"] = "true"
     return created
+
+
+def store_upload(
+    state: State,
+    session: Session,
+    principal: Principal,
+    *,
+    content: BinaryIO,
+    filename: str,
+    purpose: FilePurpose,
+    expires_in: int | None = None,
+    request_key: str | None = None,
+    reuses: bool = False,
+) -> tuple[FileObject, bool]:
+    """Store an uploaded file; return it, and True if it existed already. `reuses` returns a usable
+    file with the same content instead of storing it again."""
+    sha256, size = hash_of(content)
+    files.check_size(filename, size)
+    if reuses:
+        with project_reader(state, principal) as reader:
+            known = file_reuse.find(reader, filename=filename, purpose=purpose, sha256=sha256)
+        if known:
+            return known, True
+    if principal.project.max_bytes is not None:  # checked before the bytes are stored
+        with project_reader(state, principal) as reader:
+            quotas.check(reader, size)
+    store(state, content, sha256, size)
+    return files.create(
+        session,
+        state.wake_ups,
+        filename=filename,
+        purpose=purpose,
+        sha256=sha256,
+        size=size,
+        expires_in=expires_in,
+        request_key=request_key,
+    )
 
 
 @router.get("", response_model=None, responses={200: {"model": Page[FileObject]}})
@@ -110,11 +142,22 @@ def list_files(
     order: Order = "desc",
     purpose: Annotated[str | None, Query(max_length=32)] = None,
     sha256: Annotated[str | None, Query(pattern=r"^[0-9a-f]{64}$")] = None,
+    q: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+    include: Literal["num_uses"] | None = None,
 ) -> Response:
-    """List files, newest first, optionally filtered by `purpose` and by the content's `sha256`."""
+    """List files, newest first, optionally filtered by `purpose`, by the content's `sha256`, and by
+    a part of the name or the id (`q`). `include=num_uses` counts the jobs and evaluations that use
+    each file."""
     return send_page(
         files.list_files(
-            session, after=after, limit=limit, order=order, purpose=purpose, sha256=sha256
+            session,
+            after=after,
+            limit=limit,
+            order=order,
+            purpose=purpose,
+            sha256=sha256,
+            text=q,
+            with_uses=include == "num_uses",
         )
     )
 
@@ -166,7 +209,7 @@ def list_rows(
             state.storage, row, after=after, offset=offset, limit=limit, text=q
         )
     except FileNotFoundError:
-        raise _content_missing(row.filename) from None
+        raise content_missing(row.filename) from None
     return send_page(page)
 
 
@@ -205,11 +248,11 @@ def send_or_redirect(
         try:
             return send_blob(state.storage, sha256, size, filename, range_header)
         except FileNotFoundError:
-            raise _content_missing(filename) from None
+            raise content_missing(filename) from None
     return RedirectResponse(link, status_code=307, headers={"cache-control": "no-store"})
 
 
-def _content_missing(filename: str) -> NotFound:
+def content_missing(filename: str) -> NotFound:
     return NotFound(
         ErrorCode.CONTENT_MISSING,
         f"the server's storage has lost the content of {filename!r}",

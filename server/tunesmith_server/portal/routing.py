@@ -9,18 +9,20 @@ from urllib.parse import urlencode
 
 from sqlalchemy.orm import Session
 from starlette.datastructures import FormData
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from tunesmith_schema import ErrorCode
+from tunesmith_server.api import large_bodies
 from tunesmith_server.api.audited import READS, entry_of
+from tunesmith_server.api.bounds import BoundedRequest
 from tunesmith_server.api.deps import State, state_of
 from tunesmith_server.core.errors import Forbidden
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.identity import policy
 from tunesmith_server.models import changes, scope
-from tunesmith_server.services import audit, sessions
+from tunesmith_server.services import audit, keys, sessions
 from tunesmith_server.services.sessions import SignedIn
 
 from . import cookies, failures, security
@@ -39,6 +41,8 @@ def _endpoint(page: Page) -> Endpoint:
             return await _answer(page, request)
         except Refused as refused:
             return refused.response
+        except ClientDisconnect:
+            raise  # nobody waits for an answer
         except Exception as error:  # shown as a page; the API's handlers choose status and text
             return await failures.respond(request, error)
 
@@ -68,8 +72,24 @@ async def _answer(page: Page, request: Request) -> Response:
         state.rate_limits.check(signed_in.principal)
         for route in page.needs:
             policy.require(signed_in.principal, policy.RULES[route], route)
-    form = await request.form(max_files=0, max_fields=1000) if changing else FormData()
-    return await run_in(Plane.USERS, partial(_show, page, request, state, signed_in, form))
+    plane = Plane.BULK if page.is_bulk else Plane.USERS
+    form = await _form(page, request)
+    try:
+        return await run_in(plane, partial(_show, page, request, state, signed_in, form))
+    finally:
+        await form.close()
+
+
+async def _form(page: Page, request: Request) -> FormData:
+    """Return the form of a request that changes something. A file is spooled to disk."""
+    if page.method == "GET":
+        return FormData()
+    if not page.takes_file:
+        return await request.form(max_files=0, max_fields=1000)
+    bounded = BoundedRequest(request.scope, request.receive)
+    async with large_bodies.admitted(bounded, is_form=True):
+        form: FormData = await bounded.form()
+    return form
 
 
 def _signed_in(state: State, request: Request) -> SignedIn | None:
@@ -94,18 +114,30 @@ def _show(
     page: Page, request: Request, state: State, signed_in: SignedIn | None, form: FormData
 ) -> Response:
     """Run the page in one transaction, and append a change, or the read of a file's content, to the
-    audit log in it."""
-    if page.method == "GET" and not READS.intersection(page.needs[:1]):
+    audit log: in the same transaction, or after a read that may take time."""
+    only_reads = page.method == "GET"
+    if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
         with _limited(state.database.read(), signed_in) as session:
-            return page.show(_visit(request, state, signed_in, session, form))
+            response = page.show(_visit(request, state, signed_in, session, form))
+        if entry := _entry(page, request, signed_in):
+            with state.database.write.begin() as session:
+                audit.append(session, entry)
+        return response
     with _limited(state.database.write(), signed_in) as session, session.begin():
         watched = changes.watch(session)
         response = page.show(_visit(request, state, signed_in, session, form))
-        if page.needs and signed_in:
-            path = page.needs[0].partition(" ")[2]
-            if entry := entry_of(request, signed_in.principal, path):
-                audit.append(session, entry, watched)
+        if entry := _entry(page, request, signed_in):
+            audit.append(session, entry, watched)
+        if page.takes_file and signed_in:
+            keys.check_open(session, signed_in.principal.use)  # the body took its time
         return response
+
+
+def _entry(page: Page, request: Request, signed_in: SignedIn | None) -> audit.Entry | None:
+    if not page.needs or signed_in is None:
+        return None
+    method, _, path = page.needs[0].partition(" ")
+    return entry_of(request, signed_in.principal, path, method)
 
 
 def _limited(session: Session, signed_in: SignedIn | None) -> Session:

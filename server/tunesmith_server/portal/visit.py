@@ -117,3 +117,8 @@ class Page:
     names the request in the audit log."""
     is_public: bool = False
     """True if the page needs no sign-in."""
+    is_bulk: bool = False
+    """True if the page reads or stores contents of files, which may take time: it runs in the bulk
+    plane. A page that only reads gets its entry in the audit log afterwards."""
+    takes_file: bool = False
+    """True if the form has a file."""

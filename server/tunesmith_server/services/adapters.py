@@ -82,7 +82,7 @@ def list_adapters(session: Session, *, after: str | None, limit: int, order: Ord
         session,
         select(AdapterRow),
         AdapterRow,
-        _to_wire_listed,
+        lambda rows: map(_to_wire_listed, rows),
         after=after,
         limit=limit,
         order=order,

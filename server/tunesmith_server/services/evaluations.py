@@ -187,7 +187,7 @@ def list_evaluations(
         session,
         query,
         EvaluationRow,
-        lambda row: to_wire(session, row, with_result=False),
+        lambda rows: [to_wire(session, row, with_result=False) for row in rows],
         after=after,
         limit=limit,
         order=order,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, case, literal, or_, select, union_all
+from sqlalchemy import Select, case, func, literal, or_, select, union, union_all
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import FileUse, ModelUse
@@ -62,6 +62,20 @@ def read_uses(
         key_of=lambda row: (row.created_at, row.id),
         items_of=partial(_items, use),
     )
+
+
+def count_uses(session: Session, file_ids: Sequence[str]) -> dict[str, int]:
+    """Return the number of jobs and evaluations that use each of the files; unused files are
+    missing."""
+    uses = union(
+        select(JobRow.training_file.label("file"), JobRow.id).where(
+            JobRow.training_file.in_(file_ids)
+        ),
+        select(JobRow.validation_file, JobRow.id).where(JobRow.validation_file.in_(file_ids)),
+        select(EvaluationRow.file, EvaluationRow.id).where(EvaluationRow.file.in_(file_ids)),
+    ).subquery()
+    counts = session.execute(select(uses.c.file, func.count()).group_by(uses.c.file))
+    return {file_id: count for file_id, count in counts}
 
 
 def _key_of(session: Session, after: str) -> tuple[float, str]:

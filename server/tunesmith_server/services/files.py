@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, exists, or_, select
 from sqlalchemy import delete as delete_rows
@@ -25,7 +26,7 @@ from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavail
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
-from . import blobs, quotas
+from . import blobs, file_uses, quotas
 from .pages import PageBuilder, read_newest
 from .paging import Order
 
@@ -156,17 +157,38 @@ def list_files(
     after: str | None,
     limit: int,
     order: Order,
-    purpose: str | None,
-    sha256: str | None,
+    purpose: str | None = None,
+    sha256: str | None = None,
+    text: str | None = None,
+    with_uses: bool = False,
 ) -> PageBuilder:
+    """Return a page of files. `text` is a part of the name or the id; `with_uses` counts the jobs
+    and evaluations that use each file."""
     query = select(FileRow)
     if purpose:
         query = query.where(FileRow.purpose == purpose)
     if sha256:
         query = query.where(FileRow.sha256 == sha256)
+    if text:
+        parts = (
+            column.icontains(text, autoescape=True) for column in (FileRow.filename, FileRow.id)
+        )
+        query = query.where(or_(*parts))
     return read_newest(
-        session, query, FileRow, to_wire, after=after, limit=limit, order=order, what="file"
+        session,
+        query,
+        FileRow,
+        lambda rows: _listed(session, rows) if with_uses else map(to_wire, rows),
+        after=after,
+        limit=limit,
+        order=order,
+        what="file",
     )
+
+
+def _listed(session: Session, rows: Sequence[FileRow]) -> list[FileObject]:
+    counts = file_uses.count_uses(session, [row.id for row in rows])
+    return [to_wire(row).model_copy(update={"num_uses": counts.get(row.id, 0)}) for row in rows]
 
 
 def delete(session: Session, file_id: str) -> None:

@@ -95,15 +95,22 @@ def read_newest(
     session: Session,
     query: Select[*tuple[Any, ...]],
     entity: Any,  # Any: a mapped class with id and created_at
-    to_wire: Callable[[Any], BaseModel],
+    to_wire: Callable[[Sequence[Any]], Iterable[BaseModel]],
     *,
     after: str | None,
     limit: int,
     order: Order,
     what: str,
 ) -> PageBuilder:
-    """Read a page of the rows of `entity` in the order of their creation. `after` is the id of the
-    last item of the previous page, and `what` names an item in an error."""
+    """Read a page of the rows of `entity` in the order of their creation. `to_wire` returns the
+    items of a chunk of rows, `after` is the id of the last item of the previous page, and `what`
+    names an item in an error."""
+
+    def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:
+        entities = [row for (row,) in rows]
+        items = to_wire(entities)
+        return ((row.id, json_of(item)) for row, item in zip(entities, items, strict=True))
+
     cursor = None
     if after:
         last = session.get(entity, after)
@@ -118,7 +125,7 @@ def read_newest(
         limit=limit,
         order=order,
         key_of=lambda row: (row[0].created_at, row[0].id),
-        items_of=lambda rows: ((row.id, json_of(to_wire(row))) for (row,) in rows),
+        items_of=items_of,
     )
 
 

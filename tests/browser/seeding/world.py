@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,7 +186,7 @@ def _files(make: _Maker) -> None:
     make.file("prompts", "sums.jsonl", _PROMPT * 64, prompts)
     problems = [{"row": 7, "message": "not JSON: expected a comma"}]
     bad = {"ok": False, "rows": 30, "problems": problems, "num_problems": 1}
-    make.file("bad", "export.jsonl", b"not json\n" * 30, bad)
+    make.file("bad", "export.jsonl", ROW * 6 + b'{"messages": []' + b"\n" + ROW * 23, bad)
     make.file("new", "new.jsonl", ROW * 3, None)
 
 
@@ -237,6 +238,9 @@ def _hostile(make: _Maker) -> None:
     good = {"ok": True, "format": "messages", "rows": 1, "usable_for": ["supervised"]}
     for number, text in enumerate(of_length(255)):
         make.file(f"hostile-{number}", text.replace("\0", ""), ROW, good)
+    said = ({"messages": [{"role": text[:40], "content": text}]} for text in of_length(20_000)[::6])
+    rows = b"".join(json.dumps(row).encode() + b"\n" for row in said)
+    make.file("hostile-rows", of_length(255)[0], rows, good)
     job = make.job("hostile", 200_000, JobState.FAILED, suffix=of_length(64)[0], metadata=labels)
     job.finished_at = job.created_at + 60
     lines = [{"message": text, "level": "warn", "data": {"x": text}} for text in of_length(200_000)]

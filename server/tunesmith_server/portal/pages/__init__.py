@@ -9,6 +9,8 @@ from tunesmith_server.portal.visit import Page
 from . import (
     compare,
     completions,
+    data,
+    data_file,
     find,
     home,
     job,
@@ -36,6 +38,8 @@ _MODULES = (
         completions,
         job_orders,
         job_data,
+        data,
+        data_file,
         workers,
         screen,
         settings,

@@ -25,8 +25,10 @@ _KEYS = (("Ctrl Enter", "Start the job"),)
 
 
 def show(visit: Visit) -> Response:
-    """Show the form: empty, with the fields of the job `from`, or as a fork of `fork_from`."""
-    texts = {"method": "supervised", fields.TUNING: "lora"}
+    """Show the form: empty or with a `training_file`, with the fields of the job `from`, or as a
+    fork of `fork_from`."""
+    chosen = visit.query("training_file")[:64]
+    texts = {"method": "supervised", fields.TUNING: "lora", "training_file": chosen}
     source = visit.query("from") or _parent_id(visit)
     if source:
         texts |= request.texts_of(job_fork.body_of(jobs.retrieve(visit.session, source)))

@@ -25,7 +25,7 @@ function pick() {
 function press(key) {
   const element = all("[data-key]").find((item) => item.dataset.key === key);
   if (!element || element.disabled) return false;
-  if (/^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName)) {
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName) && element.type !== "file") {
     element.focus();
     element.select?.();
   } else element.click();
