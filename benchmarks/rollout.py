@@ -11,6 +11,15 @@ one JSON line:
     transformers.
 `sync_share`: Share of our CPU-seconds spent on the weight sync.
 
+With `--engines`, all engines of `recipe.rollout.fast_inference` generate with 1, 8 and 32 rows and
+with prompts of 16 and 512 tokens (rollout_engines.py). One JSON line for each engine and cell:
+
+`tokens_per_cpu_second`: Generated tokens per CPU-second of the fastest rollout.
+`over_native`: CPU-seconds, this engine / the native engine.
+
+An engine that cannot serve has one line with `skipped`, the reason. `--vllm-python` is the
+interpreter of an environment with vLLM.
+
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
 longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
 """
@@ -22,6 +31,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +40,7 @@ from .service_parts.machine import cpu_model
 from .sft import ALLOCATOR
 from .two_sides import run_side
 
+ENGINES = Path(__file__).with_name("rollout_engines.py")
 SIDE = Path(__file__).with_name("rollout_side.py")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
 """Minimum speed_ratio against `generate`, for 70-token prompts and completions of equal length."""
@@ -49,7 +60,13 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")
+    parser.add_argument("--engines", action="store_true", help="compare all engines")
+    parser.add_argument("--vllm-python", default=sys.executable, metavar="PATH")
     options = parser.parse_args()
+    if options.engines:
+        for line in engine_lines(options.dtype, options.vllm_python):
+            print(json.dumps(line), flush=True)
+        return 0
     shared = ["--dtype", options.dtype, "--prompt-tokens", str(options.prompt_tokens)]
     shared += ["--ragged"] if options.ragged else []
     own = "ours" if options.layout == "merged" else "ours-in-place"
@@ -65,6 +82,28 @@ def run(side: str, arguments: list[str], extra: dict[str, str]) -> dict[str, Any
     result: dict[str, Any] = run_side(SIDE, side, arguments, extra)
     print(f"{side}: {result['cpu_seconds']:.3f} CPU-s a rollout", file=sys.stderr)
     return result
+
+
+def engine_lines(dtype: str, vllm_python: str) -> Iterator[dict[str, Any]]:
+    """Yield a line for each engine and cell; the native engine comes first."""
+    native: dict[tuple[int, int], float] = {}
+    for name in ("native", "transformers", "vllm"):
+        python = vllm_python if name == "vllm" else sys.executable
+        result = run_side(ENGINES, name, ["--dtype", dtype], {}, python)
+        line = {"benchmark": "rollout_engines", "engine": name, "dtype": dtype}
+        if result["skipped"]:
+            yield line | {"skipped": result["skipped"]}
+        for cell in result["cells"]:
+            place, speed = (cell["rows"], cell["prompt_tokens"]), cell["tokens_per_cpu_second"]
+            native.setdefault(place, speed)
+            yield {
+                **line,
+                **cell,
+                "over_native": round(native[place] / speed, 2),
+                "load_average": round(os.getloadavg()[0], 1),
+                "at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "cpu": cpu_model(),
+            }
 
 
 def summary(

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 
-def run_side(script: Path, side: str, arguments: list[str], extra: dict[str, str]) -> Any:
+def run_side(
+    script: Path,
+    side: str,
+    arguments: list[str],
+    extra: dict[str, str],
+    python: str = sys.executable,
+) -> Any:
     """Run `script --side SIDE ARGUMENTS` and parse its last output line as JSON. `extra`:
-    additional environment variables. If the script fails, exit with its errors."""
-    command = _command(script, side, arguments)
+    additional environment variables. `python`: interpreter. If the script fails, exit with its
+    errors."""
+    command = _command(script, side, arguments, python)
     done = subprocess.run(command, env=_environment(extra), capture_output=True)
     if done.returncode:
         sys.exit(done.stderr.decode(errors="replace"))
@@ -58,9 +65,11 @@ class Side:
         self._errors.close()
 
 
-def _command(script: Path, side: str, arguments: Sequence[str]) -> list[str]:
+def _command(
+    script: Path, side: str, arguments: Sequence[str], python: str = sys.executable
+) -> list[str]:
     # -P: without it, kernels.py in this folder would hide a package with the same name.
-    return [sys.executable, "-P", str(script), "--side", side, *arguments]
+    return [python, "-P", str(script), "--side", side, *arguments]
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

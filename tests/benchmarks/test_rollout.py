@@ -6,9 +6,10 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
-from benchmarks import rollout, rollout_side
+from benchmarks import rollout, rollout_engines, rollout_side
 
 from tests.worker.engine.patches.models import make_model, with_lora
+from tunesmith_worker.engine.rollout import choose
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -31,6 +32,38 @@ def test_both_sides_run(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         run = rollout_side.theirs(model, prompts, wanted, side == "generate-merged")
     assert run() >= 0.0
+
+
+@pytest.mark.parametrize("name", ["native", "transformers"])
+def test_each_engine_is_measured(name: str) -> None:
+    model = with_lora(make_model("llama")).eval()
+    found = rollout_engines.measure(name, model, [(1, 3), (9, 5)], new=4)
+    assert (found["engine"], found["skipped"]) == (name, None)
+    places = [(cell["rows"], cell["prompt_tokens"]) for cell in found["cells"]]
+    assert places == [(1, 3), (9, 5)]
+    assert all(cell["tokens_per_cpu_second"] > 0 for cell in found["cells"])
+
+
+def test_an_absent_engine_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    found = rollout_engines.measure("vllm", make_model("llama"), [(1, 3)], new=4)
+    assert found["cells"] == []
+    assert "vLLM is not installed" in found["skipped"]
+
+
+def test_lines_compare_with_the_native_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"native": 300.0, "transformers": 100.0}
+
+    def run_side(script: Untyped, side: str, *_: Untyped) -> Untyped:
+        if side == "vllm":
+            return {"skipped": "no vLLM", "cells": []}
+        cell = {"rows": 8, "prompt_tokens": 16, "tokens_per_cpu_second": speeds[side]}
+        return {"skipped": None, "cells": [cell]}
+
+    monkeypatch.setattr(rollout, "run_side", run_side)
+    lines = list(rollout.engine_lines("float32", "python"))
+    assert [line.get("over_native") for line in lines] == [1.0, 3.0, None]
+    assert lines[2]["skipped"] == "no vLLM"
 
 
 def test_the_summary_is_of_pairs() -> None:

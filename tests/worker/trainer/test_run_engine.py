@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,17 +66,22 @@ class DyingEngine(NativeEngine):
         type(self).closed += 1
 
 
-@pytest.fixture
-def dying(monkeypatch: pytest.MonkeyPatch) -> type[DyingEngine]:
-    engine = type("DyingEngine", (DyingEngine,), {})
+def use_as_vllm(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Untyped]) -> None:
+    """Make an engine vLLM's stand-in, and the first choice on a CPU too."""
     kind = EngineKind(
         name="vllm",
         why_not=lambda work: None,
         plan=lambda work: RolloutPlan(weights="merged", max_rows=8),
-        make=engine,
+        make=make,
     )
     monkeypatch.setattr(module, "ENGINES", (kind, *module.ENGINES[1:]))
     monkeypatch.setattr(module, "_why_not_by_default", lambda work: None)
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> type[DyingEngine]:
+    engine = type("DyingEngine", (DyingEngine,), {})
+    use_as_vllm(monkeypatch, engine)
     return engine
 
 
