@@ -47,6 +47,19 @@ def test_the_wheel_holds_five_packages_and_the_migrations(wheel: Path) -> None:
     assert any(name.startswith("tunesmith_server/migrations/versions/0001") for name in names)
 
 
+def test_the_portal_is_whole_and_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        inside = [item for item in archive.infolist() if "/portal/" in item.filename]
+    assert sum(item.compress_size for item in inside) <= 400_000
+    folder = ROOT / "server" / "tunesmith_server"
+    files = {
+        path.relative_to(folder.parent).as_posix()
+        for path in (folder / "portal").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {item.filename for item in inside} == files
+
+
 def test_the_pinned_triton_is_the_one_that_torch_with_cuda_asks_for() -> None:
     """Any other makes the CUDA image, and an installation from PyPI alone, impossible. The CPU
     build does not say which: `pip install --dry-run` of a new torch from PyPI does."""

@@ -25,6 +25,9 @@ from .browser import Browser
 from .page_checks import Document
 
 
+PING_SECONDS = live.PING_SECONDS
+
+
 @pytest.fixture(autouse=True)
 def _quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PING_SECONDS", 0.05)
@@ -153,6 +156,24 @@ def test_a_stream_ends_with_its_session_and_with_the_process(
         watching = live._stream(state, principal.use, fresh, [])
         await until(watching, "ping", 1)
         state.hub.close()
+        with pytest.raises(StopAsyncIteration):
+            await until(watching, "ping", 5)
+
+    with_state(server, act)
+
+
+def test_a_stream_ends_within_a_minute_of_the_revocation_of_its_key(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.SESSION_SECONDS + PING_SECONDS <= 60
+    monkeypatch.setattr(live, "SESSION_SECONDS", 0.0)
+    principal, _, secret = principal_of(server)
+
+    async def act(state: State) -> None:
+        watching = live._stream(state, principal.use, secret, [])
+        await until(watching, "ping", 2)
+        with server.database.write.begin() as session:
+            keys.revoke(session, principal.key_id)
         with pytest.raises(StopAsyncIteration):
             await until(watching, "ping", 5)
 

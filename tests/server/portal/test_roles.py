@@ -1,0 +1,100 @@
+"""Every page of the portal: which role may open it, and that things of other projects are missing.
+
+A new page is tested as soon as it is registered.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from httpx2 import Response
+
+from tunesmith_schema import Role
+from tunesmith_server.identity.policy import RULES
+from tunesmith_server.portal.pages import all_pages
+from tunesmith_server.portal.visit import Page
+
+from ..actors import Server
+from ..teams import Team, caller, two_teams
+from .browser import Browser, signed_in
+
+VERBS = {
+    "display": {"read"},
+    "viewer": {"read"},
+    "member": {"read", "write", "chat"},
+    "lead": {"read", "write", "chat", "manage"},
+    "admin": {"read", "write", "chat", "manage", "administer"},
+}
+"""Verbs of each role, and of a display session."""
+READS_ONLY = {"POST /portal/settings/sessions/{session_id}/end"}
+"""Changes that a key that may only read may make: ending its own sessions."""
+EMPTY_FORM = (400, 404, 409, 422)
+"""Statuses of a form without fields, and of a job in another state."""
+
+
+def closed_pages() -> list[Page]:
+    """Return the pages behind the sign-in; those that delete come last."""
+    pages = [page for page in all_pages() if not page.is_public]
+    return sorted(pages, key=lambda page: (page.method != "GET", "delete" in page.path))
+
+
+def name_of(page: Page) -> str:
+    return f"{page.method} {page.path}"
+
+
+def parameters(page: Page) -> list[str]:
+    return re.findall(r"\{(\w+)(?::path)?\}", page.path)
+
+
+def send(browser: Browser, page: Page, team: Team) -> Response:
+    path = page.path
+    for parameter in parameters(page):
+        value = team.value(parameter) if hasattr(team, parameter) else "x"
+        path = re.sub(rf"\{{{parameter}(:path)?\}}", value, path)
+    return browser.get(path) if page.method == "GET" else browser.post(path)
+
+
+def test_every_page_stands_for_routes_with_a_rule() -> None:
+    for page in closed_pages():
+        assert RULES.keys() >= set(page.needs), page.path
+        if page.method != "GET" and name_of(page) not in READS_ONLY:
+            verbs = {RULES[route] for route in page.needs}
+            assert verbs - {"read"}, f"{page.path} changes something and needs only to read"
+
+
+@pytest.mark.parametrize("role", ["display", "viewer", "member", "lead", "admin"])
+def test_each_page_answers_by_role(server: Server, role: str) -> None:
+    _, own, _ = two_teams(server)
+    as_role: Role = "lead" if role == "display" else role  # type: ignore[assignment]  # a role
+    user = caller(server, as_role)
+    browser = signed_in(server, user)
+    if role == "display":
+        link = user.post("/v1/sessions", json={"name": "wall"}).json()["path"].partition("=")[2]
+        browser = Browser(server)
+        assert browser.post("/portal/sign-in", data={"link": link}).status_code == 303
+    for page in closed_pages():
+        reply = send(browser, page, own)
+        needed = {RULES[route] for route in page.needs}
+        allowed = needed <= VERBS[role] and (page.method == "GET" or role != "display")
+        detail = (role, name_of(page), reply.status_code, reply.text[:200])
+        if allowed:
+            assert reply.status_code < 400 or reply.status_code in EMPTY_FORM, detail
+        else:
+            assert reply.status_code == 403, detail
+        assert not reply.headers.get("location", "").startswith("/portal/sign-in"), detail
+
+
+@pytest.mark.parametrize("role", ["lead", "admin"])
+def test_things_of_another_project_are_missing(server: Server, role: Role) -> None:
+    _, own, other = two_teams(server)
+    browser = signed_in(server, caller(server, role))
+    named = [page for page in closed_pages() if parameters(page)]
+    assert len(named) > 10
+    for page in named:
+        if page.path.endswith("/{adapter_id}") or page.path.endswith("/{file_id}"):
+            reply = send(browser, page, replace(own, adapter_id=other.adapter_id, file_id="x"))
+            assert reply.status_code == 404, (role, name_of(page), reply.status_code)
+        reply = send(browser, page, other)
+        assert reply.status_code == 404, (role, name_of(page), reply.status_code)
