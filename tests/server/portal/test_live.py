@@ -24,7 +24,6 @@ from ..teams import two_teams
 from .browser import Browser
 from .page_checks import Document
 
-
 PING_SECONDS = live.PING_SECONDS
 
 
