@@ -89,7 +89,7 @@ def test_reading_pages_changes_no_row(server: Server) -> None:
             assert browser.get(re.sub(r"\{[^}]*\}", "x", path)).status_code < 500, path
             assert browser._client.request("HEAD", path).status_code < 500, path
     after = counts(server)
-    assert {name for name in after if after[name] != before[name]} <= {"audit_logs"}
+    assert {name for name in after if after[name] != before[name]} <= {"audit_log"}
 
 
 def test_other_methods_are_refused(server: Server) -> None:
