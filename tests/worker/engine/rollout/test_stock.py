@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from benchmarks.models.configs import small_config
 
 from tests.worker.engine.patches.models import VOCABULARY, make_model, with_lora
 from tunesmith_worker.engine.rollout import (
@@ -117,3 +119,38 @@ def test_lengths_with_other_rope_frequencies_are_known() -> None:
     assert engine.stable_length is None
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     assert engine.stable_length == model.config.max_position_embeddings
+
+
+def make_hybrid() -> Untyped:
+    torch.manual_seed(0)
+    config = small_config("granitemoehybrid", VOCABULARY)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_hybrid])
+def test_prompts_of_similar_lengths_share_a_batch(make: Callable[[], Untyped]) -> None:
+    """Longer prompts feed their last tokens step by step, also through the state of Mamba."""
+    model = make().eval()
+    engine = stock_engine(model, max_rows=8)
+    completions = greedy(engine, make_prompts(5, 9, 7), 12)
+    assert engine.figures.decode_steps == 12 + 9 - 5
+    assert_logprobs_equal_a_forward(model, make_prompts(5, 9, 7), completions)
+    greedy(engine, make_prompts(5, 12), 12)
+    assert engine.figures.decode_steps == 2 * 12, "they differ by more than half of a completion"
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_hybrid])
+def test_ended_rows_leave_the_batch(make: Callable[[], Untyped]) -> None:
+    model = make().eval()
+    prompts, lengths = make_prompts(5, 5, 6, 6), (2, 3, 30, 4)
+    requests = [
+        Request(prompt_ids=ids, max_tokens=tokens, seed=0, sampling=GREEDY)
+        for ids, tokens in zip(prompts, lengths, strict=True)
+    ]
+    engine = stock_engine(model, max_rows=8)
+    completions = engine.generate(requests)
+    assert [len(completion.token_ids) for completion in completions] == [*lengths]
+    assert engine.figures.row_steps < 4 * 31 // 2
+    alone = [stock_engine(model).generate([request])[0] for request in requests]
+    assert [one.token_ids for one in completions] == [other.token_ids for other in alone]
+    assert_logprobs_equal_a_forward(model, prompts, completions)

@@ -151,10 +151,7 @@ def _why_not_vllm(workload: Workload) -> str | None:
 def _why_not_by_default(workload: Workload) -> str | None:
     if workload.device.type == "cuda":
         return None
-    return (
-        "on a CPU, vLLM is used only with fast_inference=true, because it is not faster there than "
-        "the native engine"
-    )
+    return "on a CPU, vLLM is used only with recipe.rollout.fast_inference=true"
 
 
 def _make_vllm(model: Untyped, plan: RolloutPlan, tokenizer: Untyped) -> ModelEngine:
