@@ -23,7 +23,7 @@ class Visit:
     """Name of the test and of the screenshots."""
     path: str
     """Path and query. `{running}` is the id of the world's job of this name, `{file train}` that of
-    a file; see seeding."""
+    a file, `{model of succeeded}` the name of the job's model; see seeding."""
     ready: str
     """Selector of an element that shows that the page is complete."""
     anonymous: bool = False
@@ -35,7 +35,8 @@ class Visit:
     def open(self, page: Page, service: Service) -> None:
         """Open the page and wait until it is complete."""
         files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
-        page.goto(self.path.format_map(service.world.jobs | files))
+        models = {f"model of {what}": name for what, name in service.world.results.items()}
+        page.goto(self.path.format_map(service.world.jobs | files | models))
         page.wait_for_selector(self.ready)
 
 
@@ -84,6 +85,9 @@ VISITS = (
     Visit(name="data-file", path="/portal/data/{file train}", ready=".data-row"),
     Visit(name="data-bad", path="/portal/data/{file bad}", ready=".data-row"),
     Visit(name="data-hostile", path="/portal/data/{file hostile-rows}", ready=".data-row"),
+    Visit(name="models", path="/portal/models?checkpoints=1", ready="#models"),
+    Visit(name="model", path="/portal/models/{model of succeeded}", ready=".verdict .num"),
+    Visit(name="model-base", path="/portal/models/tiny-llama", ready="#h-workers"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

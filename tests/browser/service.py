@@ -39,7 +39,9 @@ class Service:
 def new_settings(folder: Path) -> Settings:
     """Create the folders and the database of a new service."""
     (folder / "models" / MODEL).mkdir(parents=True)
-    (folder / "models" / MODEL / "config.json").write_text("{}")
+    config = '{"max_position_embeddings": 2048}'
+    (folder / "models" / MODEL / "config.json").write_text(config)
+    (folder / "models" / MODEL / "model.safetensors").write_bytes(bytes(4096))
     settings = Settings(
         data_dir=folder / "data",
         broker_url="memory://",

@@ -62,6 +62,7 @@ def test_models_are_filtered_by_base_kind_and_text(server: Server) -> None:
     assert listed(base=full) == [further]
     assert listed(kind="base") == ["tiny-llama"]
     assert listed(kind="lora") == [lora]
+    assert listed(kind="tuned") == [further, full, lora]
     assert listed(kind="full", limit="1") == [further]
     assert listed(kind="full", after=further) == [full]
     assert listed(text="ONE_A") == [lora]

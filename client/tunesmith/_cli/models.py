@@ -33,8 +33,8 @@ def list_models(
         str | None, typer.Option(help="List the models tuned from this base model.")
     ] = None,
     kind: Annotated[
-        Literal["base", "lora", "full"] | None,
-        typer.Option(help="List base models, adapters or full weights only."),
+        Literal["base", "tuned", "lora", "full"] | None,
+        typer.Option(help="List base models, tuned models, adapters or full weights only."),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="List models with this text in their names.")

@@ -22,7 +22,7 @@ class Models:
         self,
         *,
         base: str | None = None,
-        kind: Literal["base", "lora", "full"] | None = None,
+        kind: Literal["base", "tuned", "lora", "full"] | None = None,
         text: str | None = None,
         checkpoints: bool = False,
         after: str | None = None,

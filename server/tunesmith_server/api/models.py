@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, ModelUse, Page
 from tunesmith_server.services import adapters, model_list, model_uses, served_models
-from tunesmith_server.services.model_list import ModelFilters
+from tunesmith_server.services.model_list import Kind, ModelFilters
 
 from .bounds import AfterQuery, ModelPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk, send_page
@@ -25,12 +25,12 @@ def list_models(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     checkpoints: bool = False,
     base: Annotated[str | None, Query(max_length=512)] = None,
-    kind: Literal["base", "lora", "full"] | None = None,
+    kind: Kind | None = None,
     text: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List base models by name, then tuned models, newest first. `checkpoints=true` adds the
     checkpoints, whose names are models too. `base` selects the models tuned from this base model,
-    `kind` base models, adapters or full weights, `text` names with this part."""
+    `kind` base models, tuned models, adapters or full weights, `text` names with this part."""
     page = model_list.list_models(
         session,
         state.settings,

@@ -24,7 +24,8 @@ from .paging import unknown_cursor
 PAGE_BYTES = 4 * 1024 * 1024
 """Size at which a page of models ends. The `openai` client reads only the first page."""
 
-Kind = Literal["base", "lora", "full"]
+Kind = Literal["base", "tuned", "lora", "full"]
+"""Kind of the listed models; `tuned` means adapters and full weights."""
 Serving = Callable[[str], str]
 """Function that returns the state of serving of a model, given its name."""
 _TUNED = (
@@ -53,7 +54,7 @@ class ModelFilters:
         """Yield SQL conditions of tuned models."""
         if self.base is not None:
             yield AdapterRow.base_model == self.base
-        if self.kind is not None:
+        if self.kind in ("lora", "full"):
             yield AdapterRow.kind == self.kind
         if not self.checkpoints:
             yield AdapterRow.model.not_like(f"%{CHECKPOINT_MARK}%")

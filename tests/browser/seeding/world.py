@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobCreate, JobState
@@ -30,6 +31,7 @@ from tunesmith_server.models import (
 from tunesmith_server.services import blobs, events, job_create, job_health
 from tunesmith_server.services.job_create import Requester
 
+from ...server.callers import VERDICT
 from . import curves, history
 from .hostile import of_length
 from .quiet import Quiet
@@ -45,6 +47,7 @@ _GRADER = {
     "type": "string_check", "name": "right", "operation": "like",
     "input": "{{sample.output_text}}", "reference": "{{item.answer}}",
 }  # fmt: skip
+_VERIFICATION = to_json(VERDICT | {"step": 500, "made_with": {"torch": "2.9.1", "peft": "0.19.1"}})
 
 
 @dataclass(kw_only=True)
@@ -57,6 +60,8 @@ class World:
     """File id by what the file is."""
     models: list[str] = field(default_factory=list)
     """Names of the tuned models."""
+    results: dict[str, str] = field(default_factory=dict)
+    """Name of the tuned model by what its job is."""
 
 
 def fill(settings: Settings, database: Database, storage: Storage, owner: str) -> World:
@@ -102,6 +107,10 @@ class _Maker:
         self.storage.put(io.BytesIO(content), digest)
         blobs.use(self.session, {digest: len(content)})
         return digest
+
+    def stored(self, name: str, content: bytes) -> dict[str, Any]:
+        """Store content and return it as a file of a model. Any: JSON."""
+        return {"name": name, "bytes": len(content), "sha256": self.put(content)}
 
     def file(self, what: str, name: str, content: bytes, validation: dict[str, Any] | None) -> None:
         """Store a file; without a validation, it is not yet validated. Any: JSON."""
@@ -154,15 +163,20 @@ class _Maker:
 
     def succeed(self, job: JobRow, *steps: int) -> None:
         """End a job with a checkpoint and a tuned model at each of `steps`."""
-        digest, finished = self.put(f"weights of {job.id}".encode()), job.finished_at or self.now
+        finished = job.finished_at or self.now
+        weights = self.stored("adapter_model.safetensors", f"weights of {job.id}".encode())
         for step in steps:
             last = step == steps[-1]
             name = f"ft:{MODEL}:default:{job.suffix or 'model'}:{job.id[-8:]}"
             name += "" if last else f":ckpt-step-{step}"
-            files = [{"name": "adapter_model.safetensors", "bytes": 38, "sha256": digest}]
+            files = [weights]
+            if last:
+                config = self.stored("adapter_config.json", b'{"r": 16}')
+                files = [config, weights, self.stored("verification.json", _VERIFICATION)]
             row = AdapterRow(
-                id=new_id("adapter"), created_at=finished, job_id=job.id, model=name,
-                base_model=MODEL, kind="lora", step=step, bytes=38, files=files,
+                id=new_id("adp"), created_at=finished, job_id=job.id, model=name,
+                base_model=MODEL, kind="lora", step=step, files=files,
+                bytes=sum(file["bytes"] for file in files),
             )  # fmt: skip
             self.session.add(row)
             self.session.flush()
@@ -175,6 +189,8 @@ class _Maker:
             self.world.models.append(name)
             if last:
                 job.fine_tuned_model, job.adapter_id = name, row.id
+                whats = [what for what, job_id in self.world.jobs.items() if job_id == job.id]
+                self.world.results[whats[0]] = name
         events.add(self.session, job, f"succeeded: {job.fine_tuned_model}", created_at=finished)
 
 

@@ -77,6 +77,8 @@ class JobLine:
     """Values of the main metric, equally spaced."""
     waits: str | None
     """Why the job waits, as a sentence."""
+    result: str | None
+    """Name of the tuned model; None if there is none, or if it was deleted."""
 
     @property
     def short_id(self) -> str:
@@ -267,6 +269,7 @@ def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
         last=(item.get("last_metrics") or {}).get(metric),
         curve=_curve_of(item),
         waits=waiting["message"] if isinstance(waiting, dict) else None,
+        result=item.get("fine_tuned_model") if item.get("adapter_id") else None,
     )
 
 

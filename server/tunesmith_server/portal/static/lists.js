@@ -1,5 +1,5 @@
 // Rows that are picked for a comparison: 2 to 8 enable the button of their form. Picks stay in the address,
-// and so in filters, further pages and reloads.
+// and so in filters, further pages and reloads. A job that succeeded has a new model.
 
 const LEAST = 2;
 const MOST = 8;
@@ -25,3 +25,6 @@ function count(event) {
 document.addEventListener("change", count);
 document.addEventListener("htmx:after:swap", count);
 count();
+document.addEventListener("ts:live", ({ detail }) => {
+  if (detail.kind === "row" && detail.data.state === "succeeded") document.querySelector("#models")?.dispatchEvent(new Event("ts:new-model"));
+});

@@ -1,0 +1,1 @@
+"""A model's page: what it reads and how it draws it."""
