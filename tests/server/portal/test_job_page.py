@@ -125,8 +125,12 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
     assert "Attempt 1, so far6 min 40 s" in seconds
     marks = [item for item in document.all("a") if "data-step" in item.attributes]
     assert [(item.attributes["data-step"], item.attributes["data-kind"]) for item in marks] == [
-        ("3", "warning")
+        ("2", "resume_point"),
+        ("3", "warning"),
     ]
+    forks = [item.attributes["href"] for item in document.all("a") if item.text == "Fork from here"]
+    assert forks == [f"/portal/jobs/new?fork_from={job_id}&step=2"] * 2
+    assert "tunesmith jobs create" in document.with_id("recipe").text
     part = browser.page(path(job_id, "/parts"))
     assert part.count('hx-swap-oob="outerMorph"') == 11
     assert "<html" not in part
@@ -142,6 +146,14 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     assert series[:2] == ["reward:Reward,valid_reward:Held out", "score_equal:equal"]
     assert document.all("ts-chart")[0].attributes["data-band"] == "reward_std"
     assert "Generated tokens a second" in document.with_id("time").text
+    assert document.with_id("completions").attributes["hx-get"] == path(job_id, "/completions/part")
+    gap = next(
+        item for item in document.all("ts-chart") if "warning" in item.attributes["data-title"]
+    )
+    assert (gap.attributes["data-series"], gap.attributes["data-limit"]) == (
+        "rollout_gap:Gap",
+        "0.1",
+    )
 
 
 def test_failures_and_waits_say_what_to_do(server: Server) -> None:

@@ -61,7 +61,7 @@ def track(steps: Sequence[SampleStep], shown: SampleStep) -> Track:
 
 
 def _across(step: int, first: int, last: int) -> float:
-    return (step - first) / (last - first) * WIDTH if last > first else WIDTH / 2
+    return (step - first) / (last - first) * WIDTH if last > first else 0.0
 
 
 def _path(steps: Sequence[SampleStep], first: int, last: int) -> str:

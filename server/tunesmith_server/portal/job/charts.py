@@ -39,6 +39,8 @@ class Chart:
     """Metric that is the half width of a band around the first curve."""
     is_folded: bool = False
     """True if the chart is behind a switch."""
+    limit: float | None = None
+    """Value above which the trainer warns; drawn as a line."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,8 +113,10 @@ _REINFORCEMENT = (
 )  # fmt: skip
 
 
-def charts_of(*, is_reinforcement: bool, names: Collection[str]) -> list[Chart]:
-    """Return the charts of a job whose metrics have these `names`."""
+def charts_of(
+    *, is_reinforcement: bool, names: Collection[str], precision: str = "auto"
+) -> list[Chart]:
+    """Return the charts of a job whose metrics have these `names`. `precision`: the chosen one."""
     if not is_reinforcement:
         return list(_SUPERVISED)
     scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]

@@ -1,11 +1,11 @@
-"""Marks on the axis of the curves: checkpoints, resume points, pauses, forks, warnings."""
+"""Marks on the axis of the curves: evaluations, checkpoints, resume points, forks, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage
+from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage, StoredResumePoint
 
 MOST = 60
 """Marks of one kind."""
@@ -17,9 +17,11 @@ class Mark:
 
     step: int
     kind: str
-    """checkpoint, resumed, paused, fork, warning or stalled."""
+    """evaluation, checkpoint, resume_point, resumed, paused, fork, warning or stalled."""
     text: str
     href: str
+    fork_step: int | None = None
+    """Resume point at or before the step, from which a fork can start."""
 
 
 def marks(
@@ -28,9 +30,12 @@ def marks(
     lineage: JobLineage,
     told: Iterable[Event],
     step_at: Callable[[Event], int | None],
+    points: Sequence[StoredResumePoint],
+    evaluations: Mapping[int, str],
 ) -> list[Mark]:
     """Return the marks by step. `told`: events of the kinds state, resumed and stalled, and
-    warnings; `step_at` returns the step during which an event happened."""
+    warnings; `step_at` returns the step during which an event happened. `points`: newest first.
+    `evaluations`: texts by step."""
     found = [
         Mark(
             step=point.step_number,
@@ -39,6 +44,14 @@ def marks(
             href="#files",
         )
         for point in list(checkpoints)[:MOST]
+    ]
+    found += [
+        Mark(step=point.step, kind="resume_point", text="Resume point", href="#files")
+        for point in points[:MOST]
+    ]
+    found += [
+        Mark(step=step, kind="evaluation", text=text, href="#h-curves")
+        for step, text in list(evaluations.items())[-MOST:]
     ]
     for fork in lineage.forks:
         if fork.step is not None:
@@ -51,7 +64,13 @@ def marks(
         if kind and step is not None:
             href = f"#event-{event.seq}"
             found.append(Mark(step=step, kind=kind, text=event.message[:200], href=href))
-    return sorted(found, key=lambda mark: (mark.step, mark.kind))
+    steps = [point.step for point in points]
+    forked = (replace(mark, fork_step=_at_or_before(steps, mark.step)) for mark in found)
+    return sorted(forked, key=lambda mark: (mark.step, mark.kind))
+
+
+def _at_or_before(steps: Sequence[int], wanted: int) -> int | None:
+    return next((step for step in steps if step <= wanted), None)
 
 
 def _kind_of(event: Event) -> str:

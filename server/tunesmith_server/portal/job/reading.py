@@ -24,6 +24,7 @@ from tunesmith_schema import (
 from tunesmith_server.api.deps import State
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import FileRow, JobRow
+from tunesmith_server.portal.view import number
 from tunesmith_server.services import curves, events, files, jobs, lineage, reports, self_checks
 from tunesmith_server.services import waiting as waits
 from tunesmith_server.services.job_filters import JobFilters
@@ -88,6 +89,7 @@ def read(session: Session, state: State, view: JobView) -> Parts:
     measured = from_json(
         curves.columns(session, row, names=None, points=charts.POINTS, first=None, last=None)
     )
+    points = lineage.resume_points(session, row)
     noted = {event.seq: event for event in _events(session, row.id, kinds=_TOLD) + warnings}
     return Parts(
         job=job,
@@ -96,7 +98,7 @@ def read(session: Session, state: State, view: JobView) -> Parts:
         check=_check(session, row, view.attempt),
         evaluation=_evaluation(session, row),
         lineage=related,
-        points=lineage.resume_points(session, row),
+        points=points,
         checkpoints=checkpoints,
         files=[
             files.to_wire(found)
@@ -114,10 +116,22 @@ def read(session: Session, state: State, view: JobView) -> Parts:
             lineage=related,
             told=noted.values(),
             step_at=lambda event: _step_at(session, row.id, event),
+            points=points,
+            evaluations=_evaluations(measured["curves"]),
         ),
         earlier=_next(session, row.id, "desc"),
         later=_next(session, row.id, "asc"),
     )
+
+
+def _evaluations(measured: charts.Curves) -> dict[int, str]:
+    """Return the validation results by step, as texts."""
+    found = {}
+    for name, label in (("valid_loss", "validation loss"), ("valid_reward", "held-out reward")):
+        if curve := measured.get(name):
+            for step, value in zip(curve["steps"], curve["values"], strict=True):
+                found[step] = f"Evaluation: {label} {number(value)}"
+    return found
 
 
 def _next(session: Session, job_id: str, order: Order) -> str:

@@ -37,6 +37,8 @@ class JobView:
     """First and last step, for example `120-400`; empty for the whole run."""
     smoothing: str
     """Factor of the moving average; empty for none."""
+    at: str
+    """Step whose values are held; empty for none."""
 
     @property
     def path(self) -> str:
@@ -61,7 +63,7 @@ class JobView:
         values = {
             "attempt": "" if self.attempt is None else str(self.attempt), "kind": self.kind,
             "level": self.level, "q": self.text, "after": self.after, "x": self.zoom,
-            "s": self.smoothing, **changes,
+            "s": self.smoothing, "at": self.at, **changes,
         }  # fmt: skip
         query = urlencode({name: value for name, value in values.items() if value})
         return f"{self.path}{part}?{query}" if query else f"{self.path}{part}"
@@ -70,6 +72,7 @@ class JobView:
 def view_of(visit: Visit) -> JobView:
     """Return the view; a parameter with a wrong value counts as missing."""
     attempt, zoom, smoothing = visit.query("attempt"), visit.query("x"), visit.query("s")
+    at = visit.query("at")
     is_number = attempt.isascii() and attempt.isdigit() and len(attempt) < 7
     return JobView(
         job_id=visit.param("job_id"),
@@ -81,4 +84,5 @@ def view_of(visit: Visit) -> JobView:
         ask=visit.query("ask")[:_MAX_TEXT],
         zoom=zoom if _ZOOM.fullmatch(zoom) else "",
         smoothing=smoothing if _SMOOTHING.fullmatch(smoothing) else "",
+        at=at if at.isascii() and at.isdigit() and len(at) < 10 else "",
     )

@@ -11,7 +11,9 @@ from tunesmith_schema import TERMINAL, EventKind
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.job import charts, hours, orders, reading, recipes, why
 from tunesmith_server.portal.job.view import HIDDEN, JobView, view_of
+from tunesmith_server.portal.new_job import same_as
 from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.services import job_fork, jobs
 
 _PATH = "/portal/jobs/{job_id}"
 _ROUTE = "GET /fine_tuning/jobs/{job_id}"
@@ -60,7 +62,9 @@ def _page(visit: Visit, template: str) -> Response:
     report = found.report
     drawn = [
         charts.drawn(chart, found.curves)
-        for chart in charts.charts_of(is_reinforcement=is_reinforcement, names=found.curves)
+        for chart in charts.charts_of(
+            is_reinforcement=is_reinforcement, names=found.curves, precision=_precision(found)
+        )
     ]
     recipe = job.recipe.model_dump(mode="json")
     return visit.show(
@@ -72,6 +76,8 @@ def _page(visit: Visit, template: str) -> Response:
         job=job,
         job_name=name,
         method=_method(is_reinforcement, job.recipe.tuning),
+        is_reinforcement=is_reinforcement,
+        forms=_forms(visit, view),
         is_over=job.state in TERMINAL,
         share=min(1.0, job.step / job.total_steps) if job.total_steps else None,
         orders=_orders(visit, found, name),
@@ -93,6 +99,18 @@ def _page(visit: Visit, template: str) -> Response:
         kinds=[kind for kind in EventKind if kind not in HIDDEN],
         chart_size=(charts.WIDTH, charts.HEIGHT),
     )
+
+
+def _precision(found: reading.Parts) -> str:
+    choices = found.report.choices if found.report else []
+    chosen = next((choice.value for choice in choices if choice.name == "precision"), None)
+    return str(chosen or found.job.recipe.precision)
+
+
+def _forms(visit: Visit, view: JobView) -> list[same_as.Form]:
+    """Return the request that created the job, as command line, Python and curl."""
+    body = job_fork.body_of(jobs.retrieve(visit.session, view.job_id))
+    return same_as.create(body, str(visit.request.base_url).rstrip("/"))[1:]
 
 
 def _method(is_reinforcement: bool, tuning: str) -> str:

@@ -2,7 +2,7 @@
 // cursor and its range with the other charts of the page. A page with `data-axis` compares jobs: line n of
 // each chart is job n.
 import { number } from "./job.js";
-import { decades, hatch, joined, label, smoothed, spans } from "./curves.js";
+import { decades, hatch, held, joined, label, smoothed, spans } from "./curves.js";
 
 const page = document.querySelector("#job");
 const tools = document.querySelector("#chart-tools");
@@ -12,7 +12,7 @@ const { axis } = page.dataset;
 const hues = 8;
 const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
 const MOST = 6000; // points after which the curves are fetched again, thinned by the server
-const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
+const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, at: page.dataset.at ? Number(page.dataset.at) : null, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
 let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
 let fine = null; // the steps of the zoom
 
@@ -83,6 +83,8 @@ class Chart extends HTMLElement {
     for (const { curves: old } of whole.void) {
       this.lines.forEach(([name], index) => old[name] && !stacked && add(old[name], { stroke: faint(resolve(`--s${(index % hues) + 1}`)), dash: [2, 3], width: 1 }));
     }
+    const limit = Number(this.dataset.limit);
+    if (limit && main) add({ steps: [main.steps[0], main.steps.at(-1)], values: [limit, limit] }, { stroke: resolve("--bad"), dash: [2, 4], width: 1 });
     return { series, bands, order, data: columns.length ? joined(columns) : [[]] };
   }
 
@@ -114,7 +116,7 @@ class Chart extends HTMLElement {
       ],
       hooks: {
         drawClear: [(plot) => this.shade(plot)],
-        draw: [(plot) => (axis ? label(plot, this.order, (index) => this.lines[index - 1][1], resolve("--surface")) : this.marks(plot))],
+        draw: [(plot) => held(plot, view.at, resolve("--line-strong")), (plot) => (axis ? label(plot, this.order, (index) => this.lines[index - 1][1], resolve("--surface")) : this.marks(plot))],
         setCursor: [(plot) => this.tell(plot)],
         setSelect: [(plot) => plot.select.width > 2 && zoom([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")].map((end) => (axis === "hours" ? Math.max(0, Number(end.toFixed(4))) : Math.max(0, Math.round(end)))))],
       },
@@ -152,15 +154,25 @@ class Chart extends HTMLElement {
     }
   }
 
+  /** Go to the mark under the pointer in the list of marks; elsewhere, hold the values of the step. */
   follow(event) {
-    if (axis || this.plot.over.clientHeight - event.offsetY > 14) return;
-    const hit = this.near.find(([left]) => Math.abs(left - event.offsetX) < 7);
-    hit?.[1].click();
+    const low = !axis && this.plot.over.clientHeight - event.offsetY < 14;
+    const link = low && this.near.find(([left]) => Math.abs(left - event.offsetX) < 7)?.[1];
+    if (!link) return this.hold();
+    link.closest("details").open = true;
+    link.focus();
+  }
+
+  hold() {
+    const step = this.plot.data[0][this.plot.cursor.idx] ?? null;
+    view.at = view.at === step ? null : step;
+    remember();
+    for (const chart of charts) if (chart.plot) chart.plot.redraw(false), chart.tell(chart.plot);
   }
 
   /** Put the values at the cursor, else the last ones, into the key. */
   tell(plot) {
-    const at = plot.cursor.idx;
+    const at = plot.cursor.idx ?? (view.at === null ? null : plot.valToIdx(view.at));
     for (const [name, column] of this.order) {
       const values = plot.data[column];
       let index = at ?? values.length - 1;
@@ -179,6 +191,7 @@ class Chart extends HTMLElement {
       return zoom(null);
     }
     const plot = this.plot;
+    if (event.key === "Enter" && plot) return this.hold();
     const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
     if (!plot || !(event.key in moves)) return;
     event.preventDefault();
@@ -252,6 +265,7 @@ function remember() {
   const set = (name, value) => (value ? query.set(name, value) : query.delete(name));
   set("x", view.zoom?.join("-"));
   set("s", view.smoothing ? view.smoothing.toFixed(2) : "");
+  set("at", view.at);
   set("hide", [...view.hidden].join());
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
 }
@@ -317,16 +331,20 @@ function controls() {
 async function share() {
   const main = document.querySelector("ts-chart[data-main]");
   const values = main.lines.map(([name, label]) => `${label} ${main.querySelector(`[data-last="${CSS.escape(name)}"]`)?.textContent}`);
+  const held = view.at === null ? "" : `, ${axis && axis !== "step" ? axis : "step"} ${number(view.at)}`;
   const range = view.zoom ? `, ${axis && axis !== "step" ? axis : "steps"} ${view.zoom.join("–")}` : "";
   const shared = tools.querySelector("#shared");
   try {
-    await navigator.clipboard.writeText(`${page.dataset.name}${range}: ${values.join(", ")}\n${location.href}`);
+    await navigator.clipboard.writeText(`${page.dataset.name}${range}${held}: ${values.join(", ")}\n${location.href}`);
     shared.textContent = "Copied";
   } catch {
     shared.textContent = location.href;
   }
 }
 
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && view.zoom && !event.defaultPrevented && !document.querySelector("dialog[open], dialog:popover-open")) zoom(null);
+});
 customElements.define("ts-chart", Chart);
 if (tools && charts.size) {
   controls();

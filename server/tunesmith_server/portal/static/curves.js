@@ -59,6 +59,17 @@ export function hatch(plot, first, last, colour) {
   ctx.restore();
 }
 
+/** Draw a line at the step whose values are held. */
+export function held(plot, step, colour) {
+  const { ctx, bbox } = plot;
+  const left = step === null ? -1 : plot.valToPos(step, "x", true);
+  if (!(left >= bbox.left && left <= bbox.left + bbox.width)) return;
+  ctx.save();
+  ctx.fillStyle = colour;
+  ctx.fillRect(left, bbox.top, devicePixelRatio, bbox.height);
+  ctx.restore();
+}
+
 /** Write number and name of each line at its end, the names apart from each other. */
 export function label(plot, order, name, surface) {
   const { ctx, bbox } = plot;

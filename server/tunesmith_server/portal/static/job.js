@@ -55,7 +55,7 @@ document.addEventListener("ts:live", ({ detail }) => {
   if (detail.kind === "state") return detail.state === "on" ? refresh(SLOW_MS) : undefined;
   if (detail.kind !== "event") return;
   const { kind, data } = detail.data;
-  if (kind === "samples") return;
+  if (kind === "samples") return window.htmx?.trigger(document.querySelector("#completions") ?? page, "ts:samples");
   if (kind !== "metrics") return refresh(kind === "state" || kind === "checkpoint" ? 200 : 1500);
   for (const [name, value] of Object.entries(data)) {
     const figure = document.querySelector(`[data-figure="${CSS.escape(name)}"]`);

@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from transformers.trainer_callback import ExportableState
 
 from tunesmith_schema import ErrorCategory, Precision
+from tunesmith_schema.rollout_limits import largest_gap
 from tunesmith_worker.rundir.events import EventLog
 
 from . import gradients
@@ -30,10 +31,6 @@ STEPS = (1, 10, 50)
 FIRST_FACTORS = (3, 11)
 """Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
 at a rate of 0."""
-GAP = {"fp32": 0.01}
-GAP_16_BITS = 0.1
-"""Maximum mean |generation log-prob - training log-prob| in nats per token. Rounding causes 1e-6 in
-fp32, and 1e-3 to 2e-2 in 16 bits."""
 GAP_FAULT = 10
 """Factor on the maximum gap; a larger gap ends the run. A wrong sampling temperature, stale weights
 or a detached adapter cause gaps of this size, but rounding does not."""
@@ -188,7 +185,7 @@ class RolloutTripwires:
     """
 
     def __init__(self, precision: Precision) -> None:
-        self._gap = GAP.get(precision, GAP_16_BITS)
+        self._gap = largest_gap(precision)
         self._warned: set[str] = set()
         self._consecutive: dict[str, int] = {}
         """Number of consecutive bad steps, by kind of warning."""
