@@ -46,4 +46,5 @@ class Watch:
 
     def check(self) -> None:
         """Fail if anything was recorded."""
-        assert (self.messages, self.foreign, self.failed) == ([], [], [])
+        found = (self.messages, self.foreign, self.failed)
+        assert found == ([], [], []), found

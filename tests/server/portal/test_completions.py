@@ -71,7 +71,7 @@ def test_prompts_of_a_step_come_by_the_range_of_their_rewards(server: Server, jo
     document = check_page(browser.page(address(job_id, step=2)))
     check_links(browser, document)
     groups = [item for item in document.all("details") if item.attributes.get("class") == "group"]
-    assert [group.attributes["id"] for group in groups] == ["group-1", "group-0"]
+    assert [group.attributes["id"] for group in groups] == ["group-2-1", "group-2-0"]
     assert ["teaches nothing" in group.text for group in groups] == [False, True]
     rects = [item.attributes for item in document.all("rect")]
     assert [(rect["class"], rect["height"]) for rect in rects] == [

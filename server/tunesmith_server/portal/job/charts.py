@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from tunesmith_schema.rollout_limits import largest_gap
 
 WIDTH, HEIGHT = 600, 160
 """Size of the drawing without scripts, in units of its SVG."""
@@ -123,7 +125,15 @@ def charts_of(
     series = tuple((name, name.removeprefix("score_").replace(",", " ")) for name in scores)
     by_grader = [Chart(title="Score of each grader", series=series)] if series else []
     ratios = [_RATIOS] if "importance_ratio" in names else []
-    return [_REWARD, *by_grader, *ratios, *_REINFORCEMENT]
+    return [_REWARD, *by_grader, *ratios, *(_limited(chart, precision) for chart in _REINFORCEMENT)]
+
+
+def _limited(chart: Chart, precision: str) -> Chart:
+    """Return the chart with the limit of its metric, if it has one."""
+    if chart.names != ("rollout_gap",):
+        return chart
+    gap = largest_gap(precision)
+    return replace(chart, limit=gap, title=f"{chart.title[:-1]}, warning above {gap:g})")
 
 
 @dataclass(frozen=True, kw_only=True)
