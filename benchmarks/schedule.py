@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.stacks import PostgreSQL, postgresql_server
+
 from tunesmith_server import migrate
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.settings import Settings
@@ -67,6 +69,20 @@ def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
     return {"claims": len(schedules[0]), "same_schedule": schedules[0] == schedules[1]}
 
 
+def _claims(postgresql: str | None) -> list[dict[str, Any]]:  # Any: JSON
+    """Measure claims on SQLite and on PostgreSQL; without a URL, on a server of its own."""
+    with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
+        on_sqlite = measure_claims(f"sqlite:///{Path(folder) / 'tunesmith.db'}")
+    if postgresql:
+        return [on_sqlite, measure_claims(postgresql)]
+    with postgresql_server() as url:
+        server = PostgreSQL(url)
+        try:
+            return [on_sqlite, measure_claims(server.new_database())]
+        finally:
+            server.close()
+
+
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {  # Any: JSON
     "equal": lambda seed: _simulate((1.0,) * 10, seed),
     "weighted": lambda seed: _simulate((1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0, 4.0, 6.0), seed),
@@ -78,7 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.schedule", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--postgresql", metavar="URL", help="empty database in which claims are measured, too"
+        "--postgresql", metavar="URL", help="empty database to measure claims on, in place of ours"
     )
     names = [*PARTS, "claim"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART")
@@ -86,8 +102,7 @@ def main() -> int:
     line: dict[str, Any] = {"benchmark": "schedule", "seed": arguments.seed}
     for name in arguments.only:
         if name == "claim":
-            urls = [None, *([arguments.postgresql] if arguments.postgresql else [])]
-            line[name] = [measure_claims(url) for url in urls]
+            line[name] = _claims(arguments.postgresql)
         else:
             line[name] = PARTS[name](arguments.seed)
         sys.stderr.write(f"{name}: {json.dumps(line[name])}\n")

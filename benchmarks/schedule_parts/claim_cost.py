@@ -1,27 +1,27 @@
-"""Cost of a claim with 10,000 queued jobs of 20 projects."""
+"""Cost of a claim with 10,000 queued jobs of 20 projects and 500 files and 500 files."""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, text
+from sqlalchemy import event, insert, text
 
 from tunesmith_schema import JobState, WorkerHello
 from tunesmith_server import migrate
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, JobRow, ProjectRow
-from tunesmith_server.scheduling import order
 from tunesmith_server.scheduling.eligibility import Abilities
-from tunesmith_server.services import leases, workers
+from tunesmith_server.services import claims, workers
 
 from .figures import percentile
 from .world import HYPERPARAMETERS, MODEL, RECIPE
 
-QUEUED, PROJECTS, CLAIMS = 10_000, 20, 200
+QUEUED, PROJECTS, FILES, CLAIMS, WARM_UP = 10_000, 20, 500, 400, 20
 WORKER = Abilities(models=frozenset({MODEL}), device_bytes=24 * 2**30)
 
 
@@ -36,8 +36,9 @@ def fill(database: Database, queued: int = QUEUED) -> None:
         {
             "id": f"ftjob-{number:024d}", "project_id": f"proj-{number % PROJECTS:02d}",
             "owner": f"key-{number % 100}", "state": JobState.QUEUED, "created_at": float(number),
-            "queued_at": float(number), "model": MODEL, "training_file": "file-1", "seed": 0,
-            "recipe": RECIPE, "hyperparameters": HYPERPARAMETERS, "priority": number % 3,
+            "queued_at": float(number), "model": MODEL, "seed": 0,
+            "training_file": f"file-{number % FILES}", "recipe": RECIPE,
+            "hyperparameters": HYPERPARAMETERS, "priority": number % 3,
             "worker_labels": "|gpu=h100|" if _is_labelled(number) else None,
             "method_name": "supervised",
         }
@@ -46,80 +47,115 @@ def fill(database: Database, queued: int = QUEUED) -> None:
     with database.write.begin() as session:
         for number in range(PROJECTS):
             session.add(ProjectRow(id=f"proj-{number:02d}", name=f"p{number}", created_at=0.0))
-        session.add(
-            FileRow(
-                id="file-1", created_at=0.0, filename="rows.jsonl", purpose="fine-tune", bytes=1,
-                sha256="0" * 64, status="processed", project_id="proj-00",
-            )
-        )  # fmt: skip
+        for number in range(FILES):
+            session.add(
+                FileRow(
+                    id=f"file-{number}", created_at=0.0, filename="rows.jsonl", bytes=1,
+                    purpose="fine-tune", sha256="0" * 64, status="processed",
+                    project_id=f"proj-{number % PROJECTS:02d}",
+                )
+            )  # fmt: skip
         session.execute(insert(JobRow), rows)
     with database.engine.connect() as connection:
         connection.execute(text("ANALYZE"))
         connection.commit()
 
 
-def claim_times(
-    database: Database, settings: Settings, count: int = CLAIMS
-) -> tuple[list[float], list[float]]:
-    """Return the wall seconds and CPU seconds of `count` claims, each by another worker. The
-    times include the commit, but not the CPU time of PostgreSQL's processes."""
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds of each claim, commit included; the first `WARM_UP` claims are left out."""
+
+    wall: list[float]
+    cpu: list[float]
+    """CPU time of this thread and, on PostgreSQL, of the server process of its connection."""
+    warm_up: list[float]
+    """CPU time of the claims that are left out."""
+
+
+def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> Costs:
+    """Measure `count` claims, each by another worker."""
     wall, cpu = [], []
-    for number in range(count):
+    for number in range(WARM_UP + count):
         body = WorkerHello(
             worker_id=f"w{number}", queue="train", host="h", device="gpu", version="1",
             models=sorted(WORKER.models), device_bytes=WORKER.device_bytes,
         )  # fmt: skip
         with database.write.begin() as session:
             workers.hello(session, body)
-        began, cpu_began = time.perf_counter(), time.thread_time()
+        server = _server_process(database)
+        began, cpu_began = time.perf_counter(), time.thread_time() + _cpu_of(server)
         with database.write.begin() as session:
-            claimed = leases.claim(session, settings, f"w{number}")
+            claimed = claims.claim(session, settings, f"w{number}")
         wall.append(time.perf_counter() - began)
-        cpu.append(time.thread_time() - cpu_began)
+        cpu.append(time.thread_time() + _cpu_of(server) - cpu_began)
         assert claimed is not None, "jobs are waiting"
-    return wall, cpu
+    return Costs(wall=wall[WARM_UP:], cpu=cpu[WARM_UP:], warm_up=cpu[:WARM_UP])
 
 
-def query_times(database: Database, count: int = CLAIMS) -> list[float]:
-    """Return wall seconds of the query that chooses a job, the most expensive query of a claim."""
-    times = []
+def _server_process(database: Database) -> int | None:
+    """Return the id of PostgreSQL's process for the pool's only connection. Between two claims, the
+    connection so has a transaction that reads, as in the service."""
+    if database.engine.dialect.name != "postgresql":
+        return None
     with database.read() as session:
-        for _ in range(count):
-            began = time.perf_counter()
-            session.execute(order.next_job(WORKER)).first()
-            times.append(time.perf_counter() - began)
-    return times
+        number: int = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    return number
+
+
+def _cpu_of(process: int | None) -> float:
+    if process is None:
+        return 0.0
+    nanoseconds = Path(f"/proc/{process}/schedstat").read_text().split()[0]
+    return int(nanoseconds) / 1e9
 
 
 def plan(database: Database) -> str:
-    """Return how the database executes the query of a claim."""
-    query = order.next_job(WORKER).compile(database.engine, compile_kwargs={"literal_binds": True})
+    """Return how the database executes the query that chooses a job."""
+    query = claims.next_claim(WORKER, (), skip_locked=False).params(worker="w0", host="h")
+    text = query.compile(database.engine, compile_kwargs={"literal_binds": True})
     explain = "EXPLAIN" if database.engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
     with database.engine.connect() as connection:
-        rows = connection.exec_driver_sql(f"{explain} {query}".replace("%", "%%")).all()
+        rows = connection.exec_driver_sql(f"{explain} {text}".replace("%", "%%")).all()
     return "\n".join(str(row[-1]) for row in rows)
 
 
-def measure(url: str | None = None) -> dict[str, Any]:  # Any: JSON
-    """Measure claims on an empty database; by default on a new SQLite file."""
-    with tempfile.TemporaryDirectory(prefix="tunesmith-claims-") as folder:
-        url = url or f"sqlite:///{Path(folder) / 'tunesmith.db'}"
-        migrate.upgrade(url)
-        settings = Settings(data_dir=Path(folder), database_url=url, broker_url="memory://")
-        database = Database(url)
-        try:
-            fill(database)
-            wall, cpu = claim_times(database, settings)
-            return {
-                "database": database.engine.dialect.name,
-                "queued": QUEUED,
-                "claims": len(wall),
-                "p50_ms": round(percentile(wall, 0.5) * 1000, 2),
-                "p99_ms": round(percentile(wall, 0.99) * 1000, 2),
-                "cpu_p50_ms": round(percentile(cpu, 0.5) * 1000, 2),
-                "cpu_p99_ms": round(percentile(cpu, 0.99) * 1000, 2),
-                "query_p99_ms": round(percentile(query_times(database), 0.99) * 1000, 2),
-                "plan": plan(database).splitlines(),
-            }
-        finally:
-            database.dispose()
+def statements(database: Database, settings: Settings) -> list[str]:
+    """Return the SQL statements of one claim."""
+    sent: list[str] = []
+
+    def note(*arguments: Any) -> None:  # Any: SQLAlchemy's own
+        sent.append(arguments[2])
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        with database.write.begin() as session:
+            assert claims.claim(session, settings, "w0") is not None
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+    return sent
+
+
+def measure(url: str) -> dict[str, Any]:  # Any: JSON
+    """Measure claims on an empty database."""
+    migrate.upgrade(url)
+    database = Database(url)
+    try:
+        fill(database)
+        with tempfile.TemporaryDirectory(prefix="tunesmith-claims-") as folder:
+            settings = Settings(data_dir=Path(folder), database_url=url, broker_url="memory://")
+            costs = claim_costs(database, settings)
+            sent = statements(database, settings)
+        return {
+            "database": database.engine.dialect.name,
+            "queued": QUEUED,
+            "claims": len(costs.wall),
+            "statements": len(sent),
+            "cpu_p50_ms": round(percentile(costs.cpu, 0.5) * 1000, 2),
+            "cpu_p99_ms": round(percentile(costs.cpu, 0.99) * 1000, 2),
+            "wall_p50_ms": round(percentile(costs.wall, 0.5) * 1000, 2),
+            "wall_p99_ms": round(percentile(costs.wall, 0.99) * 1000, 2),
+            "warm_up_cpu_max_ms": round(max(costs.warm_up) * 1000, 2),
+            "plan": plan(database).splitlines(),
+        }
+    finally:
+        database.dispose()

@@ -37,7 +37,7 @@ from tunesmith_server.models import (
 )
 from tunesmith_server.scheduling import durations, snapshot, view
 from tunesmith_server.scheduling.eligibility import packed
-from tunesmith_server.services import leases, making_room, workers
+from tunesmith_server.services import claims, leases, making_room, workers
 from tunesmith_server.services.received import ReceivedReport
 
 from .clock import Clock
@@ -204,7 +204,7 @@ class World:
         if device.claim is not None or device.life != life:
             return
         with self._database.write.begin() as session:
-            claim = leases.claim(session, self._settings, device.id)
+            claim = claims.claim(session, self._settings, device.id)
         if claim is None:
             return
         plan, now = self._plans[claim.job_id], self._clock.steady

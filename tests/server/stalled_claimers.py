@@ -17,7 +17,7 @@ from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, JobRow, ProjectRow
-from tunesmith_server.services import leases, workers
+from tunesmith_server.services import claims, leases, workers
 from tunesmith_server.services.received import ReceivedReport
 
 PROJECTS = 5
@@ -99,7 +99,7 @@ class Stalls:
             workers.hello(session, body)
         while len(self._ends) < self._num_jobs and not self._over.is_set():
             with self._database.write.begin() as session:
-                claim = leases.claim(session, self._settings, worker_id)
+                claim = claims.claim(session, self._settings, worker_id)
             if claim is None:
                 time.sleep(0.05)  # stalled workers hold the last jobs
                 continue

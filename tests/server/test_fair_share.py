@@ -82,7 +82,7 @@ ANY = Abilities()
 
 def next_id(database: Database, worker: Abilities = ANY) -> str | None:
     with database.read() as session:
-        found = session.execute(order.next_job(worker)).one_or_none()
+        found = session.execute(order.next_job(worker), {"worker": "w", "host": "h"}).one_or_none()
     return None if found is None else found.id
 
 

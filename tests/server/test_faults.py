@@ -104,6 +104,6 @@ def test_a_claim_fails_no_job_through_an_outage(
     def fail(*_: object) -> None:
         raise (OUTAGES | DATA)[cause]()
 
-    monkeypatch.setattr("tunesmith_server.services.waiting.withdraw_at_claim", fail)
+    monkeypatch.setattr("tunesmith_server.services.claims._data_file", fail)
     assert server.worker.claim_reply().status_code == 204 or cause in OUTAGES
     assert server.job(job_id)["state"] == ("queued" if cause in OUTAGES else "failed")

@@ -33,6 +33,7 @@ from tunesmith_server.core.storage import BLOB_GRACE, hash_of
 from tunesmith_server.services import (
     adapters,
     blobs,
+    claims,
     faults,
     file_readings,
     files,
@@ -87,9 +88,9 @@ def goodbye(session: SessionDep, worker: WorkerDep, worker_id: WorkerPath) -> di
 def claim(
     state: StateDep, session: SessionDep, worker: WorkerDep, body: ClaimRequest
 ) -> Claim | Response:
-    """Lease the oldest job that the worker can serve; return 204 if there is none."""
+    """Lease the first job of the queue that the worker can run; return 204 if there is none."""
     worker_access.check_self(worker, body.worker_id, "train")
-    return leases.claim(session, state.settings, body.worker_id) or Response(status_code=204)
+    return claims.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 
 
 @router.post("/jobs/{job_id}/report")

@@ -15,8 +15,18 @@ import sqlite3
 import threading
 from typing import Any, cast
 
+import psycopg
 from pydantic_core import to_json
-from sqlalchemy import JSON, Connection, Double, create_engine, event
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Double,
+    String,
+    create_engine,
+    event,
+    literal_column,
+)
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -54,6 +64,15 @@ def _epoch_sqlite(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(epoch_now, "postgresql")
 def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> str:
     return "extract(epoch from clock_timestamp())::double precision"
+
+
+def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's type
+    """Return a constant as a part of the SQL text. PostgreSQL plans a prepared statement once, for
+    unknown parameters, if that plan is as good; with a constant for a parameter it often is."""
+    if isinstance(value, str):
+        assert value.isidentifier(), value
+        return literal_column(f"'{value}'", String())
+    return literal_column(repr(value))
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
@@ -98,6 +117,8 @@ class Database:
         )
         if on_sqlite:
             _prepare_sqlite(self.engine)
+        else:
+            _prepare_postgresql(self.engine)
         self.write: sessionmaker[Session] = sessionmaker(self.engine, expire_on_commit=False)
         self.read: sessionmaker[Session] = sessionmaker(
             self.engine.execution_options(read_only=True),
@@ -177,6 +198,31 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
         raw = cast(_SQLiteConnection, connection.connection.dbapi_connection)
         raw.acquire_writer_lock()  # if BEGIN fails, the pool's rollback releases the lock
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+class _PostgreSQLConnection(psycopg.Connection[Any]):  # Any: rows
+    """Connection that ends a read-only transaction with COMMIT. psycopg drops all its prepared
+    statements at a ROLLBACK, and the planning of a claim costs more than its execution."""
+
+    def rollback(self) -> None:
+        is_good = self.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        if self.read_only and is_good:
+            self.commit()
+        else:
+            super().rollback()
+
+
+def _prepare_postgresql(engine: Any) -> None:  # Any: event targets are untyped
+    @event.listens_for(engine, "do_connect")
+    def _connect(
+        dialect: object, record: object, args: Any, options: Any
+    ) -> psycopg.Connection[Any]:  # Any: arguments and rows
+        return _PostgreSQLConnection.connect(*args, **options)
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        raw = cast(_PostgreSQLConnection, connection.connection.dbapi_connection)
+        raw.read_only = connection.get_execution_options().get(READ_ONLY) or None
 
 
 def is_database_outage(error: DBAPIError) -> bool:

@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, and_, func, or_, true
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.orm.util import AliasedClass
 
-from tunesmith_server.core.database import epoch_now
+from tunesmith_schema import JobState
+from tunesmith_server.core.database import constant, epoch_now
 from tunesmith_server.models import JobRow, WorkerRow
 
 Jobs = type[JobRow] | AliasedClass[JobRow]
@@ -55,7 +56,7 @@ def unpacked(text: str | None) -> dict[str, str]:
 def may_start(jobs: Jobs = JobRow) -> ColumnElement[bool]:
     """Return the SQL condition that the job is queued and its retry delay is over."""
     in_time = or_(jobs.not_before.is_(None), jobs.not_before <= epoch_now())
-    return and_(jobs.state == "queued", in_time)
+    return and_(jobs.state == constant(JobState.QUEUED), in_time)
 
 
 def can_run(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import ColumnElement, CompoundSelect, ScalarSelect, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import ErrorCode, EvaluationStatus, JobState
-from tunesmith_server.core.database import epoch_now
+from tunesmith_server.core.database import constant, epoch_now
 from tunesmith_server.core.errors import TooManyRequests
 from tunesmith_server.models import ApiKeyRow, EvaluationRow, JobRow, ProjectRow, UsageRow
 from tunesmith_server.models.scope import all_projects
@@ -41,9 +41,26 @@ class _Link:
         return refers
 
 
+class Project(Protocol):
+    """A ProjectRow, or its columns."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def archived_at(self) -> float | None: ...
+    @property
+    def max_running_jobs(self) -> int | None: ...
+
+
 _HELD, _USED, _EVALUATED = aliased(JobRow), aliased(UsageRow), aliased(EvaluationRow)
 _PROJECT = _Link(column="project_id", table=ProjectRow)
 _KEY = _Link(column="owner", table=ApiKeyRow)
+
+
+def is_held(jobs: Any) -> ColumnElement[bool]:  # Any: JobRow or an alias
+    """Return the SQL condition that a worker holds the job."""
+    held: ColumnElement[bool] = jobs.state.in_([constant(state) for state in HELD])
+    return held
 
 
 def check_create(session: Session, project_id: str, owner: str) -> None:
@@ -81,13 +98,12 @@ def _check(session: Session, column: str, value: str, limit: int | None, name: s
         )
 
 
-def may_run(session: Session, project: ProjectRow, owner: str) -> bool:
-    """Return True if the limits allow another running job or evaluation. The project is locked."""
+def may_run(session: Session, project: Project, owner: str, of_key: int | None) -> bool:
+    """Return True if the limits allow another running job or evaluation. The project is locked.
+    `of_key` is the limit of the key `owner`."""
     if project.archived_at is not None:
         return False
-    key = session.get(ApiKeyRow, owner)
-    if key is not None and key.max_running_jobs is not None:
-        key = _lock_key(session, owner)
+    key = None if of_key is None else _lock_key(session, owner)
     for row, column in ((project, "project_id"), (key, "owner")):
         if row is None or row.max_running_jobs is None:
             continue
@@ -155,7 +171,7 @@ def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
 
 def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
     """Return the number of running jobs, of the outer query's project by default."""
-    query = select(func.count()).select_from(_HELD).where(link.of(_HELD), _HELD.state.in_(HELD))
+    query = select(func.count()).select_from(_HELD).where(link.of(_HELD), is_held(_HELD))
     return query.correlate(link.table).scalar_subquery()
 
 
@@ -163,7 +179,7 @@ def _running(link: _Link) -> ColumnElement[int]:
     """Return the number of running jobs and evaluations."""
     evaluations = select(func.count()).select_from(_EVALUATED)
     evaluations = evaluations.where(
-        link.of(_EVALUATED), _EVALUATED.status == EvaluationStatus.RUNNING
+        link.of(_EVALUATED), _EVALUATED.status == constant(EvaluationStatus.RUNNING)
     )
     return running_jobs(link) + evaluations.correlate(link.table).scalar_subquery()
 
@@ -174,7 +190,7 @@ def _used_seconds(link: _Link) -> ColumnElement[float]:
         link.of(_USED), _USED.day > epoch_now() / DAY - WINDOW_DAYS
     )
     running = select(func.coalesce(func.sum(epoch_now() - _HELD.claimed_at), 0.0)).where(
-        link.of(_HELD), _HELD.state.in_(HELD)
+        link.of(_HELD), is_held(_HELD)
     )
     parts = (query.correlate(link.table).scalar_subquery() for query in (ended, running))
     return next(parts) + next(parts)

@@ -20,9 +20,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, case, func, or_, select
 from sqlalchemy.orm import aliased
 
+from tunesmith_server.core.database import constant
 from tunesmith_server.models import JobRow, ProjectRow
 
-from . import limits
+from . import limits, reservations
 from .eligibility import Abilities, Jobs, can_run, may_start
 from .usage import NO_USAGE
 
@@ -42,39 +43,38 @@ def of_queue() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
 
 def of_projects() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
     """Return the order of the projects, for `ProjectRow`."""
-    is_guaranteed = limits.running_jobs() < ProjectRow.guaranteed_devices
+    # Tested first, because it is cheap: the other condition counts running jobs.
+    has_no_guarantee = (ProjectRow.guaranteed_devices == constant(0), 1)
+    is_guaranteed = (limits.running_jobs() < ProjectRow.guaranteed_devices, 0)
     usage = func.coalesce(ProjectRow.usage_log, NO_USAGE) - func.ln(ProjectRow.weight)
-    return (case((is_guaranteed, 0), else_=1), usage)
+    return (case(has_no_guarantee, is_guaranteed, else_=1), usage)
 
 
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
-def next_job(
-    worker: Abilities, project_id: str | None = None, tried: tuple[str, ...] = ()
-) -> Select[str, str, str]:
-    """Return a query of the job that the worker gets: id, project and owner. `project_id` limits
-    it to one project; jobs in `tried` are left out."""
+def next_job(worker: Abilities, tried: tuple[str, ...] = ()) -> Select[str, str]:
+    """Return a query of the job that the worker gets: id and project. Jobs in `tried` are left out.
+    The query's parameters are the worker's names in reservations (`reservations.names_of`)."""
     head = (
         select(_FIRST.id)
         .where(_FIRST.project_id == ProjectRow.id, *_may_be_claimed(worker))
         .order_by(*of_jobs(_FIRST))
-        .limit(1)
+        .limit(constant(1))
     )
     if tried:
         head = head.where(_FIRST.id.not_in(tried))
-    query = (
-        select(JobRow.id, JobRow.project_id, JobRow.owner)
+    return (
+        select(JobRow.id, JobRow.project_id)
         .select_from(ProjectRow)
         .join(JobRow, JobRow.id == head.correlate(ProjectRow).scalar_subquery())
-        .where(limits.project_has_room())
+        .where(limits.project_has_room(), ~reservations.refuse(ProjectRow.id))
         .order_by(*of_queue())
-        .limit(1)
+        .limit(constant(1))
     )
-    return query if project_id is None else query.where(ProjectRow.id == project_id)
 
 
 def _may_be_claimed(worker: Abilities) -> tuple[ColumnElement[bool], ...]:
     in_lane = select(_HELD.id).where(
-        _HELD.owner == _FIRST.owner, _HELD.state.in_(limits.HELD), _HELD.interactive.is_(True)
+        _HELD.owner == _FIRST.owner, limits.is_held(_HELD), _HELD.interactive.is_(True)
     )
     return (
         may_start(_FIRST),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, String, and_, bindparam, exists, or_, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import JobRow, ReservationRow, WorkerRow
@@ -20,16 +20,32 @@ def active() -> ColumnElement[bool]:
     return and_(ReservationRow.starts_at <= epoch_now(), in_time)
 
 
-def of_worker(session: Session, worker_id: str, host: str | None) -> list[ReservationRow]:
+def names_of(worker_id: str, worker: WorkerRow | None) -> dict[str, str]:
+    """Return the names by which reservations name a worker, as parameters: its own, its host's."""
+    return {"worker": worker_id, "host": worker.host if worker else worker_id}
+
+
+def of_worker(session: Session, names: dict[str, str]) -> list[ReservationRow]:
     """Return the active reservations of a worker and of its host."""
-    names = [worker_id] if host is None else [worker_id, host]
-    return list(session.scalars(_of_workers(), {"names": names}))
+    return list(session.scalars(_of_workers(), names))
+
+
+def refuse(project_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Return the SQL condition that a reservation keeps the project's jobs from the worker, whose
+    names are parameters (`names_of`)."""
+    other = or_(ReservationRow.project_id.is_(None), ReservationRow.project_id != project_id)
+    return exists().where(_is_named(), active(), other)
+
+
+def _is_named() -> ColumnElement[bool]:
+    names = [bindparam(name, type_=String()) for name in ("worker", "host")]
+    return ReservationRow.worker.in_(names)
 
 
 @cache  # each claim asks
 def _of_workers() -> Select[ReservationRow]:
-    named = ReservationRow.worker.in_(bindparam("names", expanding=True))
-    return select(ReservationRow).where(named, active()).order_by(ReservationRow.starts_at)
+    query = select(ReservationRow).where(_is_named(), active())
+    return query.order_by(ReservationRow.starts_at)
 
 
 def refuses(reservations: Iterable[ReservationRow], project_id: str) -> ReservationRow | None:

@@ -9,9 +9,9 @@ their decayed usage at any time, and as a logarithm it does not overflow (decisi
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,15 @@ CHARGE_AHEAD_SECONDS = 600.0
 is used up. Without the advance, a project could claim all devices before it is charged anything."""
 NO_USAGE = -1e9
 """Value that replaces the logarithm of zero."""
+
+
+class Project(Protocol):
+    """A ProjectRow, or its columns."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def usage_log(self) -> float | None: ...
 
 
 def added(usage: float | None, start: float, end: float) -> float | None:
@@ -60,11 +69,18 @@ def database_now(session: Session) -> float:
     return session.execute(select(epoch_now())).scalar_one()
 
 
-def begin(project: ProjectRow, job: JobRow) -> None:
-    """Charge a claim in advance. The project is locked."""
-    assert job.claimed_at is not None, "the job has just been claimed"
-    job.charged_until = job.claimed_at + CHARGE_AHEAD_SECONDS
-    project.usage_log = added(project.usage_log, job.claimed_at, job.charged_until)
+def begin(session: Session, project: Project, start: float, end: float) -> None:
+    """Charge the advance of a claim to its project, which is locked."""
+    usage = added(project.usage_log, start, end)
+    session.execute(_CHARGE, {"project": project.id, "usage": usage})
+
+
+_PROJECTS: Any = ProjectRow.__table__  # Any: a FromClause in SQLAlchemy's types
+_CHARGE = (
+    update(_PROJECTS)
+    .where(_PROJECTS.c.id == bindparam("project"))
+    .values(usage_log=bindparam("usage"))
+)
 
 
 def continue_charging(session: Session, job: JobRow, now: float) -> None:

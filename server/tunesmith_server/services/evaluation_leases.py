@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
@@ -42,6 +41,7 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.inference.protocol import ServedModel
 from tunesmith_server.models import (
     AdapterRow,
+    ApiKeyRow,
     EvaluationRow,
     FileRow,
     JobRow,
@@ -68,12 +68,13 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
     None if there is none. An evaluation that cannot run fails."""
     rows = session.scalars(_candidates()).all()
     worker = session.get(WorkerRow, worker_id)
-    reserved = reservations.of_worker(session, worker_id, worker.host if worker else None)
+    names = reservations.names_of(worker_id, worker)
+    reserved = reservations.of_worker(session, names)
     holds_project = False
     for row in rows:
         if reservations.refuses(reserved, row.project_id):
             continue
-        if _job_goes_first(session, worker, reserved, row):
+        if _job_goes_first(session, worker, names, row):
             return None
         try:
             _check_permissions(session, row)
@@ -86,7 +87,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
             continue
         lock = usage.lock_further_project if holds_project else usage.lock_project
         project, holds_project = lock(session, row.project_id), True
-        if project is None or not limits.may_run(session, project, row.owner):
+        of_key = session.scalar(select(ApiKeyRow.max_running_jobs).where(ApiKeyRow.id == row.owner))
+        if project is None or not limits.may_run(session, project, row.owner, of_key):
             continue  # another claim has the project, or has used up the limit
         now = session.execute(select(epoch_now())).scalar_one()
         row.status, row.fence, row.lease_owner = EvaluationStatus.RUNNING, claimed.fence, worker_id
@@ -117,13 +119,12 @@ def _candidates() -> Select[EvaluationRow]:
 def _job_goes_first(
     session: Session,
     worker: WorkerRow | None,
-    reserved: Sequence[ReservationRow],
+    names: dict[str, str],
     row: EvaluationRow,
 ) -> bool:
     """Return True if the worker would get a job that comes before the evaluation: an interactive
     job, a job of a project that comes first, a job of higher priority, or an older job."""
-    only = reserved[0].project_id if reserved else None
-    next_job = session.execute(order.next_job(abilities(worker), only)).first()
+    next_job = session.execute(order.next_job(abilities(worker)), names).first()
     if next_job is None:
         return False
     columns = (JobRow.interactive, JobRow.priority, JobRow.created_at)

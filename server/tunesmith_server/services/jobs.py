@@ -1,15 +1,15 @@
-"""Job state; no other module writes it. `insert` sets the first state of a job. Only `move` changes
-a job's state: a conditional UPDATE that allows only legal transitions, with an event in the same
-transaction. The callers of `move` are leases.py (workers' reports) and job_control.py (user
-commands)."""
+"""Job state; no other module writes it. `insert` sets the first state of a job. Only `move` and
+`start` change a job's state: a conditional UPDATE that allows only legal transitions, with an event
+in the same transaction. `start` is for claims.py; the callers of `move` are leases.py (workers'
+reports) and job_control.py (user commands)."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
@@ -23,6 +23,7 @@ from tunesmith_schema import (
     MethodName,
 )
 from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.models import EventRow, FileRow, JobRow
@@ -86,6 +87,53 @@ def move(
         if to in TERMINAL and job.attempt:
             job_health.derive(session, job)
     return job
+
+
+def start(
+    session: Session, job: JobRow, worker_id: str, lease_seconds: float
+) -> tuple[float, float] | None:
+    """Move a queued job to `running`, with a new attempt, fence and lease. Returns the start of the
+    lease and the end of the time that is charged in advance; None if the job has been claimed since
+    it was read. The row `job` keeps its old values. The statements are built once."""
+    values = {"job": job.id, "known": job.fence, "worker": worker_id, "lease": lease_seconds}
+    row = session.execute(_START, values | {"now": time.time()}).one_or_none()
+    if row is None:
+        return None
+    event = {
+        "project_id": job.project_id, "job_id": job.id, "seq": row.last_seq,
+        "created_at": time.time(), "attempt": job.attempt + 1, "kind": EventKind.STATE,
+        "level": "info", "message": f"claimed by {worker_id}",
+        "data": {"state": JobState.RUNNING, "worker_id": worker_id},
+    }  # fmt: skip
+    session.execute(_STARTED, event)
+    return row.claimed_at, row.charged_until
+
+
+_JOBS: Any = JobRow.__table__  # Any: a FromClause in SQLAlchemy's types
+_START = (
+    update(_JOBS)
+    .where(
+        _JOBS.c.id == bindparam("job"),
+        _JOBS.c.state == JobState.QUEUED,
+        _JOBS.c.fence == bindparam("known"),
+    )
+    .values(
+        state=JobState.RUNNING,
+        phase="claim",
+        lease_owner=bindparam("worker"),
+        lease_until=epoch_now() + bindparam("lease"),
+        claimed_at=epoch_now(),
+        charged_until=epoch_now() + usage.CHARGE_AHEAD_SECONDS,
+        claimed_step=_JOBS.c.step,
+        fence=_JOBS.c.fence + 1,
+        attempt=_JOBS.c.attempt + 1,
+        source_seq=0,
+        started_at=func.coalesce(_JOBS.c.started_at, bindparam("now")),
+        last_seq=_JOBS.c.last_seq + 1,
+    )
+    .returning(_JOBS.c.claimed_at, _JOBS.c.charged_until, _JOBS.c.last_seq)
+)
+_STARTED = cast(Any, EventRow.__table__).insert()  # Any: a FromClause in SQLAlchemy's types
 
 
 def fail(

@@ -1,5 +1,5 @@
-"""Leases: a worker claims a job, renews the lease with each report, and loses the lease if it stops
-reporting.
+"""Leases: a worker renews the lease of its job with each report, and loses the lease if it stops
+reporting. claims.py gives the leases.
 
 Every write is conditional on the fencing token. The token grows with each claim, so a worker that
 has lost the lease cannot write. Lease expiry uses only the database clock.
@@ -8,16 +8,13 @@ has lost the lease cannot write. Lease expiry uses only the database clock.
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
-    Claim,
-    ClaimedFile,
     ErrorCategory,
     ErrorCode,
     EventKind,
@@ -33,9 +30,8 @@ from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
-from tunesmith_server.models import AdapterRow, FileRow, JobRow, ProjectRow, WorkerRow
-from tunesmith_server.scheduling import lanes, limits, order, reservations, usage
-from tunesmith_server.scheduling.eligibility import abilities
+from tunesmith_server.models import JobRow, ProjectRow
+from tunesmith_server.scheduling import lanes, usage
 
 from . import (
     adapters,
@@ -52,135 +48,12 @@ from . import (
     resume_points,
     samples,
     stored_job,
-    waiting,
 )
 from .faults import is_outage
 from .jobs import HELD
 from .received import ReceivedReport, Unreadable, store_events
 
 log = logging.getLogger(__name__)
-
-MAX_CANDIDATES = 50
-"""Maximum number of jobs that one claim tries; the worker asks again soon."""
-
-
-def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the first job of the queue that the worker can run; return None if there is none. A job
-    whose row cannot be read fails, and the next job is tried."""
-    worker = session.get(WorkerRow, worker_id)
-    only = reservations.of_worker(session, worker_id, worker.host if worker else None)
-    projects = {reservation.project_id for reservation in only}
-    if None in projects or len(projects) > 1:
-        return None
-    offer, project_id = abilities(worker), next(iter(projects), None)
-    tried: list[str] = []
-    holds_project = False
-    for _ in range(MAX_CANDIDATES):
-        found = session.execute(order.next_job(offer, project_id, tuple(tried))).one_or_none()
-        if found is None:
-            break
-        job_id, of_project, owner = found
-        lock = usage.lock_further_project if holds_project else usage.lock_project
-        project, holds_project = lock(session, of_project), True
-        if project is None:
-            continue  # the project is free again in a moment
-        if not limits.may_run(session, project, owner):
-            continue  # another claim has used up the limit; the next query leaves the job out
-        lease = partial(_lease, session, settings, worker_id, job_id, project)
-        if claimed := quarantine.guarded(session, job_id, "claimed", lease):
-            return claimed
-        tried.append(job_id)  # unreadable, or another worker has just claimed it
-    return None
-
-
-def _lease(
-    session: Session, settings: Settings, worker_id: str, job_id: str, project: ProjectRow
-) -> Claim | None:
-    job = jobs.move(
-        session,
-        job_id,
-        JobState.RUNNING,
-        f"claimed by {worker_id}",
-        only_from={JobState.QUEUED},
-        data={"worker_id": worker_id},
-        values={
-            "lease_owner": worker_id,
-            "lease_until": epoch_now() + settings.lease_seconds,
-            "claimed_at": epoch_now(),
-            "claimed_step": JobRow.step,
-            "fence": JobRow.fence + 1,
-            "attempt": JobRow.attempt + 1,
-            "source_seq": 0,
-            "phase": "claim",
-            "started_at": func.coalesce(JobRow.started_at, time.time()),
-        },
-    )
-    if job is None:
-        return None
-    usage.begin(project, job)
-    waiting.withdraw_at_claim(session, job)
-    ignored: list[str] = []
-    method = stored_job.method(job, ignored)
-    base = _base_of(session, job)
-    training = _data_file(session, job.training_file, "training_file")
-    validation = (
-        _data_file(session, job.validation_file, "validation_file") if job.validation_file else None
-    )
-    points, forked = resume_points.for_claim(session, job)
-    claimed = Claim(
-        job_id=job.id,
-        attempt=job.attempt,
-        fence=job.fence,
-        lease_seconds=settings.lease_seconds,
-        queued_seconds=max(0.0, time.time() - (job.queued_at or job.created_at)),
-        model=job.model,
-        base_files=[StoredFile.model_validate(file) for file in base.files] if base else None,
-        training_file=training,
-        validation_file=validation,
-        recipe=stored_job.recipe(job, ignored),
-        method=stored_job.method_of(job),
-        grader=method.reinforcement.grader if method and method.reinforcement else None,
-        hyperparameters=stored_job.hyperparameters(job, ignored),
-        seed=job.seed,
-        step=job.step,
-        resume_points=points,
-        forked=forked,
-    )
-    if ignored:
-        names = ", ".join(dict.fromkeys(ignored))
-        message = f"settings of another release are ignored: {names}"
-        events.add(session, job, message[:4000], level="warn")
-    return claimed
-
-
-def _base_of(session: Session, job: JobRow) -> AdapterRow | None:
-    if not job.base_adapter_id:
-        return None
-    row = session.get(AdapterRow, job.base_adapter_id)
-    if row is None:
-        failure = JobFailure(
-            category=ErrorCategory.USER,
-            code=ErrorCode.BASE_MODEL_GONE,
-            message=f"the weights of the base model {job.model!r} have been deleted",
-            hint="create a job with another base model",
-            param="model",
-        )
-        raise quarantine.Unusable(failure)
-    return row
-
-
-def _data_file(session: Session, file_id: str, param: str) -> ClaimedFile:
-    row = session.get(FileRow, file_id)
-    if row is None:
-        failure = JobFailure(
-            category=ErrorCategory.USER,
-            code=jobs.invalid_file_code(param),
-            message=f"{param}: the file {file_id} no longer exists",
-            hint="upload the file again and create a new job",
-            param=param,
-        )
-        raise quarantine.Unusable(failure)
-    return ClaimedFile(file_id=row.id, filename=row.filename, bytes=row.bytes, sha256=row.sha256)
 
 
 def check_fence(session: Session, job_id: str, fence: int) -> JobRow:

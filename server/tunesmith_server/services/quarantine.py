@@ -40,17 +40,22 @@ def guarded(session: Session, job_id: str, purpose: str, act: Callable[[], T]) -
         with session.begin_nested():
             return act()
     except Exception as error:
-        if is_outage(error):
-            raise
-        failure = _failure(purpose, error)
-        log.error(
-            "%s: %s",
-            job_id,
-            failure.message,
-            exc_info=None if isinstance(error, Unusable) else error,
-        )
-        _fail(session, job_id, failure)
+        fail(session, job_id, purpose, error)
         return None
+
+
+def fail(session: Session, job_id: str, purpose: str, error: Exception) -> None:
+    """Fail a job whose row has raised `error`; raise the error again if it is an outage."""
+    if is_outage(error):
+        raise error
+    failure = _failure(purpose, error)
+    log.error(
+        "%s: %s",
+        job_id,
+        failure.message,
+        exc_info=None if isinstance(error, Unusable) else error,
+    )
+    _fail(session, job_id, failure)
 
 
 def _failure(purpose: str, error: Exception) -> JobFailure:

@@ -9,7 +9,7 @@ from tunesmith_schema import EvaluationStatus, WorkerHello, WorkerWelcome
 from tunesmith_schema.queue import LIGHT_QUEUE
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow, WorkerRow
-from tunesmith_server.scheduling import limits, order, usage
+from tunesmith_server.scheduling import limits, order, reservations, usage
 from tunesmith_server.scheduling.eligibility import abilities
 
 READY_SECONDS = 35.0
@@ -30,7 +30,8 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
         return WorkerWelcome(jobs_waiting=False, files_waiting=_files_waiting(session))
     if idle_since is not None:
         usage.add_idle(session, body.host, idle_since, now)
-    waiting = session.execute(order.next_job(abilities(row))).first() is not None or bool(
+    names = reservations.names_of(row.worker_id, row)
+    waiting = session.execute(order.next_job(abilities(row)), names).first() is not None or bool(
         session.scalar(select(exists().where(evaluation_waits())))
     )
     return WorkerWelcome(jobs_waiting=waiting)
