@@ -29,6 +29,8 @@ class Visit:
     anonymous: bool = False
     """True if the page is opened without a session."""
     status: int = 200
+    click: str = ""
+    """Selector of an element that is clicked first; `ready` appears after the click."""
     axe: bool = True
     """False for a page that is not ours."""
 
@@ -37,6 +39,8 @@ class Visit:
         files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
         models = {f"model of {what}": name for what, name in service.world.results.items()}
         page.goto(self.path.format_map(service.world.jobs | files | models))
+        if self.click:
+            page.locator(self.click).click()
         page.wait_for_selector(self.ready)
 
 
@@ -79,6 +83,24 @@ VISITS = (
     ),
     Visit(name="jobs-filters", path="/portal/jobs?owner=ann&label=team=x", ready="#jobs"),
     Visit(name="new-job", path="/portal/jobs/new", ready="#ready"),
+    Visit(
+        name="new-job-file",
+        path="/portal/jobs/new?training_file={file train}",
+        ready=".data-row",
+    ),
+    Visit(
+        name="new-job-all",
+        path="/portal/jobs/new",
+        click="details.all > summary",
+        ready="details.all[open]",
+    ),
+    Visit(
+        name="new-job-refused",
+        path="/portal/jobs/new",
+        click="#start",
+        ready="#problems",
+        status=400,
+    ),
     Visit(name="new-job-again", path="/portal/jobs/new?from={reinforcement}", ready="#ready"),
     Visit(name="data", path="/portal/data", ready="#rows"),
     Visit(name="data-none", path="/portal/data?q=no+file+has+this+text", ready="#files"),

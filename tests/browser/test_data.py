@@ -19,7 +19,7 @@ from .watch import Watch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser as Running
-    from playwright.sync_api import Page
+    from playwright.sync_api import FileChooser, Page
 
 pytestmark = pytest.mark.browser
 CHAT = [{"role": "user", "content": "3 plus 3?"}, {"role": "assistant", "content": "6"}]
@@ -74,10 +74,14 @@ def validate(service: Service, filename: str, **found: Any) -> None:
 
 def test_a_file_is_uploaded_by_key_and_its_verdict_arrives(page: Page, own: Service) -> None:
     open_list(page)
-    with page.expect_file_chooser() as chooser:
-        page.keyboard.press("u")
+    choosers: list[FileChooser] = []
+    page.on("filechooser", choosers.append)
+    for _ in range(40):  # until the module with the keys is loaded
+        if not choosers:
+            page.keyboard.press("u")
+            page.wait_for_timeout(500)
     content = lines_of("first", "second", "third")
-    chooser.value.set_files(
+    choosers[0].set_files(
         {"name": "by-key.jsonl", "mimeType": "application/jsonl", "buffer": content}
     )
     page.locator("h1", has_text="by-key.jsonl").wait_for()

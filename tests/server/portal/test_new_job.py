@@ -241,3 +241,37 @@ def test_hostile_texts_are_inert(server: Server) -> None:
         document = check_page(reply.text)
         assert len(document.all("script")) == calm
         assert not document.all("iframe", "base", "style", "object", "template", "img")
+
+
+def test_a_form_without_model_and_file_is_refused_in_its_own_words(server: Server) -> None:
+    browser = signed_in(server)
+    reply = browser.post(HERE, data={"method": "supervised", "recipe.tuning": "lora"})
+    assert reply.status_code == 400
+    document = check_page(reply.text)
+    told = {"model": "Choose a base model.", "training_file": "Choose a training file."}
+    assert errors(document) == told
+    [folded] = [item for item in document.all("details") if item.attributes.get("class") == "all"]
+    assert "open" not in folded.attributes
+    server.worker.hello()
+    data = form(server.good_file(), **{"recipe.warmup_steps": "-1"})
+    document = check_page(browser.post(HERE, data=data).text)
+    [folded] = [item for item in document.all("details") if item.attributes.get("class") == "all"]
+    assert "open" in folded.attributes
+
+
+def test_a_file_is_chosen_by_the_address_and_its_first_rows_are_shown(server: Server) -> None:
+    browser = signed_in(server)
+    file_id = server.upload(b'{"text": "first"}\n')
+    document = check_page(browser.page(f"{HERE}?training_file={file_id}"))
+    chosen = [item for item in document.all("option") if "selected" in item.attributes]
+    assert file_id in [item.attributes.get("value") for item in chosen]
+    part = Document(browser.page(f"/portal/data/first?training_file={file_id}"))
+    assert "first" in part.elements[0].text
+    assert "Choose or drop" in browser.page("/portal/data/first")
+    assert "Choose or drop" in browser.page("/portal/data/first?training_file=file-none")
+    check = Document(browser.post(CHECK, data=form(file_id)).text)
+    [poll] = [item for item in check.all("span") if "hx-post" in item.attributes]
+    assert poll.attributes["hx-trigger"] == "every 1s"
+    server.validate(file_id)
+    check = Document(browser.post(CHECK, data=form(file_id)).text)
+    assert not [item for item in check.all("span") if "hx-post" in item.attributes]

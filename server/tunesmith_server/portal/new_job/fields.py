@@ -74,6 +74,12 @@ def groups() -> dict[str, list[FormField]]:
 
 
 @functools.cache
+def folded() -> frozenset[str]:
+    """Return the names of the fields that are shown only after a click."""
+    return frozenset({"other"} | {field.name for items in groups().values() for field in items})
+
+
+@functools.cache
 def in_sight() -> list[FormField]:
     return [_form_field(schema()[name]) for name in IN_SIGHT]
 

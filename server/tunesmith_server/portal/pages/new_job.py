@@ -20,6 +20,8 @@ from tunesmith_server.services import job_fork, jobs, lineage
 from tunesmith_server.services.job_create import Requester
 
 _CREATE = "POST /fine_tuning/jobs"
+_CHECK = f"{NEW_JOB.path}/check?validate_only=true"
+_NEEDED = {"model": "base model", "training_file": "training file"}
 _MAX_TEXT = 1 << 20
 _KEYS = (("Ctrl Enter", "Start the job"),)
 
@@ -153,11 +155,12 @@ def _page(
     parent = _parent_id(visit)
     found = choices.read(visit, texts)
     body, _ = request.body_of(texts)
-    blank = [name for name in ("model", "training_file") if not texts.get(name)]
+    blank = [name for name in _NEEDED if not texts.get(name)]
     told = [
-        (request.field_of(problem.param), problem)
+        (name, _in_words(problem) if name in blank else problem)
         for problem in problems or []
-        if was_started or request.field_of(problem.param) not in blank
+        for name in [request.field_of(problem.param)]
+        if was_started or name not in blank
     ]
     origin = str(visit.request.base_url).rstrip("/")
     points = lineage.resume_points(visit.session, jobs.retrieve(visit.session, parent)) if (
@@ -173,6 +176,8 @@ def _page(
         points=points,
         step=_step(texts, [point.step for point in points]),
         action=f"{NEW_JOB.path}/fork/{parent}" if parent else NEW_JOB.path,
+        check=_CHECK + (f"&fork_from={parent}" if parent else ""),
+        max_bytes=visit.state.settings.max_file_bytes,
         query=f"?{visit.request.url.query}" if visit.request.url.query else "",
         choices=found,
         in_sight=fields.in_sight(),
@@ -180,6 +185,7 @@ def _page(
         count=sum(map(len, fields.groups().values())),
         problems=told,
         told={name: problem for name, problem in reversed(told)},
+        opens_all=was_started and any(name in fields.folded() for name, _ in told),
         is_checked=problems is not None,
         was_started=was_started,
         blank=blank,
@@ -188,6 +194,12 @@ def _page(
         if parent
         else same_as.create(body, origin),
     )
+
+
+def _in_words(problem: RequestProblem) -> RequestProblem:
+    """Return the problem of a missing model or file in the words of the form."""
+    message = f"choose a {_NEEDED[str(problem.param)]}"
+    return problem.model_copy(update={"message": message, "hint": None})
 
 
 def _step(texts: request.Texts, steps: list[int]) -> int | None:

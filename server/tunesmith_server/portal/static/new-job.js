@@ -49,6 +49,7 @@ function begin() {
     restore(draft);
     document.querySelector("#draft").hidden = false;
     form.dispatchEvent(new Event("input", { bubbles: true }));
+    document.querySelector("#f-training_file")?.dispatchEvent(new Event("change"));
   }
   form.addEventListener("input", save);
   form.addEventListener("submit", (event) => {
