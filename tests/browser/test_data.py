@@ -75,7 +75,7 @@ def validate(service: Service, filename: str, **found: Any) -> None:
 def test_a_file_is_uploaded_by_key_and_its_verdict_arrives(page: Page, own: Service) -> None:
     open_list(page)
     choosers: list[FileChooser] = []
-    page.on("filechooser", choosers.append)
+    page.on("filechooser", lambda chooser: choosers.append(chooser))
     for _ in range(40):  # until the module with the keys is loaded
         if not choosers:
             page.keyboard.press("u")

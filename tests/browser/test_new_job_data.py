@@ -14,7 +14,7 @@ from .signing_in import enter_key
 from .test_data import lines_of, open_list, own, page, validate, watch, watched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Dialog, Page
 
     from .watch import Watch
 
@@ -55,7 +55,12 @@ def test_an_uploaded_file_gets_its_verdict_and_two_clicks_make_one_job(
 
 def test_leaving_asks_only_while_a_file_uploads(page: Page, watch: Watch) -> None:
     asked: list[str] = []
-    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.type)
+        dialog.accept()
+
+    page.on("dialog", answer)
     page.goto(HERE)
     page.wait_for_load_state("networkidle")
     page.locator("#f-suffix").fill("unfinished")
