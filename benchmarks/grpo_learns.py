@@ -4,7 +4,8 @@ Starts a service and runs a reinforcement job through its API. The job trains ti
 ../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
 problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
-with TRL's sampling (grpo_learns_stock.py). Prints one JSON line:
+with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates, and
+`--trainer-python` names an interpreter that has it. Prints one JSON line:
 
 `before`, `after`: pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -49,22 +51,31 @@ BARS = {"after": 0.50, "after_each": 0.46, "wall_seconds": 180, "stock_differenc
 Run = dict[str, Any]  # Any: JSON
 
 
+@dataclass(frozen=True)
+class Side:
+    engine: str
+    trainer_python: str
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--stock", action="store_true", help="train with stock TRL as well")
+    parser.add_argument("--engine", choices=["native", "vllm"], default="native")
+    parser.add_argument("--trainer-python", default=sys.executable)
     options = parser.parse_args()
+    side = Side(options.engine, options.trainer_python)
     before = measured(None)
-    runs = [one_run(seed, options.steps, stock=options.stock) for seed in options.seeds]
+    runs = [one_run(seed, options.steps, side, stock=options.stock) for seed in options.seeds]
     print(json.dumps(summary(before, runs, options.steps)))
     return 0
 
 
-def one_run(seed: int, steps: int, *, stock: bool) -> Run:
+def one_run(seed: int, steps: int, side: Side, *, stock: bool) -> Run:
     """Run our job and measure pass@1 of its adapter. If `stock`, also train with stock TRL."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-benchmark-") as folder:
-        run = job(Path(folder), seed, steps)
+        run = job(Path(folder), seed, steps, side)
         run["after"] = measured(Path(folder) / "adapter")
     sys.stderr.write(f"seed {seed}: {json.dumps(run)}\n")
     if stock:
@@ -73,12 +84,18 @@ def one_run(seed: int, steps: int, *, stock: bool) -> Run:
     return run
 
 
-def job(folder: Path, seed: int, steps: int) -> Run:
+def job(folder: Path, seed: int, steps: int, side: Side) -> Run:
     """Train in a new installation inside `folder` and download the adapter to `folder`."""
     used = child_seconds()
     models = str(MODEL.parent)
     with (
-        installation(folder, workers=True, MODEL_DIRS=models, WARM_TRAINER="false") as service,
+        installation(
+            folder,
+            workers=True,
+            MODEL_DIRS=models,
+            WARM_TRAINER="false",
+            TRAINER_PYTHON=side.trainer_python,
+        ) as service,
         tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
     ):
         file = client.files.create(file=TRAIN)
@@ -95,6 +112,7 @@ def job(folder: Path, seed: int, steps: int) -> Run:
                 "learning_rate": RATE,
                 "lr_scheduler_type": "constant",
                 "max_steps": steps,
+                "rollout": {"fast_inference": side.engine == "vllm"},
                 "grpo": {
                     "prompts_per_step": PROMPTS,
                     "num_generations": GROUP,

@@ -39,6 +39,11 @@ class SpawnSettings:
     """Folder in which the processes of this host record the devices that they use; None: the
     default."""
 
+    rollout_url: str | None = None
+    """URL of a vLLM server for rollouts; None: no server."""
+    rollout_token: str | None = None
+    """API key of this server; None: the server asks for none."""
+
     @classmethod
     def from_environment(cls) -> Self:
         pid = os.environ.get("TUNESMITH_SUPERVISOR_PID")
@@ -48,6 +53,8 @@ class SpawnSettings:
             spawned_at=float(spawned_at) if spawned_at else None,
             token_cache=os.environ.get("TUNESMITH_TOKEN_CACHE"),
             device_use=os.environ.get("TUNESMITH_DEVICE_USE"),
+            rollout_url=os.environ.get("TUNESMITH_ROLLOUT_URL") or None,
+            rollout_token=os.environ.get("TUNESMITH_ROLLOUT_TOKEN") or None,
         )
 
     def as_environment(self) -> dict[str, str]:
@@ -97,6 +104,11 @@ def treat_ctrl_c_as_sigterm() -> None:
         signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGINT, save_and_exit)
+
+
+def set_environment(values: Mapping[str, str]) -> None:
+    """Set variables of this process for a library that reads its settings from them."""
+    os.environ.update(values)
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:

@@ -28,6 +28,8 @@ class Launcher:
             python=settings.trainer_python,
             token_cache=settings.token_cache,
             compile_cache=settings.compile_cache,
+            rollout_url=settings.rollout_url,
+            rollout_token=settings.rollout_token.get_secret_value(),
             tmp=tmp,
         )
         self._cwd = settings.data_dir

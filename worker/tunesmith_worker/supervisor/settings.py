@@ -50,8 +50,13 @@ class WorkerSettings(BaseSettings):
     """Colon-separated folders; each of their subfolders is a base model. The worker logs a warning
     at start if a folder is missing."""
     trainer_python: str = ""
-    """Python interpreter for trainers, which needs Tunesmith with the extra [worker]. Default: the
+    """Python interpreter for trainers, which needs Tunesmith with the extra [trainer]. Default: the
     worker's own interpreter."""
+    rollout_url: str = Field(default="", repr=False)
+    """URL of a vLLM server that generates the completions of reinforcement jobs with its base
+    model (docs/how-to/vllm.md). Default: completions are generated in the trainer's process."""
+    rollout_token: SecretStr = SecretStr("")
+    """API key of this vLLM server."""
     warm_trainer: bool = True
     """Keep an idle trainer process with all imports done, so that the next job starts 3-5 s sooner.
     The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a
@@ -71,6 +76,11 @@ class WorkerSettings(BaseSettings):
         if not re.match(r"https?://[^/]", value):
             raise ValueError("must start with http:// or https:// and a host")
         return value.rstrip("/")
+
+    @field_validator("rollout_url")
+    @classmethod
+    def _is_http_or_empty(cls, value: str) -> str:
+        return cls._is_http(value) if value else value
 
     @field_validator("worker_labels")
     @classmethod

@@ -202,6 +202,7 @@ class RunEngine:
             return RolloutPlan(
                 weights="merged" if earlier.value == "merged" else "in_place",
                 max_rows=int(str(earlier.figures["max_rows"])),
+                row_tokens=self._workload.prompt_tokens + self._workload.max_tokens,
             )
         plan = self._kind.plan(self._workload)
         self._choices.add(_weights_choice(plan))

@@ -19,9 +19,10 @@ from tunesmith_schema import LoraRecipe
 
 from .architecture import read_architecture
 from .native import NativeEngine
-from .plan import MAX_ROWS, RolloutPlan, plan_rollout
+from .plan import RolloutPlan, plan_rollout
 from .protocol import EngineName, ModelEngine, RolloutError, UnsupportedModel
 from .stock import SLOWER, StockEngine, plan_stock_rollout
+from .vllm.plan import plan_vllm_rollout, server_address
 from .weights import check_head
 
 Untyped = Any  # Any: transformers is not typed
@@ -136,7 +137,7 @@ NOT_INSTALLED = "vLLM is not installed in the trainer's environment"
 
 
 def _why_not_vllm(workload: Workload) -> str | None:
-    if find_spec("vllm") is None:
+    if find_spec("vllm") is None and server_address() is None:
         return NOT_INSTALLED
     reason: str | None = import_module(VLLM_MODULE).VLLMEngine.why_not(
         workload.model.config,
@@ -149,7 +150,7 @@ def _why_not_vllm(workload: Workload) -> str | None:
 
 
 def _why_not_by_default(workload: Workload) -> str | None:
-    if workload.device.type == "cuda":
+    if workload.device.type == "cuda" or server_address() is not None:
         return None
     return "on a CPU, vLLM is used only with recipe.rollout.fast_inference=true"
 
@@ -160,12 +161,7 @@ def _make_vllm(model: Untyped, plan: RolloutPlan, tokenizer: Untyped) -> ModelEn
 
 
 def _plan_vllm(workload: Workload) -> RolloutPlan:
-    return RolloutPlan(
-        weights="merged",
-        max_rows=max(1, min(workload.rows, MAX_ROWS)),
-        reason="vLLM plans its own memory",
-        free_bytes=workload.free,
-    )
+    return plan_vllm_rollout(workload.model, **workload.sizes)
 
 
 def _why_not_native(workload: Workload) -> str | None:

@@ -54,7 +54,7 @@ def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigure
     done: list[tuple[torch.Tensor, Adapter, list[_SavedBits], int]] = []
     try:
         for weight, adapter in pairs:
-            check = _checksum(weight)
+            check = checksum(weight)
             done.append((weight, adapter, _fold(weight, adapter), check))
         saved = [part for _, _, parts, _ in done for part in parts]
         yield FoldFigures(
@@ -65,7 +65,7 @@ def folded(pairs: Iterable[tuple[torch.Tensor, Adapter]]) -> Iterator[FoldFigure
     finally:
         for weight, adapter, parts, check in reversed(done):
             _unfold(weight, adapter, parts)
-            if _checksum(weight) != check:
+            if checksum(weight) != check:
                 raise UnfoldError(
                     "folding an adapter into a weight for a rollout changed the weight's bits: the "
                     "weight or the adapter was modified during the rollout"
@@ -110,5 +110,6 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.view({2: torch.int16, 4: torch.int32}[x.element_size()])
 
 
-def _checksum(weight: torch.Tensor) -> int:
+def checksum(weight: torch.Tensor) -> int:
+    """Return the sum of the bits of all elements."""
     return int(sum(_bits(weight[rows]).sum(dtype=torch.int64) for rows in _chunks(weight)))

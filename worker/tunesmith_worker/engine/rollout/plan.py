@@ -39,6 +39,8 @@ class RolloutPlan:
     """Size of a merged copy of the weights in bytes, even if the plan uses none."""
     row_bytes: int = 0
     """Bytes for the keys, values and logits of one row of maximum length, including its prompt."""
+    row_tokens: int = 0
+    """Maximum number of tokens of a row, including its prompt; 0 if unknown."""
     free_bytes: int = 0
 
     def figures(self) -> dict[str, JsonValue]:
@@ -47,6 +49,7 @@ class RolloutPlan:
             "max_rows": self.max_rows,
             "copy_bytes": self.copy_bytes,
             "row_bytes": self.row_bytes,
+            "row_tokens": self.row_tokens,
             "free_bytes": self.free_bytes,
         }
 
@@ -98,6 +101,7 @@ def plan_rollout(
         reason=reason,
         copy_bytes=copy,
         row_bytes=row,
+        row_tokens=prompt_tokens + max_tokens,
         free_bytes=free,
     )
 

@@ -124,6 +124,11 @@ def _training_linear(parts: Sequence[Projection]) -> Linear:
     return linears[0] if len(linears) == 1 else SplitLinear(linears)
 
 
+def merged_weight(part: Projection, dtype: torch.dtype) -> torch.Tensor:
+    """Return `W + s B A` [out, in]; the training weight itself if there is no adapter."""
+    return _merged([part], dtype)
+
+
 def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
     """Merge projections with the same input into one weight [sum of outs, in].
 

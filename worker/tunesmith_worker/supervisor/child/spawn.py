@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +35,9 @@ class TrainerProgram:
     """Cache folder of tokenised files; None: no cache."""
     compile_cache: Path | None = None
     """Cache folder of compiled Triton kernels; None: Triton's default folder."""
+    rollout_url: str = ""
+    """URL of a vLLM server for rollouts."""
+    rollout_token: str = field(default="", repr=False)
     tmp: Path | None = None
     """Folder of temporary files, emptied between trainers; None: the system's folder."""
 
@@ -45,6 +48,10 @@ class TrainerProgram:
 
         Must be called from the main thread: Linux kills the child when the spawning thread ends."""
         env = trainer_environment(self.token_cache, self.compile_cache)
+        server = SpawnSettings(
+            rollout_url=self.rollout_url or None, rollout_token=self.rollout_token or None
+        )
+        env.update(server.as_environment())
         if self.tmp is not None:
             env["TMPDIR"] = str(self.tmp)
         return subprocess.Popen(

@@ -1,0 +1,139 @@
+"""vLLM's server in another process: completions of the native engine, from the current weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.worker.engine.patches.models import model_of, packed_batch, with_lora
+from tunesmith_schema import PROJECTIONS
+from tunesmith_worker.engine.rollout import EngineLost, SamplingParams
+from tunesmith_worker.engine.rollout.vllm import VLLMEngine
+
+from .engines import PLAN, SHAPE, Engines, engines_of, gap, requests_of
+from .serving import ROLLOUTS, VLLMServer, vllm_server
+from .test_colocated import LAWS
+
+Untyped = Any  # Any: transformers is not typed
+
+pytestmark = pytest.mark.timeout(600)
+GREEDY = SamplingParams(temperature=0.0)
+KEY = "secret-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+    folder = tmp_path_factory.mktemp("served")
+    _base().save_pretrained(folder / "model")
+    options = (*ROLLOUTS, "--skip-tokenizer-init", "--api-key", KEY)
+    with vllm_server(folder / "model", folder / "log", options) as running:
+        yield running
+
+
+@pytest.fixture
+def engines(server: VLLMServer, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_URL", server.url)
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_TOKEN", KEY)
+    return engines_of(with_lora(_base()))
+
+
+def _base() -> Untyped:
+    return model_of(transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_completions_equal_those_of_the_native_engine(engines: Engines, law: str) -> None:
+    ours, native = engines.both(requests_of(64, LAWS[law]))
+    assert [one.token_ids for one in ours] == [one.token_ids for one in native]
+    for a, b in zip(ours, native, strict=True):
+        assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason)
+        assert a.policy_logprobs == pytest.approx(b.policy_logprobs, abs=1e-4)
+        assert a.sampling_logprobs == pytest.approx(b.sampling_logprobs, abs=1e-4)
+
+
+def test_training_steps_reach_the_next_rollout(engines: Engines) -> None:
+    requests = requests_of(64, GREEDY)
+    before = engines.vllm.generate(requests)
+    trained = [p for p in engines.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-3)
+    for step in range(20):
+        engines.model(**packed_batch(seed=step), use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours, native = engines.both(requests)
+    assert [one.token_ids for one in ours] == [one.token_ids for one in native]
+    assert gap(ours, native) <= 1e-4
+    assert [one.token_ids for one in ours] != [one.token_ids for one in before]
+    vllm = engines.vllm._vllm
+    assert vllm is not None
+    for _ in range(50):
+        vllm.load()
+    assert engines.vllm.generate(requests) == ours
+
+
+def test_each_projection_of_each_layer_moves_the_rollout(engines: Engines) -> None:
+    requests = requests_of(2, GREEDY, tokens=3)
+    unchanged = engines.vllm.generate(requests)
+    for name, module in engines.model.named_modules():
+        if name.rpartition(".")[2] not in PROJECTIONS or not hasattr(module, "lora_B"):
+            continue
+        weight = module.lora_B["default"].weight
+        with torch.no_grad():
+            kept = weight.clone()
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
+            ours, native = engines.both(requests)
+            weight.copy_(kept)
+        assert abs(ours[0].policy_logprobs[0] - unchanged[0].policy_logprobs[0]) > 1e-4, name
+        assert gap(ours, native) <= 1e-4, name
+    assert engines.vllm.generate(requests) == unchanged
+
+
+def test_full_tuning_sends_all_weights(
+    server: VLLMServer, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = engines_of(_base())
+    with torch.no_grad():
+        for parameter in both.model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.02)
+    ours, native = both.both(requests_of(6, GREEDY))
+    assert [one.token_ids for one in ours] == [one.token_ids for one in native]
+
+
+def test_another_base_model_is_refused(engines: Engines) -> None:
+    other = model_of(transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True), seed=7)
+    with pytest.raises(EngineLost, match="another base model"):
+        VLLMEngine(with_lora(other), PLAN).generate(requests_of(1, GREEDY))
+
+
+def test_a_killed_server_loses_the_engine_and_a_new_one_continues(
+    server: VLLMServer, engines: Engines
+) -> None:
+    """The last test, because it ends the server of the others."""
+    requests = requests_of(64, GREEDY, tokens=60)
+    expected = engines.native.generate(requests)
+    arrived: list[int] = []
+
+    def kill_after_the_first(index: int, _: object) -> None:
+        if not arrived:
+            server.kill()
+        arrived.append(index)
+
+    engines.vllm.generate(requests[:1])
+    with pytest.raises(EngineLost, match="does not answer"):
+        engines.vllm.generate(requests, kill_after_the_first)
+    assert 0 < len(arrived) < len(requests)
+    engines.vllm.close()
+    threading.Thread(target=_start_later, args=[server]).start()
+    again = VLLMEngine(engines.model, PLAN).generate(requests)
+    assert [one.token_ids for one in again] == [one.token_ids for one in expected]
+
+
+def _start_later(server: VLLMServer) -> None:
+    time.sleep(1.0)
+    server.start()

@@ -1,0 +1,50 @@
+"""Changed weights of one rollout as bytes, for a vLLM in another process.
+
+Adapters are sent as A and B, because they are much smaller than the matrices that they adapt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+
+
+@dataclass(frozen=True)
+class Item:
+    """A weight to load: a whole tensor, the base model's plus an adapter, or the base model's."""
+
+    name: str
+    full: torch.Tensor | None = None
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+    scale: float = 1.0
+
+
+_PARTS = ("full", "a", "b")
+
+
+def pack(items: Iterable[Item]) -> bytes:
+    tensors: dict[str, torch.Tensor] = {}
+    heads = []
+    for number, item in enumerate(items):
+        heads.append({"name": item.name, "scale": item.scale})
+        for part in _PARTS:
+            tensor: torch.Tensor | None = getattr(item, part)
+            if tensor is not None:
+                tensors[f"{number}.{part}"] = tensor.detach().contiguous()
+    data: bytes = safetensors.torch.save(tensors, {"items": json.dumps(heads)})
+    return data
+
+
+def unpack(data: bytes) -> list[Item]:
+    length = int.from_bytes(data[:8], "little")
+    heads = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["items"])
+    tensors = safetensors.torch.load(data)
+    return [
+        Item(**head, **{part: tensors.get(f"{number}.{part}") for part in _PARTS})
+        for number, head in enumerate(heads)
+    ]

@@ -1,0 +1,95 @@
+"""Weights of a trainer in another process. Adapters arrive and are merged into the base model.
+
+vLLM makes `WeightReceiver` a base of its worker class (`--worker-extension-cls`) and calls the
+methods by name (`/collective_rpc`). The server loads the base model from its own folder once more
+per rollout, from files that the operating system keeps in memory. Only processes with vLLM import
+this module.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from tunesmith_kernels.lora import Adapter, Projection
+
+from ..fold import checksum
+from ..weights import merged_weight
+from .parcel import unpack
+from .tied_head import refresh_tied_head
+
+Untyped = Any  # Any: vLLM is not typed here
+
+
+class WeightReceiver:
+    """Methods of vLLM's worker that our trainer calls. `self` is the worker."""
+
+    model_runner: Untyped
+    tunesmith_parts: list[bytes]
+
+    def tunesmith_begin(self) -> dict[str, str]:
+        """Forget the parts of an unfinished parcel."""
+        self.tunesmith_parts = []
+        return {}
+
+    def tunesmith_add(self, part: str) -> dict[str, str]:
+        """Keep a part of a parcel, in base64."""
+        self.tunesmith_parts.append(base64.b64decode(part))
+        return {}
+
+    def tunesmith_load(self) -> dict[str, int]:
+        """Load the weights of the parcel."""
+        parcel = unpack(b"".join(self.tunesmith_parts))
+        self.tunesmith_parts = []
+        base = _BaseModel(self.model_runner)
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            for item in parcel:
+                if item.full is not None:
+                    yield item.name, base.on_device(item.full)
+                    continue
+                weight = base.weight(item.name)
+                if item.a is not None and item.b is not None:
+                    adapter = Adapter(base.keep(item.a), base.keep(item.b), item.scale)
+                    weight = merged_weight(Projection(weight, None, adapter), weight.dtype)
+                yield item.name, weight
+
+        with torch.no_grad():
+            self.model_runner.reload_weights(weights_iterator=weights())
+            refresh_tied_head(self.model_runner.get_model())
+        return {"weights": len(parcel)}
+
+    def tunesmith_checksums(self, *names: str) -> dict[str, int]:
+        """Return a checksum of each named weight of the base model."""
+        base = _BaseModel(self.model_runner)
+        return {name: checksum(base.weight(name)) for name in names}
+
+
+class _BaseModel:
+    """Weights of the folder that the server was started with."""
+
+    def __init__(self, runner: Untyped) -> None:
+        self._dtype: torch.dtype = runner.model_config.dtype
+        self._device: torch.device = runner.device
+        folder = Path(runner.model_config.model)
+        self._files: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safetensors.safe_open(path, "pt") as file:
+                self._files.update(dict.fromkeys(file.keys(), path))
+
+    def weight(self, name: str) -> torch.Tensor:
+        with safetensors.safe_open(self._files[name], "pt") as file:
+            return self.on_device(file.get_tensor(name))
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, self._dtype)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move an adapter's matrix to the device, in its own dtype."""
+        return tensor.to(self._device)

@@ -1,0 +1,170 @@
+"""vLLM's own server, in another process, environment or host.
+
+The operator starts it with the base model (docs/how-to/vllm.md). Before a rollout, the trainer
+sends the adapter's matrices, or the weights themselves if all weights are trained; the server
+merges them by the same code as the trainer. Requests go to vLLM's endpoint for tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import httpx
+
+from ..fold import checksum
+from ..protocol import Completion, EngineLost, Interrupted, Request
+from .parcel import pack
+from .weights import PolicyWeights
+from .wire import decode, sampling_arguments
+
+Untyped = Any  # Any: transformers is not typed
+
+START_SECONDS = 300.0
+"""Time in which a server that was lost may start again."""
+_POLL_SECONDS = 0.1
+_PART_BYTES = 32 << 20
+_CHECKED = 3
+"""Number of weights that are compared with the server's."""
+
+
+class ServedVLLM:
+    """Client of the server at `url`, for a model in training."""
+
+    def __init__(self, model: Untyped, url: str, token: str) -> None:
+        """Raises EngineLost if there is no server, or if it serves another base model."""
+        self._policy = PolicyWeights(model)
+        self._vocabulary = int(model.config.get_text_config().vocab_size)
+        self._url = url.rstrip("/")
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._settings: dict[str, Untyped] = {
+            "base_url": self._url,
+            "headers": headers,
+            "timeout": httpx.Timeout(600.0, connect=10.0),
+        }
+        self._client = httpx.Client(**self._settings)
+        self._wait_for_start()
+        self._check_base_model()
+
+    def load(self) -> None:
+        """Send the current weights and load them."""
+        data = pack(self._policy.items())
+        self._call("tunesmith_begin")
+        for start in range(0, len(data), _PART_BYTES):
+            self._call(
+                "tunesmith_add", base64.b64encode(data[start : start + _PART_BYTES]).decode()
+            )
+        self._call("tunesmith_load")
+        self._post("/reset_prefix_cache")
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        tokenizer: Untyped,
+        on_end: Callable[[int, Completion], None],
+        interrupted: Callable[[], bool],
+    ) -> int:
+        """Generate completions and call `on_end` for each. Return 0: steps are not known."""
+        asyncio.run(self._generate(requests, tokenizer, on_end, interrupted))
+        return 0
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def _generate(
+        self,
+        requests: Sequence[Request],
+        tokenizer: Untyped,
+        on_end: Callable[[int, Completion], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        limits = httpx.Limits(max_connections=len(requests) + 1)
+        async with httpx.AsyncClient(**self._settings, limits=limits) as client:
+            running = {
+                asyncio.create_task(self._ask(client, request)): index
+                for index, request in enumerate(requests)
+            }
+            try:
+                while running:
+                    if interrupted():
+                        raise Interrupted("generation was interrupted")
+                    done, _ = await asyncio.wait(
+                        running, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for task in done:
+                        index = running.pop(task)
+                        tokens, values = task.result()
+                        request = requests[index]
+                        on_end(index, decode(request, tokens, values, self._vocabulary, tokenizer))
+            finally:
+                for task in running:  # vLLM aborts a request whose connection ends
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, request: Request
+    ) -> tuple[list[int], list[dict[int, float]]]:
+        body = {
+            "token_ids": list(request.prompt_ids),
+            "sampling_params": sampling_arguments(request),
+        }
+        try:
+            reply = await client.post("/inference/v1/generate", json=body)
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+        if not reply.is_success:
+            raise EngineLost(f"the vLLM server answers {reply.status_code}: {reply.text[:300]}")
+        [choice] = reply.json()["choices"]
+        values = [
+            {entry["token_id"]: entry["logprob"] for entry in (*at["top_logprobs"], at)}
+            for at in choice["logprobs"]["content"]
+        ]
+        return choice["token_ids"], values
+
+    def _wait_for_start(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                if self._client.get("/health", timeout=5.0).is_success:
+                    return
+                problem: Exception = RuntimeError("it is not healthy")
+            except httpx.TransportError as error:
+                problem = error
+            if time.monotonic() > deadline:
+                raise self._lost(problem)
+            time.sleep(1.0)
+
+    def _check_base_model(self) -> None:
+        ours = {name: weight for name, weight in islice(self._policy.untrained(), _CHECKED)}
+        if not ours:
+            return
+        theirs = self._call("tunesmith_checksums", *ours)
+        for name, weight in ours.items():
+            if theirs.get(name) != checksum(weight):
+                raise EngineLost(
+                    f"the vLLM server at {self._url} serves another base model or dtype: its "
+                    f"{name} differs from the trainer's"
+                )
+
+    def _call(self, method: str, *arguments: str) -> dict[str, int]:
+        reply = self._post("/collective_rpc", {"method": method, "args": list(arguments)})
+        result: dict[str, int] = reply.json()["results"][0]
+        return result
+
+    def _post(self, path: str, body: Untyped = None) -> httpx.Response:
+        try:
+            reply = self._client.post(path, json=body)
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+        if not reply.is_success:
+            raise EngineLost(
+                f"the vLLM server answers {reply.status_code} to {path}: {reply.text[:300]}"
+            )
+        return reply
+
+    def _lost(self, error: Exception) -> EngineLost:
+        return EngineLost(f"the vLLM server at {self._url} does not answer ({error})")

@@ -1,0 +1,104 @@
+"""Requests and completions in the form that vLLM reads and returns.
+
+A sampled token's logit is `1 - policy log-prob`, at least 1. With filters or penalties, the next
+token id carries the sampling log-prob, at most 0. All other logits are minus infinity, so vLLM's
+greedy choice is the sampled token. vLLM returns these logits as "log-probs" (LOGPROBS_MODE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ..protocol import Completion, FinishReason, NotFinite, Request, SamplingParams
+from ..sampling import SampledTokens
+from ..stopping import StopChecker
+
+Untyped = Any  # Any: vLLM is not typed here
+
+KEY = "tunesmith_seed"
+LOGPROBS_MODE = "processed_logits"
+"""vLLM's setting with which it returns logits instead of log-probs."""
+NOT_FINITE = 0.5
+"""Logit that tells that the model's logits contain NaN or infinity."""
+
+
+def extra_args(request: Request) -> dict[str, float | int]:
+    """Return the arguments that `RequestSampler` reads."""
+    return {KEY: request.seed, **asdict(request.sampling)}
+
+
+def read_extra_args(arguments: Mapping[str, Untyped]) -> tuple[int, SamplingParams]:
+    """Return seed and sampling parameters of `extra_args`."""
+    values = dict(arguments)
+    return int(values.pop(KEY)), SamplingParams(**values)
+
+
+def sampling_arguments(request: Request) -> dict[str, Untyped]:
+    """Return the arguments of vLLM's SamplingParams for a request."""
+    sampling = request.sampling
+    return {
+        "temperature": 0.0,  # RequestSampler leaves vLLM one token to choose from
+        "max_tokens": request.max_tokens,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(request.stop_token_ids),
+        "logprobs": 2 if sampling.has_filters or sampling.has_penalties else 0,
+        "detokenize": False,
+        "skip_special_tokens": False,
+        "extra_args": extra_args(request),
+    }
+
+
+def encode(
+    sampled: SampledTokens, vocabulary: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return token ids [2, B] that get a finite logit, and their logits, [B] each."""
+    tokens = torch.tensor(sampled.tokens)
+    both = torch.stack([tokens, (tokens + 1) % vocabulary])
+    first = 1.0 - torch.tensor(sampled.policy_logprobs, dtype=torch.float64)
+    return both, first, torch.tensor(sampled.sampling_logprobs, dtype=torch.float64)
+
+
+def decode(
+    request: Request,
+    tokens: Sequence[int],
+    values: Sequence[Mapping[int, float]],
+    vocabulary: int,
+    tokenizer: Untyped,
+) -> Completion:
+    """Return the completion of a request.
+
+    `values`: the returned logits of each token, by token id. Tokens after a stop text are dropped,
+    because vLLM does not know stop texts. Raises NotFinite."""
+    checker = StopChecker(request, tokenizer)
+    sampling = request.sampling
+    policies, samplings = [], []
+    end: tuple[FinishReason, int | str | None] | None = None
+    for token, value in zip(tokens, values, strict=True):
+        if value[token] == NOT_FINITE:
+            raise NotFinite(
+                "the model's logits are not finite: check its weights for NaN, and the loss and "
+                "gradient norm of the last training steps"
+            )
+        policy = min(0.0, 1.0 - value[token])
+        policies.append(policy)
+        if sampling.temperature == 0.0:
+            samplings.append(0.0)
+        elif sampling.has_filters or sampling.has_penalties:
+            samplings.append(value[(token + 1) % vocabulary])
+        else:
+            samplings.append(policy)
+        end = checker.check(token)
+        if end is not None:
+            break
+    assert end is not None, "vLLM ends a completion only at a stop token or at max_tokens"
+    return Completion(
+        token_ids=list(tokens[: len(policies)]),
+        sampling_logprobs=samplings,
+        policy_logprobs=policies,
+        finish_reason=end[0],
+        stop_reason=end[1],
+    )
