@@ -110,6 +110,7 @@ VISITS = (
     Visit(name="models", path="/portal/models?checkpoints=1", ready="#models"),
     Visit(name="model", path="/portal/models/{model of succeeded}", ready=".verdict .num"),
     Visit(name="model-base", path="/portal/models/tiny-llama", ready="#h-workers"),
+    Visit(name="playground", path="/portal/playground?user=3+plus+3%3F", ready="#answers"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

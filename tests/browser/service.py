@@ -47,6 +47,7 @@ def new_settings(folder: Path) -> Settings:
         broker_url="memory://",
         model_dirs=str(folder / "models"),
         janitor_seconds=3600,
+        inference_child=True,  # no process starts before the first question
     )
     settings.prepare()
     migrate.upgrade(settings.database_url)

@@ -154,12 +154,23 @@ def test_one_question_from_standard_input(server: Any) -> None:
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == "tiny got s,u: hello\nyou\N{REPLACEMENT CHARACTER}[2J\n"
     assert server.seen[0]["messages"][0] == {"role": "system", "content": "be kind"}
+    assert "temperature" not in server.seen[0]
 
     both = chat(server, TUNED, "--against", "base", question="long")
     assert both.exit_code == 0, both.stderr
     assert f"== {TUNED}\n{TUNED} got u: long" in both.stdout
     assert "== tiny\ntiny got u: long" in both.stdout
     assert "cut off" in both.stdout
+
+
+def test_parameters_of_the_sampling_are_sent_to_both_models(server: Any) -> None:
+    options = ("--temperature", "0.5", "--top-p", "0.9", "--max-tokens", "7", "--seed", "3")
+    result = chat(server, TUNED, "--against", "base", *options, question="hello")
+    assert result.exit_code == 0, result.output
+    for body in server.seen:
+        names = ("temperature", "top_p", "max_tokens", "seed")
+        assert [body[name] for name in names] == [0.5, 0.9, 7, 3]
+    assert len(server.seen) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 The last message chooses the behaviour: `slow` sends a word every 50 ms without end, `fail` breaks
 off with an error event, `full` is refused with 429, `bad` with 400, `late` waits 10 s, `die` kills
-the process in mid-answer; everything else is repeated word by word. `GET /told` returns what the
-process was told.
+the process in mid-answer, `who` streams the name of the model; everything else is repeated word by
+word. `GET /told` returns what the process was told.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import log
 from threading import Lock
 from typing import Any
 from urllib.parse import unquote
@@ -119,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
                 TOLD["streaming"] -= 1
 
     def send_words(self, body: dict[str, Any], text: str, chat: bool) -> None:
-        words = text.split(" ")
+        words = (body["model"] if text == "who" else text).split(" ")
         if text in ("slow", "die"):
             until = time.monotonic() + STREAM_SECONDS
             while time.monotonic() < until:
@@ -201,12 +202,20 @@ def chunk(body: dict[str, Any], word: str | None, chat: bool) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": None if word is not None else "stop"}
     if chat:
         choice["delta"] = {} if word is None else {"role": "assistant", "content": f"{word} "}
+        if body.get("logprobs") and word is not None:
+            choice["logprobs"] = {"content": [token(f"{word} ")]}
     else:
         choice["text"] = f"{word} " if word is not None else ""
     kind = "chat.completion.chunk" if chat else "text_completion"
     return {
         "id": "cmpl-1", "object": kind, "created": 1, "model": body["model"], "choices": [choice],
     }  # fmt: skip
+
+
+def token(text: str) -> dict[str, Any]:
+    """Log-probs of a token with one alternative: 80 % and 10 %."""
+    alternatives = [{"token": text, "logprob": log(0.8)}, {"token": "other", "logprob": log(0.1)}]
+    return {"token": text, "logprob": log(0.8), "top_logprobs": alternatives}
 
 
 class Server(ThreadingHTTPServer):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.api.chat import _whole_events
+from tunesmith_server.api.chat import whole_events
 
 
 class Pieces:
@@ -24,7 +24,7 @@ class Pieces:
 def passed_on(*pieces: bytes) -> list[bytes]:
     async def collect() -> list[bytes]:
         response: Any = Pieces(*pieces)
-        return [events async for events in _whole_events(response)]
+        return [events async for events in whole_events(response)]
 
     return asyncio.run(collect())
 

@@ -11,6 +11,7 @@ import typer
 
 from tunesmith._http.errors import InvalidArgumentError, TunesmithError
 from tunesmith._http.hints import in_commands
+from tunesmith._sdk.chat import ChatParameters
 from tunesmith._sdk.client import Client
 
 from .conversation import Answer, Conversation
@@ -37,14 +38,26 @@ def chat(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the tokens with this total probability.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
 ) -> None:
     """Chat with a model. Ctrl-C stops an answer; Ctrl-D or /quit ends the chat.
 
     Without a terminal, the command answers one question from standard input.
     """
+    sampling = ChatParameters(
+        temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed
+    )
     with connected(ctx) as client:
         conversations = [
-            Conversation(client, name, system) for name in compared_models(client, model, against)
+            Conversation(client, name, system, sampling)
+            for name in compared_models(client, model, against)
         ]
         if sys.stdin.isatty():
             _talk(conversations)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Event
 
 from tunesmith._http.errors import TunesmithError
+from tunesmith._sdk.chat import ChatParameters
 from tunesmith._sdk.client import Client
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -27,9 +28,11 @@ class Answer:
 
 
 class Conversation:
-    def __init__(self, client: Client, model: str, system: str | None) -> None:
+    def __init__(
+        self, client: Client, model: str, system: str | None, sampling: ChatParameters
+    ) -> None:
         self.model = model
-        self._client = client
+        self._client, self._sampling = client, sampling
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, question: str, answer: Answer, stop: Event | None = None) -> Generator[str]:
@@ -38,7 +41,7 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": question}]
         try:
             with self._client.chat.completions.create(
-                model=self.model, messages=messages, stream=True
+                model=self.model, messages=messages, stream=True, **self._sampling
             ) as stream:
                 for chunk in stream:
                     if stop is not None and stop.is_set():

@@ -1,5 +1,5 @@
 """Routes /v1/chat/completions and /v1/completions: answers of the inference server, passed through
-as they arrive."""
+as they arrive. The portal's playground sends its requests through `answering` too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,13 +72,9 @@ class _EngineResponse(Response):
     ) -> None:
         """`completions`: number of answers that the request asks for."""
         super().__init__()
-        self._state, self._principal, self._path = state, principal, path
-        self._model, self._is_stream = request.model, bool(request.stream)
-        # The engine keeps prefixes apart by this field, whose name is vLLM's: `cached_tokens` and
-        # the time of an answer tell nothing about other projects' prompts.
-        body = request.for_engine() | {"cache_salt": principal.project_id}
-        self._body = json.dumps(body).encode()
-        self._completions = completions
+        self._state, self._principal = state, principal
+        self._question = Question.of(request, principal, path, completions)
+        self._is_stream = bool(request.stream)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the client. If the client disconnects or its key is revoked, cancel the request to
@@ -89,7 +87,7 @@ class _EngineResponse(Response):
             await send(message)
 
         answer = asyncio.ensure_future(self._answer(scope, send_and_note))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         revoked = asyncio.ensure_future(self._state.hub.until_revoked(self._principal.use))
         try:
             await asyncio.wait((answer, gone, revoked), return_when=asyncio.FIRST_COMPLETED)
@@ -105,20 +103,50 @@ class _EngineResponse(Response):
             await _end_with(keys.revoked(), Request(scope), send)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
-        state, inference = self._state, self._state.inference
-        key = self._principal.key_id
-        with inference.admitted(key, self._completions, len(self._body)):
-            resolve = partial(_resolve, state, self._principal, self._model)
-            model = await run_in(Plane.CHAT, resolve)
-            request_id = str(scope.get("state", {}).get("request_id", ""))
-            response = await inference.answer(model, self._path, self._body, request_id)
-            try:
-                if self._is_stream:
-                    await _stream(response, Request(scope), send)
-                else:
-                    await _send_whole(response, scope, send)
-            finally:
-                await response.aclose()
+        request_id = str(scope.get("state", {}).get("request_id", ""))
+        asked = answering(self._state, self._principal, self._question, request_id)
+        async with asked as response:
+            if self._is_stream:
+                await _stream(response, Request(scope), send)
+            else:
+                await _send_whole(response, scope, send)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Request to the inference server."""
+
+    path: str
+    """Path below /v1."""
+    model: str
+    body: bytes
+    completions: int
+    """Number of answers that the request asks for."""
+
+    @classmethod
+    def of(cls, request: Sampling, principal: Principal, path: str, completions: int) -> Question:
+        # The engine keeps prefixes apart by this field, whose name is vLLM's: `cached_tokens` and
+        # the time of an answer tell nothing about other projects' prompts.
+        body = request.for_engine() | {"cache_salt": principal.project_id}
+        return cls(
+            path=path, model=request.model, body=json.dumps(body).encode(), completions=completions
+        )
+
+
+@asynccontextmanager
+async def answering(
+    state: State, principal: Principal, question: Question, request_id: str
+) -> AsyncIterator[httpx.Response]:
+    """Send a request to the inference server, under the limits of the caller's key, and yield the
+    response before its body is read. Raises ServiceError if the request is refused."""
+    inference = state.inference
+    with inference.admitted(principal.key_id, question.completions, len(question.body)):
+        model = await run_in(Plane.CHAT, partial(_resolve, state, principal, question.model))
+        response = await inference.answer(model, question.path, question.body, request_id)
+        try:
+            yield response
+        finally:
+            await response.aclose()
 
 
 def _resolve(state: State, principal: Principal, name: str) -> ServedModel:
@@ -126,7 +154,8 @@ def _resolve(state: State, principal: Principal, name: str) -> ServedModel:
         return served_models.resolve(session, state.settings, name)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -137,7 +166,7 @@ async def _send_whole(response: httpx.Response, scope: Scope, send: Send) -> Non
     try:
         content = await response.aread()
     except HTTPError:
-        raise _interrupted() from None
+        raise interrupted() from None
     whole = Response(content, media_type="application/json", headers=_engine_of(response))
 
     async def nothing() -> dict[str, str]:
@@ -160,15 +189,15 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
     try:
-        async for events in _whole_events(response):
+        async for events in whole_events(response):
             await send({"type": "http.response.body", "body": events, "more_body": True})
     except HTTPError:
-        await _end_with(_interrupted(), request, send)
+        await _end_with(interrupted(), request, send)
     else:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
+async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; the rest of a broken stream is dropped.
 
     Only new bytes are searched: an event with the log-probs of a long prompt has many pieces."""
@@ -189,7 +218,7 @@ def _stop_of(content: bytearray, end: bytes, start: int) -> int:
     return 0 if found < 0 else found + len(end)
 
 
-def _interrupted() -> ServiceError:
+def interrupted() -> ServiceError:
     return Unavailable(
         ErrorCode.UNAVAILABLE,
         "the inference server ended before the answer was complete",

@@ -157,8 +157,13 @@ class Inference:
             except Exception:  # the database may be away; the next round tries again
                 log.exception("cannot find deleted models")
 
+    @property
+    def is_on(self) -> bool:
+        """True if the settings name an inference server, or let this process start one."""
+        return bool(self._settings.inference_url or self._settings.inference_child)
+
     async def status(self) -> EngineStatus:
-        if not (self._settings.inference_url or self._settings.inference_child):
+        if not self.is_on:
             return EngineStatus(status="off", waiting_for=_OFF)
         if self._engine is None and self._settings.inference_child:
             return EngineStatus(status="not started")
@@ -214,7 +219,7 @@ class Inference:
         from .upstream import is_ours
 
         settings = self._settings
-        if not settings.inference_url and not settings.inference_child:
+        if not self.is_on:
             raise Unavailable(ErrorCode.UNAVAILABLE, "this server has no inference", hint=_OFF)
         if not settings.inference_url:
             return NativeEngine(self._storage, process=_process(settings))

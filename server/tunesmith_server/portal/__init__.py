@@ -27,6 +27,7 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import NotFound
 
 from . import assets, live, pages, routing, security
+from .playground import answers
 from .visit import Page, Visit
 
 
@@ -41,6 +42,7 @@ def install(app: FastAPI) -> None:
             Route("/", _to_portal, methods=["GET"]),
             assets.route,
             live.route,
+            answers.route,
             *routes,
             routing.route_of(Page(path="/portal/{path:path}", show=_nothing_here)),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -50,34 +50,45 @@ def _endpoint(page: Page) -> Endpoint:
 
 
 async def _answer(page: Page, request: Request) -> Response:
-    state = state_of(request)
-    changing = page.method != "GET"
-    if changing and security.is_cross_site(request):
-        raise Forbidden(
-            ErrorCode.PERMISSION_DENIED,
-            "a page of another site sent this request, so it was refused",
-            hint="open the portal and repeat the action there",
-        )
-    signed_in = await run_in(Plane.USERS, partial(_signed_in, state, request))
-    request.state.signed_in = signed_in
+    state, changing = state_of(request), page.method != "GET"
+    signed_in = await visitor(request)
     if not page.is_public:
         if signed_in is None:
             return _to_sign_in(request)
-        if changing and signed_in.kind == "display":
-            raise Forbidden(
-                ErrorCode.PERMISSION_DENIED,
-                "this browser is signed in for display and may only read",
-                hint="sign out, and sign in with an API key",
-            )
         state.rate_limits.check(signed_in.principal)
-        for route in page.needs:
-            policy.require(signed_in.principal, policy.RULES[route], route)
+        require(signed_in, page.needs, changing=changing)
     plane = Plane.BULK if page.is_bulk else Plane.USERS
     form = await _form(page, request)
     try:
         return await run_in(plane, partial(_show, page, request, state, signed_in, form))
     finally:
         await form.close()
+
+
+async def visitor(request: Request, plane: Plane = Plane.USERS) -> SignedIn | None:
+    """Return who sends the request; None without a session. Raises Forbidden if a page of another
+    site sends a change."""
+    if request.method not in ("GET", "HEAD") and security.is_cross_site(request):
+        raise Forbidden(
+            ErrorCode.PERMISSION_DENIED,
+            "a page of another site sent this request, so it was refused",
+            hint="open the portal and repeat the action there",
+        )
+    signed_in = await run_in(plane, partial(_signed_in, state_of(request), request))
+    request.state.signed_in = signed_in
+    return signed_in
+
+
+def require(signed_in: SignedIn, routes: Sequence[str], *, changing: bool) -> None:
+    """Raise Forbidden if the caller may not use one of these routes of the API."""
+    if changing and signed_in.kind == "display":
+        raise Forbidden(
+            ErrorCode.PERMISSION_DENIED,
+            "this browser is signed in for display and may only read",
+            hint="sign out, and sign in with an API key",
+        )
+    for route in routes:
+        policy.require(signed_in.principal, policy.RULES[route], route)
 
 
 async def _form(page: Page, request: Request) -> FormData:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
@@ -65,52 +67,65 @@ def _resolve(
 
 
 _TOKENIZER = "tokenizer.json"
-_TOKENIZER_FILES = (
-    _TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "config.json",
-)
+_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_TEMPLATE_FILES = (_TEMPLATE, _CONFIG)
+_TOKENIZER_FILES = (_TOKENIZER, *_TEMPLATE_FILES, "special_tokens_map.json", "config.json")
 _MAX_TOKENIZER_BYTES = 64 * 1024**2
 
 
 def tokenizer(session: Session, settings: Settings, storage: Storage, name: str) -> ModelTokenizer:
     """Return the tokenizer of a model. Raises NotFound if the server does not have the model, or
     if the base model's folder is not on this host."""
+    return ModelTokenizer(
+        model=name, files=_tokenizer_files(session, settings, storage, name, _TOKENIZER_FILES)
+    )
+
+
+def chat_template(session: Session, settings: Settings, storage: Storage, name: str) -> str | None:
+    """Return the chat template in the files of `tokenizer`, without a read of the vocabulary."""
+    files = _tokenizer_files(session, settings, storage, name, _TEMPLATE_FILES)
+    if _TEMPLATE in files:
+        return files[_TEMPLATE]
+    try:
+        found = json.loads(files.get(_CONFIG, "{}")).get("chat_template")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _tokenizer_files(
+    session: Session, settings: Settings, storage: Storage, name: str, wanted: Sequence[str]
+) -> dict[str, str]:
+    """Return those of the `wanted` files that stand beside the model's tokenizer."""
     model: ServedModel | None = resolve(session, settings, name)
-    files: dict[str, str] = {}
-    while model is not None and _TOKENIZER not in files:
+    while model is not None:
         stored = {file.name: file for file in model.files}
-        # Only an adapter that added tokens has a tokenizer.
-        for file_name in _TOKENIZER_FILES if _TOKENIZER in stored else ():
-            file = stored.get(file_name)
-            if file is not None and file.bytes <= _MAX_TOKENIZER_BYTES:
-                content = b"".join(storage.stream(file.sha256, 0, file.bytes))
-                files[file_name] = content.decode()
+        if _TOKENIZER in stored:  # only an adapter that added tokens has a tokenizer
+            files = {}
+            for file in (stored[item] for item in wanted if item in stored):
+                if file.bytes <= _MAX_TOKENIZER_BYTES:
+                    content = b"".join(storage.stream(file.sha256, 0, file.bytes))
+                    files[file.name] = content.decode()
+            return files
         if model.kind == "base":
-            files = _tokenizer_of_folder(settings, model.id)
+            folder = base_models.local_folders(settings).get(model.id)
+            if folder is not None and _is_small(folder / _TOKENIZER):
+                paths = [folder / item for item in wanted]
+                return {
+                    path.name: path.read_text(encoding="utf-8") for path in paths if _is_small(path)
+                }
         model = model.base
-    if _TOKENIZER not in files:
-        raise NotFound(
-            ErrorCode.NOT_FOUND,
-            f"the tokenizer of {name!r} is not on the API's host",
-            param="model",
-            hint="put the base model's folder below TUNESMITH_MODEL_DIRS of the API",
-        )
-    return ModelTokenizer(model=name, files=files)
+    raise NotFound(
+        ErrorCode.NOT_FOUND,
+        f"the tokenizer of {name!r} is not on the API's host",
+        param="model",
+        hint="put the base model's folder below TUNESMITH_MODEL_DIRS of the API",
+    )
 
 
-def _tokenizer_of_folder(settings: Settings, name: str) -> dict[str, str]:
-    folder = base_models.local_folders(settings).get(name)
-    if folder is None:
-        return {}
-    paths = [folder / file_name for file_name in _TOKENIZER_FILES]
-    return {
-        path.name: path.read_text(encoding="utf-8")
-        for path in paths
-        if path.is_file() and path.stat().st_size <= _MAX_TOKENIZER_BYTES
-    }
+def _is_small(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size <= _MAX_TOKENIZER_BYTES
 
 
 def existing(session: Session, names: Sequence[str]) -> set[str]:

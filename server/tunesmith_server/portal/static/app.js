@@ -3,4 +3,5 @@ const names = ["times", "shortcuts", "copy", "lists", "errors", "palette"];
 if (document.querySelector("[data-watch]")) names.push("live");
 if (document.querySelector("#new-job") || location.hash === "#started") names.push("new-job");
 if (document.querySelector("[data-upload]")) names.push("upload");
+if (document.querySelector("#playground")) names.push("playground");
 for (const name of names) import(`./${name}.js`);

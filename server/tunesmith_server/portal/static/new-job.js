@@ -1,28 +1,10 @@
-// The form of a new job: a draft kept in this browser, Ctrl Enter, problems at their fields.
+// The form of a new job: a draft kept in this browser, problems at their fields.
+import { load, restore, save } from "./draft.js";
 
 const form = document.querySelector("#new-job");
 const key = `draft:${location.search}`;
 const SENT = "draft-sent";
 let isSent = false;
-
-function save() {
-  try {
-    localStorage.setItem(key, JSON.stringify(Object.fromEntries(new FormData(form))));
-  } catch { /* no storage: the form works without a draft */ }
-}
-
-/** @param {Record<string, string>} draft */
-function restore(draft) {
-  for (const item of form.elements) {
-    if (!item.name) continue;
-    const text = draft[item.name];
-    if (item.type === "radio" || item.type === "checkbox") item.checked = text === item.value;
-    else if (text !== undefined) {
-      if (item.options && ![...item.options].some((option) => option.value === text)) item.add(new Option(text, text));
-      item.value = text;
-    }
-  }
-}
 
 /** Show each problem of the last check at its field. */
 function place() {
@@ -40,26 +22,19 @@ function tell(name, text) {
 }
 
 function begin() {
-  let draft = null;
-  try {
-    draft = JSON.parse(localStorage.getItem(key));
-  } catch { /* a damaged draft counts as none */ }
-  if ("shown" in form.dataset) save();
+  const draft = load(key);
+  if ("shown" in form.dataset) save(form, key);
   else if (draft) {
-    restore(draft);
+    restore(form, draft);
     document.querySelector("#draft").hidden = false;
-    form.dispatchEvent(new Event("input", { bubbles: true }));
     document.querySelector("#f-training_file")?.dispatchEvent(new Event("change"));
   }
-  form.addEventListener("input", save);
+  form.addEventListener("input", () => save(form, key));
   form.addEventListener("submit", (event) => {
     if (isSent) return event.preventDefault();
     isSent = true;
-    save();
+    save(form, key);
     sessionStorage.setItem(SENT, key);
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(document.querySelector("#start"));
   });
   document.querySelector("#discard").addEventListener("click", () => {
     localStorage.removeItem(key);

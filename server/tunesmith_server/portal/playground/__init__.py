@@ -1,0 +1,1 @@
+"""The playground: one prompt, and the answers of up to four models side by side."""

@@ -1,0 +1,46 @@
+"""Models that the playground offers, and those of a first visit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from tunesmith_server.portal.visit import Visit
+from tunesmith_server.services import base_models, model_list
+
+_MOST = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """Models of the project, and shared ones: base models, then tuned models and checkpoints,
+    newest first."""
+
+    bases: Mapping[str, str | None]
+    """Base model by name; None for a base model."""
+
+    def label(self, name: str) -> str:
+        """Return what a model is."""
+        base = self.bases.get(name)
+        if base is None:
+            return "base model"
+        is_checkpoint = base_models.CHECKPOINT_MARK in name
+        return f"{'checkpoint' if is_checkpoint else 'tuned'}, base {base}"
+
+    def first(self) -> list[str]:
+        """Return the newest tuned model behind its base; without one, a base model."""
+        for name, base in self.bases.items():
+            if base is not None and base_models.CHECKPOINT_MARK not in name:
+                return [base, name]
+        return [*self.bases][:1]
+
+
+def read(visit: Visit) -> Choices:
+    page = model_list.list_models(
+        visit.session, visit.state.settings, after=None, limit=_MOST,
+        filters=model_list.ModelFilters(checkpoints=True), serving=visit.state.inference.serving,
+    )  # fmt: skip
+    items = from_json(page.content())["data"]
+    return Choices(bases={item["id"]: item.get("base_model") for item in items})
