@@ -1,4 +1,4 @@
-"""A long-used service: thousands of jobs, a run of very many steps, and many samples."""
+"""A long-used service: thousands of jobs and models, a run of very many steps, many samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapper
 from tunesmith_schema import JobState
 from tunesmith_server.core.database import Base, Database
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.models import JobRow
+from tunesmith_server.models import AdapterRow, JobRow
 
 from . import curves, history
 from .world import World
@@ -27,6 +27,8 @@ class Large:
     jobs: int = 10_000
     steps: int = 100_000
     """Steps of one supervised job."""
+    models: int = 5_000
+    """Most tuned models, of the copies that succeeded."""
     samples: int = 10_000
     """Samples of one reinforcement job, 100 a step."""
 
@@ -47,15 +49,33 @@ def fill_large(database: Database, storage: Storage, world: World, size: Large) 
                     "id": f"ftjob-{number:024x}", "state": _STATES[number % len(_STATES)],
                     "created_at": created, "queued_at": created, "started_at": created + 4,
                     "finished_at": created + 500, "suffix": f"run-{number}",
-                    "labels": {"team": f"team-{number % 10}"}, "fine_tuned_model": None,
-                    "adapter_id": None,
+                    "labels": {"team": f"team-{number % 10}"},
+                    "fine_tuned_model": f"ft:base-{number % 20}:default:run-{number}:{number}",
+                    "adapter_id": f"adp-{number:024x}",
                 }
             )  # fmt: skip
         if copies:
             session.execute(insert(JobRow), copies)
+            adapter = session.get_one(AdapterRow, rows[0].adapter_id)
+            session.execute(insert(AdapterRow), _models(adapter, copies, size.models))
         _lengthen(session.get_one(JobRow, world.jobs["running"]), size.steps, session)
         job, steps = session.get_one(JobRow, world.jobs["reinforcement"]), size.samples // 100
         history.samples(session, storage, job, range(1001, 1001 + steps), at=time.time(), groups=25)
+
+
+def _models(row: AdapterRow, jobs: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return the tuned models of jobs that succeeded. Any: values of columns."""
+    common = _columns(row)
+    return [
+        common
+        | {
+            "id": job["adapter_id"], "job_id": job["id"], "model": job["fine_tuned_model"],
+            "base_model": job["fine_tuned_model"].split(":")[1],
+            "created_at": job["finished_at"],
+        }
+        for job in jobs
+        if job["state"] == JobState.SUCCEEDED
+    ][:most]  # fmt: skip
 
 
 def _lengthen(job: JobRow, steps: int, session: Any) -> None:

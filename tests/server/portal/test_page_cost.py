@@ -70,6 +70,11 @@ def test_pages_and_searches_of_a_large_service_cost_little(server: Server, world
     assert {path: cost for path, cost in costs.items() if cost > MOST_SECONDS} == {}, costs
     searches = {query: cpu_seconds(browser, f"/portal/jobs?{query}") for query in SEARCHES}
     assert max(searches.values()) < MOST_SEARCH_SECONDS, searches
+    searches = {
+        query: cpu_seconds(browser, f"/portal/models?{query}")
+        for query in ("q=nothing", "q=run-7", "base=base-7", "kind=full", "checkpoints=1")
+    }
+    assert max(searches.values()) < MOST_SECONDS, searches
     job = f"/portal/jobs/{world.jobs['running']}"
     zoom = f"{job}/curves?names=train_loss,grad_norm,learning_rate&from=40000&to=41000"
     assert cpu_seconds(browser, zoom) < MOST_SECONDS
