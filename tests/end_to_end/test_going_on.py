@@ -20,6 +20,10 @@ pytestmark = pytest.mark.slow
 RECIPE = LONG | {"max_steps": 300, "learning_rate": 1e-3, "packing": False}
 
 
+# Cannot end before it is pre-empted. After a stop, it equals a run with that number of steps.
+ENDLESS = {"max_steps": 100_000, "lr_scheduler_type": "constant", "warmup_steps": 0}
+
+
 class Runs:
     """Jobs on one file with one seed: what differs between two of them was asked of them."""
 
@@ -89,21 +93,21 @@ def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_al
 def test_a_preempted_run_ends_as_one_that_was_left_alone(
     make_service: MakeService, rows: Path, tmp_path: Path
 ) -> None:
-    # Soon after the start of the API, and with a janitor that is quicker than the long run.
-    service = make_service(TUNESMITH_LEASE_SECONDS="180")
+    service = make_service(TUNESMITH_LEASE_SECONDS="180")  # soon after the start of the API
     runs = Runs(service.client(), rows, tmp_path)
-    long = runs.trained()
+    long = runs.trained(**ENDLESS)
     short = runs.start(max_steps=3, scheduling={"interactive": True})
-    short.wait(timeout=60)
-    assert long.refresh().state != "succeeded"
-    long.wait(timeout=120)
+    short.wait(timeout=180)
+    before = long.refresh().step
+    until(lambda: long.refresh().attempt == 2 and long.step > before + 5, 180)
+    long.stop().wait(timeout=180)
     assert any(f"pre-empted by the interactive job {short.id}" in e.message for e in long.stream())
-    assert long.attempt == 2
     [resumed] = runs.resumed_at(long)
-    assert 5 <= resumed < RECIPE["max_steps"]
-    assert [point.step for point in long.metrics()] == list(range(1, RECIPE["max_steps"] + 1))
-    whole = runs.start()
-    whole.wait(timeout=120)
+    assert 5 <= resumed < long.step
+    assert [point.step for point in long.metrics()] == list(range(1, long.step + 1))
+    whole = runs.start(**ENDLESS | {"max_steps": long.step})
+    whole.wait(timeout=180)
+    assert whole.attempt == 1
     assert runs.resumed_at(whole) == []
     assert runs.result(long) == runs.result(whole)
 
