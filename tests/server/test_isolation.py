@@ -11,6 +11,8 @@ from typing import Any
 import sqlalchemy
 from httpx2 import Response
 
+from tunesmith_server.identity.policy import RULES
+
 from .actors import ROWS, Server
 from .teams import Team, caller, two_teams
 
@@ -63,6 +65,7 @@ def _jobs() -> Iterator[Attack]:
         "text={job_id}",
         "text={model}",
         "model={model}",
+        "owner={key_id}",
     ):
         yield "GET", f"{JOBS}?{query}", {}
 
@@ -98,7 +101,9 @@ def _models() -> Iterator[Attack]:
     yield "GET", permissions, {}
     yield "POST", permissions, {"json": {"project_ids": ["[project_id]"]}}
     yield "DELETE", f"{permissions}/{{permission_id}}", {}
-    yield "DELETE", f"{permissions.replace('{model}', '[model]')}/{{permission_id}}", {}
+    own = permissions.replace("{model}", "[model]")
+    yield "DELETE", f"{own}/{{permission_id}}", {}
+    yield "GET", f"{own}?after={{permission_id}}", {}
     message = {"role": "user", "content": "hi"}
     yield "POST", "/v1/chat/completions", {"json": {"model": "{model}", "messages": [message]}}
     yield "POST", "/v1/completions", {"json": {"model": "{model}", "prompt": "hi"}}
@@ -130,6 +135,10 @@ def _organization() -> Iterator[Attack]:
     yield "DELETE", f"{own}/api_keys/{{key_id}}", {}
     yield "POST", f"{own}/api_keys", {"json": {"name": "k", "user_id": "{user_id}"}}
     yield "GET", f"{own}/users?after={{user_id}}", {}
+    yield "GET", f"{own}/api_keys?after={{key_id}}", {}
+    for path in (project, own):
+        yield "POST", f"{path}/users/{{user_id}}", {"json": {"role": "viewer"}}
+        yield "DELETE", f"{path}/users/{{user_id}}", {}
     yield "GET", "/v1/files", {"headers": {"openai-project": "{project_id}"}}
     yield "DELETE", "/v1/sessions/{session_id}", {}
 
@@ -162,6 +171,18 @@ def normal(reply: Response, names: dict[str, str]) -> tuple[int, str]:
     for key, name in sorted(names.items(), key=lambda item: -len(item[1])):
         text = text.replace(name, key.upper())
     return reply.status_code, text
+
+
+def test_every_route_that_names_a_thing_is_attacked() -> None:
+    """Routes that need an admin's key are not: an admin sees all projects."""
+    tried = [(method, path.partition("?")[0]) for method, path, _ in attacks()]
+    for route, verb in RULES.items():
+        method, template = route.split(" ")
+        if "{" not in template or verb == "administer":
+            continue
+        pattern = re.sub(r"{[^}]+}", "[^/]+", f"/v1{template}")
+        aims = [path for sent, path in tried if sent == method and re.fullmatch(pattern, path)]
+        assert any("{" in path for path in aims), f"add an attack on {route}"
 
 
 def test_a_foreign_id_answers_like_an_unknown_id(server: Server) -> None:
