@@ -76,6 +76,6 @@ def test_a_comparison_names_its_jobs_and_axis() -> None:
         "jobs": [], "settings": {"seed": [1, 2]}, "automatic": {}, "axis": "hours", "curves": {},
     }  # fmt: skip
     script = Script(httpx.Response(200, json=found))
-    comparison = client_of(script).fine_tuning.compare(["a", "b"], axis="hours")
+    comparison = client_of(script).fine_tuning.compare(["a", "b"], axis="hours", first=3)
     assert comparison.settings == {"seed": [1, 2]}
-    assert dict(script.requests[0].url.params) == {"jobs": "a,b", "axis": "hours"}
+    assert dict(script.requests[0].url.params) == {"jobs": "a,b", "axis": "hours", "from": "3"}

@@ -100,3 +100,16 @@ def test_two_to_eight_different_jobs_can_be_compared(server: Server, pair: list[
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "jobs")
     reply = server.user.get(PATH, params={"jobs": f"{pair[0]},ftjob-none"})
     assert reply.status_code == 404
+
+
+def test_a_range_of_steps_has_its_own_points_and_best_values(server: Server) -> None:
+    losses = [3.0 - step / 1000 for step in range(500)]
+    pair = [trained(server, losses, seed=1), trained(server, losses[:20], seed=2)]
+    whole = compared(server, pair, points=50)
+    assert len(whole["curves"]["train_loss"][0]["x"]) <= 50
+    found = compared(server, pair, points=50, **{"from": 401, "to": 430})
+    [curve] = found["curves"]["train_loss"]
+    assert curve["job_id"] == pair[0]
+    assert curve["x"] == [float(step) for step in range(401, 431)]
+    assert found["jobs"][0]["results"]["train_loss"]["best_step"] == 430
+    assert found["jobs"][1]["results"] == {}

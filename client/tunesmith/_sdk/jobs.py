@@ -324,11 +324,24 @@ class FineTuning:
             yield item
 
     def compare(
-        self, job_ids: Sequence[str], *, axis: Axis | None = None, points: int | None = None
+        self,
+        job_ids: Sequence[str],
+        *,
+        axis: Axis | None = None,
+        points: int | None = None,
+        first: int | None = None,
+        last: int | None = None,
     ) -> JobComparison:
         """Compare two to eight jobs: results, settings that differ, and curves over `axis`:
-        `step` (default), `tokens` or `hours`, with at most `points` values (default 500)."""
-        params = {"jobs": ",".join(job_ids), "axis": axis, "points": points}
+        `step` (default), `tokens` or `hours`, with at most `points` values (default 500). Curves
+        and best values are those of the steps from `first` to `last`."""
+        params = {
+            "jobs": ",".join(job_ids),
+            "axis": axis,
+            "points": points,
+            "from": first,
+            "to": last,
+        }
         return self._http.get(JobComparison, "fine_tuning/compare", params)
 
     def recipe_fields(self) -> list[RecipeField]:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
 from tunesmith_schema import ErrorCode
+from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_schema.comparison import Axis, JobComparison
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.services import comparison, jobs
@@ -54,10 +55,12 @@ def compare(
     jobs_: Annotated[str, Query(alias="jobs", max_length=1000)],
     axis: Axis = "step",
     points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
+    first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
+    last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:
     """Compare two to eight jobs, with ids separated by commas: results, settings and automatic
     values that differ, and curves with at most `points` values over steps, trained tokens or
-    hours."""
+    hours. `from` and `to` limit curves and best values to these steps."""
     job_ids = jobs_.split(",")
     if not 2 <= len(job_ids) <= MAX_COMPARED or len(set(job_ids)) < len(job_ids):
         raise BadRequest(
@@ -66,4 +69,4 @@ def compare(
             param="jobs",
             hint=f"name 2 to {MAX_COMPARED} different jobs, separated by commas",
         )
-    return comparison.compare(session, job_ids, axis=axis, points=points)
+    return comparison.compare(session, job_ids, axis=axis, points=points, first=first, last=last)

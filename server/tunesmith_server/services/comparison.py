@@ -34,8 +34,17 @@ Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""
 
 
-def compare(session: Session, job_ids: Sequence[str], *, axis: Axis, points: int) -> JobComparison:
-    """Compare jobs; each curve has at most `points` values. Raises NotFound."""
+def compare(
+    session: Session,
+    job_ids: Sequence[str],
+    *,
+    axis: Axis,
+    points: int,
+    first: int | None = None,
+    last: int | None = None,
+) -> JobComparison:
+    """Compare jobs; each curve has at most `points` values. Curves and best values are those of the
+    steps from `first` to `last`. Raises NotFound."""
     known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
     rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
     names = {name for row in known for name in (row.training_file, row.validation_file) if name}
@@ -44,7 +53,7 @@ def compare(session: Session, job_ids: Sequence[str], *, axis: Axis, points: int
     found = [_report(session, row) for row in rows]
     compared, aligned = [], dict[str, list[AlignedCurve]]()
     for row, report in zip(rows, found, strict=True):
-        own = _curves(session, row, points)
+        own = _curves(session, row, points, first, last)
         tokens = own.pop(_TOKENS, Curve())
         anchors = _anchors(session, row, axis, tokens)
         compared.append(_job(row, report, own, files))
@@ -68,8 +77,12 @@ def _report(session: Session, row: JobRow) -> JobReport | None:
         return None
 
 
-def _curves(session: Session, row: JobRow, points: int) -> dict[str, Curve]:
+def _curves(
+    session: Session, row: JobRow, points: int, first: int | None, last: int | None
+) -> dict[str, Curve]:
     low, high = curve_chunks.ends(session, row.id)
+    low = max(low, first or 0)
+    high = max(low, high if last is None else min(high, last))
     width = curves.stretch(low, high, points)
     low, high = low // width * width, (high // width + 1) * width - 1
     return curve_chunks.read(session, row, (*METRICS, _TOKENS), low, high, width)

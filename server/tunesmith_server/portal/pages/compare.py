@@ -69,9 +69,13 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves by line as the chart's element reads them."""
-    found = _compare(visit, view_of(visit), _POINTS)
-    document = {"curves": curves.by_line(found), "void": [], "stretch": 1}
+    """Return the curves by line as the chart's element reads them. Over steps, a zoom asks for
+    finer points of the steps `from` to `to`."""
+    view = view_of(visit)
+    steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
+    found = _compare(visit, view, _POINTS, *steps)
+    is_thin = view.axis == "step" and any(job.step > _POINTS for job in found.jobs)
+    document = {"curves": curves.by_line(found), "void": [], "stretch": 2 if is_thin else 1}
     return Response(
         json.dumps(document), media_type="application/json", headers=dict(security.HEADERS)
     )
@@ -97,9 +101,21 @@ def completions(visit: Visit) -> Response:
     )
 
 
-def _compare(visit: Visit, view: CompareView, points: int) -> JobComparison:
-    job_ids = view.job_ids[:MOST]
-    return comparison.compare(visit.session, job_ids, axis=view.axis, points=points)
+def _compare(
+    visit: Visit,
+    view: CompareView,
+    points: int,
+    first: int | None = None,
+    last: int | None = None,
+) -> JobComparison:
+    return comparison.compare(
+        visit.session, view.job_ids[:MOST], axis=view.axis, points=points, first=first, last=last
+    )
+
+
+def _step(visit: Visit, name: str) -> int | None:
+    text = visit.query(name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _last_seq(visit: Visit, job_id: str) -> int:
