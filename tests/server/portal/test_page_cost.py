@@ -20,8 +20,8 @@ MOST_SECONDS = 0.06
 TIMES = 20
 PERCENTILE_95 = 18
 """Index in 20 sorted times."""
-DOWNLOADS = ("/curves.csv", "/jobs.csv", "/files/{file_id}", "/weights/{adapter_id}")
-"""Ends of addresses that send whole files."""
+DOWNLOADS = (".csv", "/files/{file_id}", "/weights/{adapter_id}")
+"""Ends of addresses that send whole files or whole lists."""
 SEARCHES = ("q=nothing", "q=run-7", "state=failed", "model=none", "method=reinforcement")
 MOST_SEARCH_SECONDS = 0.2
 

@@ -9,6 +9,8 @@ from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage, StoredRes
 
 MOST = 60
 """Marks of one kind."""
+_EVALUATIONS = 24
+"""Newest evaluations with a mark; the curve has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ def marks(
     ]
     found += [
         Mark(step=step, kind="evaluation", text=text, href="#h-curves")
-        for step, text in list(evaluations.items())[-MOST:]
+        for step, text in list(evaluations.items())[-_EVALUATIONS:]
     ]
     for fork in lineage.forks:
         if fork.step is not None:
