@@ -57,6 +57,7 @@ from .forks import JobFork
 from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
 from .health import HealthState, JobHealth
+from .job_files import JobFile
 from .job_validation import JobValidation, RequestProblem
 from .jobs import (
     TERMINAL,
@@ -220,11 +221,11 @@ __all__ = [
     "EvaluationStatus", "EvaluationSummary", "Event", "EventKind", "ExpiresAfter", "FileDeleted",
     "FileObject", "FilePurpose", "FileReading", "FileUse", "FileValidation", "GRPORecipe", "Grader",
     "HealthState", "Hyperparameters", "Job", "JobCreate", "JobCurve", "JobDeleted", "JobError",
-    "JobEvaluation", "JobFailure", "JobFork", "JobHealth", "JobLineage", "JobPatch", "JobReport",
-    "JobState", "JobValidation", "KeyLimits", "KeyOwner", "KeyService", "KeyUser", "LayerMemory",
-    "Limits", "LoraRecipe", "Me", "Method", "MethodName", "MetricColumns", "MetricPoint", "Model",
-    "ModelComparison", "ModelDeleted", "ModelScores", "ModelTokenizer", "ModelUse", "MultiGrader",
-    "MyProject", "OrganizationUser", "Outcome", "Page", "PatchName", "PeakMemory", "PhaseName",
+    "JobEvaluation", "JobFailure", "JobFile", "JobFork", "JobHealth", "JobLineage", "JobPatch",
+    "JobReport", "JobState", "JobValidation", "KeyLimits", "KeyOwner", "KeyService", "KeyUser",
+    "LayerMemory", "Limits", "LoraRecipe", "Me", "Method", "MethodName", "MetricColumns", "MetricPoint",
+    "Model", "ModelComparison", "ModelDeleted", "ModelScores", "ModelTokenizer", "ModelUse",
+    "MultiGrader", "MyProject", "OrganizationUser", "Outcome", "Page", "PatchName", "PeakMemory", "PhaseName",
     "Plan", "PortalSession", "PortalSessionDeleted", "Precision", "Project", "ProjectApiKey",
     "ProjectApiKeyCreate", "ProjectApiKeyCreated", "ProjectCreate", "ProjectRole", "ProjectShare",
     "ProjectUpdate", "ProjectUser", "ProjectUserCreate", "ProjectUserUpdate", "PromptFormat",

@@ -1,4 +1,4 @@
-"""`tunesmith jobs edit`, `lineage`, `self-check`, and the filters of `list` and `logs`."""
+"""`tunesmith jobs edit`, `lineage`, `self-check`, `files`, and the filters of `list` and `logs`."""
 
 from __future__ import annotations
 
@@ -79,3 +79,17 @@ def test_list_and_logs_send_their_filters(tunesmith: Tunesmith, server: LocalSer
     assert (asked["level"], asked["kind"], asked["q"]) == ("warn", "message", "l")
     refused = tunesmith("jobs", "logs", "ftjob-1", "--follow", "--text", "l")
     assert (refused.exit_code, len(server.seen)) == (2, 2)
+
+
+def test_files_are_listed_and_printed(tunesmith: Tunesmith, server: LocalServer) -> None:
+    path = "/v1/fine_tuning/jobs/ftjob-1/files"
+    file = {
+        "id": "log.txt", "object": "fine_tuning.job.file", "name": "log.txt", "kind": "log",
+        "media_type": "text/plain", "bytes": None, "sha256": None, "path": f"{path}/log.txt",
+    }  # fmt: skip
+    server.answers[f"GET {path}"] = page(file)
+    assert "log.txt" in tunesmith("jobs", "files", "ftjob-1").stdout
+    assert json.loads(tunesmith("jobs", "files", "ftjob-1", "--json").stdout)["data"] == [file]
+    server.answers[f"GET {path}/log.txt"] = b"one\n\x1b[2Jtwo\n"
+    printed = tunesmith("jobs", "files", "ftjob-1", "log.txt").stdout
+    assert printed == "one\n\\x1b[2Jtwo\n"

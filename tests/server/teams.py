@@ -47,6 +47,8 @@ class Team:
         """Return the value of a path parameter."""
         if parameter == "name":
             return "adapter_config.json"
+        if parameter == "file_name":
+            return "log.txt"
         if parameter == "worker":
             return "here"
         return str(getattr(self, parameter))

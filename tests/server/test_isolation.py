@@ -24,7 +24,7 @@ Attack = tuple[str, str, dict[str, Any]]
 COMMANDS = ("cancel", "pause", "resume", "stop", "fork", "retry")
 OUTPUTS = (
     *("report", "evaluation", "events", "metrics", "checkpoints", "samples", "samples/steps"),
-    *("self_check", "resume_points", "lineage"),
+    *("self_check", "resume_points", "lineage", "files", "files/log.txt", "files/recipe.json"),
 )
 
 

@@ -1,8 +1,8 @@
-"""`tunesmith jobs edit|lineage|self-check`: names and notes, origin and results, checks."""
+"""`tunesmith jobs edit|lineage|self-check|files`: notes, origin and results, checks, files."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -10,7 +10,16 @@ from tunesmith_schema.lineage import RelatedJob
 
 from .jobs import JobId
 from .metadata import MetadataPairs, build_metadata
-from .output import AsJson, moment, show_fields, show_json, show_table, size
+from .output import (
+    AsJson,
+    moment,
+    show_fields,
+    show_json,
+    show_page_json,
+    show_table,
+    size,
+    visible,
+)
 from .session import connected
 
 
@@ -98,10 +107,38 @@ def self_check(
     typer.echo(f"attempt {found.attempt}, {found.seconds:.1f} s")
 
 
+def files(
+    ctx: typer.Context,
+    job_id: JobId,
+    name: Annotated[
+        Literal["recipe.json", "environment.json", "log.txt"] | None,
+        typer.Argument(help="Print this file."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the files of a job with the paths of their contents, or print one of them."""
+    with connected(ctx) as client:
+        if name:
+            typer.echo(visible(client.fine_tuning.jobs.file_content(job_id, name)), nl=False)
+            return
+        found = client.fine_tuning.jobs.files(job_id)
+    if as_json:
+        show_page_json(found, has_more=False)
+        return
+    show_table(
+        ("KIND", "SIZE", "NAME"),
+        (
+            (file.kind, "" if file.bytes is None else size(file.bytes), visible(file.name))
+            for file in found
+        ),
+    )
+
+
 def add_to(app: typer.Typer) -> None:
     app.command("edit")(edit)
     app.command("lineage")(lineage)
     app.command("self-check")(self_check)
+    app.command("files")(files)
 
 
 def _text(job: RelatedJob) -> str:

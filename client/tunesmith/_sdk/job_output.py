@@ -109,6 +109,16 @@ class JobOutput:
         path = path_of("fine_tuning", "jobs", job_id, "lineage")
         return self._http.get(wire.JobLineage, path)
 
+    def files(self, job_id: str) -> list[wire.JobFile]:
+        """Return the files of the job, with the paths of their contents."""
+        path = path_of("fine_tuning", "jobs", job_id, "files")
+        return self._http.get(wire.Page[wire.JobFile], path).data
+
+    def file_content(self, job_id: str, name: str) -> str:
+        """Return `recipe.json`, `environment.json` or `log.txt`."""
+        path = path_of("fine_tuning", "jobs", job_id, "files", name)
+        return self._http.send("GET", path).text
+
     def samples(
         self,
         job_id: str,

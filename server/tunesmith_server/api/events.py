@@ -11,6 +11,7 @@ from tunesmith_schema import (
     Checkpoint,
     Event,
     EventKind,
+    JobFile,
     JobLineage,
     MetricColumns,
     MetricPoint,
@@ -19,11 +20,11 @@ from tunesmith_schema import (
     StoredResumePoint,
 )
 from tunesmith_schema.bounds import MAX_STEP
-from tunesmith_server.services import curves, events, jobs, lineage, self_checks
+from tunesmith_server.services import curves, events, job_files, jobs, lineage, self_checks
 from tunesmith_server.services.paging import Order
 
-from .bounds import AfterQuery, IdPath
-from .deps import CallerDep, CursorDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, send_page
+from .bounds import AfterQuery, FileNamePath, IdPath
+from .deps import CallerDep, CursorDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, bulk, send_page
 from .stream import parse_last_event_id
 
 router = APIRouter(prefix="/fine_tuning/jobs/{job_id}", tags=["fine-tuning"], route_class=KeyRoute)
@@ -135,3 +136,21 @@ def resume_points(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page
 def job_lineage(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobLineage:
     """Return where the job comes from, and its forks, retries and results."""
     return lineage.retrieve(session, jobs.retrieve(session, job_id))
+
+
+@router.get("/files")
+def list_files(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page[JobFile]:
+    """List the files of a job with the paths of their contents: data, create request, environment,
+    log, metrics, report, self-check, evaluation, weights and their verdicts."""
+    return Page(data=job_files.list_files(session, jobs.retrieve(session, job_id)))
+
+
+@router.get("/files/{file_name}", response_class=Response)
+@bulk
+def file_content(
+    caller: CallerDep, state: StateDep, session: ReaderDep, job_id: IdPath, file_name: FileNamePath
+) -> Response:
+    """Return `recipe.json`, `environment.json` or `log.txt`."""
+    job = jobs.retrieve(session, job_id)
+    content, media_type = job_files.content(session, state.storage, job, file_name)
+    return Response(content, media_type=media_type)

@@ -54,6 +54,8 @@ RULES: dict[str, Verb] = {
             "self_check",
             "resume_points",
             "lineage",
+            "files",
+            "files/{file_name}",
         )
     },
     f"GET {_JOB}/samples/steps": "read",

@@ -100,6 +100,17 @@ def test_downloads_are_streamed_and_in_the_audit_log(server: Server) -> None:
     assert {route, f"{route}/{{name}}"} <= actions
 
 
+def test_recipe_and_log_are_on_the_page_of_the_job(server: Server) -> None:
+    name = with_checkpoints(server)
+    path = f"/portal/jobs/{server.user.json(f'/v1/models/{name}')['job_id']}"
+    browser = signed_in(server)
+    check_links(browser, check_page(browser.page(path)), TO_COME)
+    made = browser.get(f"{path}/made/log.txt")
+    assert made.headers["content-disposition"].endswith('-log.txt"')
+    assert "succeeded" in made.text
+    assert browser.get(f"{path}/made/other").status_code == 404
+
+
 def test_a_checkpoint_is_deleted_with_one_confirmation(server: Server) -> None:
     name = with_checkpoints(server, 2, 6)
     page = f"/portal/models/{name}:ckpt-step-2"

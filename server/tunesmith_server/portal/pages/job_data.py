@@ -14,7 +14,7 @@ from tunesmith_server.api.files import send_or_redirect
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import security
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import adapters, curves, files, jobs, result_files
+from tunesmith_server.services import adapters, curves, files, job_files, jobs, result_files
 
 _JOB = "GET /fine_tuning/jobs/{job_id}"
 _MAX_NAMES = 2000
@@ -73,6 +73,14 @@ def download_file(visit: Visit) -> Response:
     raise _missing(job.id, file_id)
 
 
+def download_made(visit: Visit) -> Response:
+    """Return a file that is made from stored rows: the recipe, the environment or the log."""
+    job = jobs.retrieve(visit.session, visit.param("job_id"))
+    name = visit.param("file_name")
+    content, media_type = job_files.content(visit.session, visit.state.storage, job, name)
+    return Response(content, media_type=media_type, headers=_headers(f"{job.id}-{name}"))
+
+
 def download_weights(visit: Visit) -> Response:
     """Return the files of a result or a checkpoint as a tar."""
     row = adapters.retrieve(visit.session, visit.param("adapter_id"))
@@ -110,6 +118,11 @@ PAGES = [
         path="/portal/jobs/{job_id}/files/{file_id}",
         show=download_file,
         needs=("GET /files/{file_id}/content",),
+    ),
+    Page(
+        path="/portal/jobs/{job_id}/made/{file_name}",
+        show=download_made,
+        needs=(f"{_JOB}/files/{{file_name}}",),
     ),
     Page(
         path="/portal/jobs/{job_id}/weights/{adapter_id}",

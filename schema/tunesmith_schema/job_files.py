@@ -1,0 +1,32 @@
+"""Files of a job: what it was asked, what happened, and what it made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Response
+
+
+class JobFile(Response):
+    """A file of a job. Some files are made from stored rows when they are read."""
+
+    id: str
+    """Id of a data file, else the same as `name`."""
+    object: Literal["fine_tuning.job.file"] = "fine_tuning.job.file"
+    name: str
+    """Name of the file."""
+    kind: (
+        Literal[
+            "training_file", "validation_file", "recipe", "environment", "log", "metrics",
+            "report", "self_check", "evaluation", "weights", "verification",
+        ]
+        | str
+    )  # fmt: skip
+    """`recipe`: the create request, with all fields of the recipe. `environment`: device, settings
+    and library versions. `log`: all events but metrics and samples."""
+    media_type: str
+    bytes: int | None = None
+    """Size; null for a file that is made when it is read."""
+    sha256: str | None = None
+    path: str
+    """Path of the content on this server, for example `/v1/files/file-1/content`."""
