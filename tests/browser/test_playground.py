@@ -99,6 +99,24 @@ def test_two_models_answer_side_by_side_by_keyboard_alone(
     assert axe.violations(page, browser_files.axe) == []
 
 
+def test_four_streams_leave_connections_for_other_tabs(page: Page, own: Service) -> None:
+    models = "&".join(["model=tiny-llama"] * 4)
+    page.goto(f"/portal/playground?{models}")
+    page.wait_for_selector("#playground")
+    page.locator("#user").fill("slow")
+    page.keyboard.press("Control+Enter")
+    page.locator(".answer:nth-child(4) .said", has_text="word word").wait_for()
+    for _ in range(3):
+        other = page.context.new_page()
+        other.goto("/portal/jobs")
+        other.wait_for_selector("#live[data-state=on]")
+    count = page.locator(".answer:nth-child(4) .said span").count
+    before = count()
+    page.locator(f".answer:nth-child(4) .said span:nth-child({before + 3})").wait_for()
+    page.locator("#stop").click()
+    page.locator(".answer:nth-child(4) [role=status]", has_text="Stopped").wait_for()
+
+
 def test_pairs_are_kept_downloaded_and_deleted_and_hostile_text_is_inert(
     page: Page, own: Service, browser_files: installed.Browser
 ) -> None:
@@ -118,7 +136,7 @@ def test_pairs_are_kept_downloaded_and_deleted_and_hostile_text_is_inert(
     page.keyboard.press("Control+Enter")
     failed = page.locator(".answer:nth-child(2) .failed")
     failed.wait_for()
-    assert "no model 'none' on this server" in failed.inner_text()
+    assert "No model 'none' on this server." in failed.inner_text()
     assert "Code model_not_found, request req-" in failed.inner_text()
     assert axe.violations(page, browser_files.axe) == []
 

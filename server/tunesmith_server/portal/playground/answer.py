@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tunesmith_schema import ErrorCode, ErrorEnvelope
 from tunesmith_server.core.errors import EngineFailed, ServiceError
 from tunesmith_server.portal import view
+from tunesmith_server.portal.text import visible
 
 from .pieces import Piece, Pieces
 
@@ -61,10 +62,12 @@ class Answer:
             seconds = self._last - self._first
             if made > 1 and seconds > 0:
                 parts.append(f"{view.number((made - 1) / seconds, 3)} tokens/s")
-            parts.append(f"{view.count(made)} tokens")
+            parts.append(f"{view.count(made)} token{'' if made == 1 else 's'}")
         if isinstance(asked := self._usage.get("prompt_tokens"), int):
             parts.append(f"{view.count(asked)} in the prompt")
-        return ", ".join([*parts, *filter(None, [_FINISHES.get(self._finish, self._finish[:40])])])
+        return ", ".join(
+            [*parts, *filter(None, [_FINISHES.get(self._finish, visible(self._finish[:40]))])]
+        )
 
 
 def _documents(events: bytes) -> Iterator[dict[str, Any]]:

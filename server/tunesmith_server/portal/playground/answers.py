@@ -225,6 +225,8 @@ class _Answers(Response):
         response = service_error_response(self._request, error)
         found: dict[str, Any] = json.loads(bytes(response.body))["error"]
         wait = response.headers.get("retry-after") if error.status == 429 else None
+        found["message"] = text.sentence(text.visible(found["message"]))
+        found["hint"] = found["hint"] and text.sentence(text.visible(found["hint"]))
         return found | {"retry_after": wait}
 
 

@@ -19,7 +19,9 @@ DEFAULTS = {
     "max_tokens": "256", "seed": "", "logprobs": "on", "marks": "",
 }  # fmt: skip
 """Texts of an untouched form, without the models."""
-NAMES = (*MODELS, *DEFAULTS)
+ASKED = "asked"
+"""Field with the first prompt of the conversation, once it has been sent."""
+NAMES = (*MODELS, *DEFAULTS, ASKED)
 TOP_LOGPROBS = 5
 """Alternatives of each token."""
 LONGEST_IN_ADDRESS = 400

@@ -27,7 +27,7 @@ async function ask(event) {
     Object.assign(column, { text: "", done: false, asked: element("asked", ""), said: element("said", "") });
     column.said.setAttribute("aria-busy", "true");
     find(".turns", column.box).append(column.asked, column.said);
-    tell(column, "Waiting for the first token");
+    tell(column, "Waiting for the first token; a model that is not loaded takes longer");
   }
   running = new AbortController();
   find("#stop").disabled = false;
@@ -41,7 +41,9 @@ async function ask(event) {
   running = null;
   find("#stop").disabled = true;
   const isAnswered = shown.some(({ history }) => history.at(-1)?.role === "assistant");
+  if (isAnswered) form.asked.value ||= settings.user;
   if (isAnswered && form.user.value === settings.user) form.user.value = "";
+  save(form, key);
   find("#over").hidden = false;
 }
 
@@ -140,14 +142,17 @@ function count(more) {
 function begin() {
   const draft = load(key) ?? {};
   if (!location.search && draft.user !== undefined) restore(form, draft);
-  for (const name of ["user", "system"]) form[name].value ||= draft[name] ?? ""; // too long for the address
+  form.user.value ||= draft.user || (draft.asked ?? ""); // too long for the address, or already sent
+  form.system.value ||= draft.system ?? "";
+  form.asked.value = "";
   const answers = find("#answers");
   form.addEventListener("input", () => save(form, key));
   form.addEventListener("submit", ask);
   find("#stop").addEventListener("click", () => running?.abort());
   document.addEventListener("keydown", ({ key: pressed }) => pressed === "Escape" && running?.abort());
   find("#over").addEventListener("click", () => {
-    form.user.value ||= columns.find(({ history }) => history.length)?.history[0].content ?? "";
+    form.user.value ||= form.asked.value;
+    form.asked.value = "";
     columns.forEach(empty);
     find("#over").hidden = true;
     form.user.focus();
