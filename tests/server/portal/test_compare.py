@@ -74,8 +74,11 @@ def test_curves_have_a_common_axis(
     server: Server, pair: list[str], axis: str, last: list[float]
 ) -> None:
     browser = signed_in(server)
-    document = check_page(browser.page(address(*pair, axis=axis)))
+    document = check_page(browser.page(address(*pair, axis=axis, at="1.5", x="1-2")))
     shown = document.with_id("job").attributes
+    assert (shown["data-at"], shown["data-zoom"]) == ("1.5", "1-2")
+    [other] = {item.attributes["href"] for item in document.all("a") if item.text == "Steps"}
+    assert ("at=" in other, "x=" in other) == (False, False)
     assert (shown["data-axis"], shown["data-query"]) == (axis, f"jobs={','.join(pair)}&axis={axis}")
     curves = browser.get(f"/portal/compare/curves?{shown['data-query']}").json()["curves"]
     ends = [curves[f"train_loss.{number}"]["steps"][-1] for number in (1, 2)]

@@ -136,8 +136,10 @@ def test_a_completion_opens_whole_with_input_and_output_of_each_grader(server: S
     assert browser.get(address(job_id, sample=f"{name}9")).status_code == 404
     copied = [item.attributes["data-copy"] for item in document.all("button")
               if "data-copy" in item.attributes]  # fmt: skip
-    assert f"sample={name}" in copied[0]
-    assert browser.get(copied[0].removeprefix("http://testserver")).status_code == 200
+    title, link = copied[0].split("\n")
+    assert title.endswith(", step 1: reward 0")
+    assert f"sample={name}" in link
+    assert browser.get(link.removeprefix("http://testserver")).status_code == 200
 
 
 def test_the_slider_moves_in_its_direction_and_the_address_names_the_step(

@@ -14,6 +14,7 @@ LEAST, MOST = 2, 8
 """Number of jobs that can be compared."""
 AXES: dict[Axis, str] = {"step": "Steps", "tokens": "Trained tokens", "hours": "Hours"}
 _MAX_ID = 100
+_POSITION = re.compile(r"[0-9]{1,10}([.][0-9]{1,6})?")
 _ZOOM = re.compile(r"[0-9.]{1,12}-[0-9.]{1,12}")
 _SMOOTHING = re.compile(r"0\.\d{1,2}")
 _HIDDEN = re.compile(r"[1-8](,[1-8]){0,7}")
@@ -30,6 +31,8 @@ class CompareView:
     """Ends of the shown range of the axis, for example `120-400`; empty for all of it."""
     smoothing: str
     """Factor of the moving average; empty for none."""
+    at: str
+    """Position on the axis whose values are held; empty for none."""
     hidden: str
     """Numbers of the jobs whose curves are hidden, for example `1,3`."""
     row: int | None
@@ -50,6 +53,7 @@ class CompareView:
         values = {
             "jobs": ",".join(self.job_ids), "axis": "" if self.axis == "step" else self.axis,
             "x": "" if "axis" in changes else self.zoom, "s": self.smoothing, "hide": self.hidden,
+            "at": "" if "axis" in changes else self.at,
             "row": "" if self.row is None else str(self.row), **changes,
         }  # fmt: skip
         query = urlencode({name: value for name, value in values.items() if value}, safe=",")
@@ -62,13 +66,14 @@ def view_of(visit: Visit) -> CompareView:
     names = [name[:_MAX_ID] for text in visit.queries("jobs") for name in text.split(",")]
     names = [name.replace("\0", "").strip() for name in names]
     axis, zoom, smoothing = visit.query("axis"), visit.query("x"), visit.query("s")
-    row, hidden = visit.query("row"), visit.query("hide")
+    row, hidden, at = visit.query("row"), visit.query("hide"), visit.query("at")
     is_number = row.isascii() and row.isdigit() and len(row) < 10
     return CompareView(
         job_ids=tuple(dict.fromkeys(filter(None, names))),
         axis=cast(Axis, axis) if axis in get_args(Axis) else "step",
         zoom=zoom if _ZOOM.fullmatch(zoom) else "",
         smoothing=smoothing if _SMOOTHING.fullmatch(smoothing) else "",
+        at=at if _POSITION.fullmatch(at) else "",
         hidden=hidden if _HIDDEN.fullmatch(hidden) else "",
         row=int(row) if is_number else None,
     )
