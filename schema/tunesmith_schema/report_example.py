@@ -131,6 +131,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "zero_std_share": 0.19,
             "layout": "shared",
             "token_ratio": 1.7895,
+            "engine": "native",
             "weights": "merged",
         },
         "bound": {

@@ -79,7 +79,7 @@ def test_a_reinforcement_run_shows_its_rollouts() -> None:
     assert "generation 16,650 tokens/s while generating, 10,827 overall" in text
     assert "; 51,200 decode steps (50,300 by CUDA graphs)" in text
     assert "idle 1.1% of a step neither generated nor trained" in text
-    assert "merged weights; shared prompts, 1.79 x fewer tokens" in text
+    assert "engine native; merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 
 def test_the_report_shows_how_long_the_job_was_queued() -> None:

@@ -154,6 +154,12 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
         "rollout_gap:Gap",
         "0.1",
     )
+    assert "Rollout enginenative" in document.with_id("time").text
+    told = metrics(5, 5, importance_ratio=1.0, importance_ratio_max=2.5)
+    server.worker.report(claim, events=[told])
+    document = check_page(signed_in(server).page(path(job_id)))
+    series = [item.attributes["data-series"] for item in document.all("ts-chart")]
+    assert series[2].startswith("importance_ratio:Mean,importance_ratio_max:Largest,")
 
 
 def test_failures_and_waits_say_what_to_do(server: Server) -> None:

@@ -169,7 +169,8 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         optimizer_bytes=int(tuning.trained * tuning.optimizer_bytes),
         folder=run.root,
     )
-    self_check(checked, events, reinforcement_checks(engine.fall_back))
+    with rollout_failures():
+        self_check(checked, events, reinforcement_checks(engine.fall_back))
     watch_first_step(context, checked, ReinforcementStep(checked), callbacks)
     if recipe.self_check:
         warnings = RolloutWarnings(

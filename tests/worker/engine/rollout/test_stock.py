@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,3 +155,45 @@ def test_ended_rows_leave_the_batch(make: Callable[[], Untyped]) -> None:
     alone = [stock_engine(model).generate([request])[0] for request in requests]
     assert [one.token_ids for one in completions] == [other.token_ids for other in alone]
     assert_logprobs_equal_a_forward(model, prompts, completions)
+
+
+@pytest.mark.parametrize(
+    ("make", "shares"),
+    [
+        (make_gpt2, True),
+        (make_hybrid, False),
+        *(
+            (partial(make_model, family), True)
+            for family in ("llama", "qwen3", "gemma2", "mistral")
+        ),
+    ],
+)
+def test_equal_prompts_are_computed_once(
+    make: Callable[[], Untyped], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are longer than a sliding window; one of them has more tokens than the batch's
+    start."""
+    model = make().eval()
+    prompts = make_prompts(20, 22)
+    requests = [
+        Request(prompt_ids=prompts[i // 3], max_tokens=6, seed=i, sampling=HOT) for i in range(6)
+    ]
+    alone = [stock_engine(model, 1).generate([request])[0] for request in requests]
+    sizes: list[tuple[int, ...]] = []
+    backbone = model.base_model
+    forward = backbone.forward
+
+    def counted(*given: Untyped, **named: Untyped) -> Untyped:
+        sizes.append(tuple((given[0] if given else named["input_ids"]).shape))
+        return forward(*given, **named)
+
+    monkeypatch.setattr(backbone, "forward", counted)
+    completions = stock_engine(model, 8).generate(requests)
+    assert ((2, 19) in sizes, (6, 20) in sizes) == (True, not shares)
+    monkeypatch.undo()
+    for one, other in zip(completions, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.policy_logprobs == pytest.approx(other.policy_logprobs, abs=1e-5)
+    assert_logprobs_equal_a_forward(
+        model, [request.prompt_ids for request in requests], completions, 1.3
+    )
