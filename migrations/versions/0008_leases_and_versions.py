@@ -2,8 +2,8 @@
 
 Drop the jobs' request hash: only `Idempotency-Key` identifies a repeated request.
 
-`readings` counted every start of a reading. From now on it counts readings whose worker was lost,
-so the counts of unread files start again.
+The column `readings` counted each start of reading a file. Now it counts the readings during which
+the worker was lost, so it is reset to 0 for files that are not read yet.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class Reservation(Response):
     starts_at: int
     """Start, Unix seconds."""
     ends_at: int | None = None
-    """End, Unix seconds; null until somebody ends it."""
+    """End, Unix seconds; null if the reservation has no end yet."""
     reason: str
     """Text for users whose jobs wait."""
 

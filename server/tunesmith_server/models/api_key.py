@@ -37,4 +37,4 @@ class ApiKeyRow(Base):
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
-    """Limits of the key's own jobs, as for projects."""
+    """Limit for jobs created with this key; its project has the same kinds of limits."""

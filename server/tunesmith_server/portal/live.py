@@ -125,7 +125,7 @@ class _RowFeed:
 
 
 def _mark(item: dict[str, Any]) -> str:
-    """Return what a row shows, without what changes with the time alone."""
+    """Return the values that a row shows, except times such as "2 min ago"."""
     names = ("state", "phase", "step", "total_steps", "name", "suffix", "last_metrics", "curve")
     return json.dumps([item.get(name) for name in names])
 

@@ -1,7 +1,7 @@
 """Rows of a stored JSONL file, by page.
 
-A page starts at a position, so that it costs the same anywhere in the file. It reads a bounded
-number of bytes, even if it finds few rows; its cursor is then the position behind the last byte.
+A page starts at a byte offset, so it takes the same time anywhere in the file. It reads a bounded
+number of bytes, even if it finds few rows; its cursor is then the offset behind the last byte.
 """
 
 from __future__ import annotations

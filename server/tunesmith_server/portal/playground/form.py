@@ -18,7 +18,7 @@ DEFAULTS = {
     "system": "", "user": "", "sampling": "greedy", "temperature": "0.7", "top_p": "1",
     "max_tokens": "256", "seed": "", "logprobs": "on", "marks": "",
 }  # fmt: skip
-"""Texts of an untouched form, without the models."""
+"""Values of a new form, except the models."""
 ASKED = "asked"
 """Field with the first prompt of the conversation, once it has been sent."""
 NAMES = (*MODELS, *DEFAULTS, ASKED)

@@ -89,7 +89,7 @@ Counter = Callable[[], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCounters:
-    """Planned mode of each layer, and functions that return the counts."""
+    """Planned mode of each layer, and functions that count its recomputations and offloads."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
     recomputes: Counter | None = None

@@ -158,8 +158,8 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        If the RoPE frequencies of a row change after its first token, more tokens of this row are
-        sampled."""
+        A row whose RoPE frequencies change with this token is prefilled again, and its next token
+        is sampled too."""
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:

@@ -222,8 +222,8 @@ class Scheduler:
         return self._cache.bytes + self._buffer_bytes()
 
     def _shrink_kept(self, rows: int = 0, tokens: int = 0, *, further: int = 0) -> None:
-        """Drop unused slots and kept sequences until the budget has room for slots that grow to
-        `rows` rows of `tokens` tokens, and for `further` bytes."""
+        """Drop unused slots and kept sequences until the memory budget can hold `rows` rows of
+        `tokens` tokens each, and `further` bytes."""
         others = self._buffer_bytes() + further
         grown = self._cache.bytes_for(rows, tokens)
         if max(self._cache.bytes, grown) + others + self._kept.bytes > self._budget:
