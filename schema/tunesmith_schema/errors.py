@@ -56,6 +56,7 @@ class ErrorCode(StrEnum):
     FENCED_OUT = "fenced_out"
     CONTENT_MISSING = "content_missing"
     NO_REPORT = "no_report"
+    NO_STATS = "no_stats"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     NO_EVALUATION = "no_evaluation"
     INTERNAL = "internal_error"

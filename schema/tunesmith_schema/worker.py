@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from .base import Request, Response, Text
 from .bounds import MAX_COUNT, MAX_FILES, MAX_STEP, Count, JsonBound, Step
 from .early_stopping import MethodName
+from .file_stats import MAX_COMPARED_ROWS, FileStats
 from .files import FileObject, FileValidation
 from .graders import Grader
 from .methods import Hyperparameters, ReinforcementHyperparameters
@@ -20,6 +21,9 @@ from .run import JobFailure, RunEvent
 from .scheduling import WorkerLabels
 
 MAX_EVENTS_PER_REPORT = 500
+
+_MAX_HASHES = (8 * MAX_COMPARED_ROWS + 2) // 3 * 4
+_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
 class WorkerEnrollment(Request):
@@ -161,11 +165,20 @@ class ReadingEnd(ReadingLease):
     """True if the reader's process was killed; the file may be the cause."""
 
 
-class ReadingResult(ReadingLease):
-    """End of a reading with a result."""
+class FileFindings(Request):
+    """Findings of a light worker in a file."""
 
     result: Annotated[FileValidation, JsonBound(512 * 1024)]
     """Result of the validation."""
+    stats: Annotated[FileStats, JsonBound(64 * 1024)] | None = None
+    """Lengths and duplicates of the rows; null if the file could not be read."""
+    row_hashes: str | None = Field(default=None, max_length=_MAX_HASHES, pattern=_BASE64)
+    """Hash of each row, in base64: eight bytes for each row number, zero if the row is not
+    readable; null for a file with too many rows."""
+
+
+class ReadingResult(ReadingLease, FileFindings):
+    """End of a reading with a result."""
 
 
 class Outcome(Request):

@@ -20,6 +20,7 @@ _LIMITS = [
         (r"/v1/uploads", 16 * KIB),
         (r"/internal/jobs/[^/]+/report", 4 * MIB),
         (r"/internal/jobs/[^/]+/blobs/[^/]+", MAX_FILE_BYTES),
+        (r"/internal/files/[^/]+/reading/result", 8 * MIB),
         (r"/internal/jobs/claim", 16 * KIB),
     )
 ]

@@ -60,6 +60,31 @@ def test_the_command_searches_files_and_counts_their_uses(
     assert "37" in shown.split()
 
 
+def test_the_commands_show_lengths_and_equal_rows(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    lengths = {"total": 90, "min": 11, "median": 22, "p95": 33, "max": 44, "histogram": []}
+    repeated = [{"row": 5, "count": 3, "next": 8}]
+    stats = {
+        "object": "file.stats", "rows": 4, "lengths": lengths, "duplicates": 2,
+        "repeated": repeated,
+    }  # fmt: skip
+    server.answers[f"GET {PATH}/stats"] = stats
+    shown = tunesmith("files", "stats", "file-1").stdout
+    assert all(word in shown.split() for word in ("90", "11", "22", "33", "44", "2"))
+    assert "row 5: 3 times" in shown
+    assert json.loads(tunesmith("files", "stats", "file-1", "--json").stdout) == stats
+    overlap = {
+        "object": "file.overlap", "file_id": "file-1", "other_id": "file-2", "rows": 12,
+        "share": 0.25, "pairs": [{"row": 7, "other": 9}],
+    }  # fmt: skip
+    server.answers[f"GET {PATH}/overlap"] = overlap
+    shown = tunesmith("files", "overlap", "file-1", "file-2").stdout
+    assert server.seen[-1].target == f"{PATH}/overlap?with=file-2"
+    assert "12 rows (25.0 %) of file-1 are in file-2 too" in " ".join(shown.split())
+    assert ["7", "9"] in [line.split() for line in shown.splitlines()]
+
+
 def test_the_command_lists_uses(tunesmith: Tunesmith, server: LocalServer) -> None:
     use = {
         "id": "ftjob-1", "object": "file.use", "kind": "fine_tuning.job", "role": "training_file",

@@ -71,9 +71,19 @@ def _jobs() -> Iterator[Attack]:
 
 
 def _files() -> Iterator[Attack]:
-    for path in ("{file_id}", "{file_id}/content", "{file_id}/rows", "{file_id}/uses"):
+    for path in (
+        "{file_id}",
+        "{file_id}/content",
+        "{file_id}/rows",
+        "{file_id}/uses",
+        "{file_id}/stats",
+    ):
         yield "GET", f"/v1/files/{path}", {}
-    for path in ("file-metrics-{job_hex}", "[file_id]/uses?after={job_id}"):
+    for path in (
+        "file-metrics-{job_hex}",
+        "{file_id}/overlap?with=[file_id]",
+        "[file_id]/uses?after={job_id}",
+    ):
         yield "GET", f"/v1/files/{path}", {}
     yield "GET", "/v1/files/file-metrics-{job_hex}/content", {}
     yield "GET", "/v1/files/{file_id}/content", {"headers": {"range": "bytes=0-3"}}

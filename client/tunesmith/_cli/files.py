@@ -137,6 +137,46 @@ def uses(ctx: typer.Context, file_id: FileId, limit: Limit = 20, as_json: AsJson
         )
 
 
+@app.command("stats")
+def stats(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
+    """Show lengths and duplicates of the rows of a data set."""
+    with connected(ctx) as client:
+        found = client.files.stats(file_id)
+    if as_json:
+        show_json(found)
+        return
+    lengths = found.lengths
+    fields: list[tuple[str, object]] = [("rows", found.rows)]
+    if lengths:
+        fields += [
+            ("characters", lengths.total),
+            ("shortest row", lengths.min),
+            ("median", lengths.median),
+            ("95 % up to", lengths.p95),
+            ("longest row", lengths.max),
+        ]
+    repeated = [f"row {item.row}: {item.count} times" for item in found.repeated[:5]]
+    show_fields([*fields, ("duplicates", found.duplicates), ("repeated", "\n".join(repeated))])
+
+
+@app.command("overlap")
+def overlap(
+    ctx: typer.Context,
+    file_id: FileId,
+    other_id: Annotated[str, typer.Argument(metavar="OTHER", help="file-...")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the rows of a data set that another one has too."""
+    with connected(ctx) as client:
+        found = client.files.overlap(file_id, other_id)
+    if as_json:
+        show_json(found)
+        return
+    typer.echo(f"{found.rows} rows ({100 * found.share:.1f} %) of {file_id} are in {other_id} too")
+    if found.pairs:
+        show_table(("ROW", "IN OTHER"), ((str(p.row), str(p.other)) for p in found.pairs))
+
+
 @app.command("delete")
 def delete(ctx: typer.Context, file_id: FileId, as_json: AsJson = False) -> None:
     """Delete a file."""

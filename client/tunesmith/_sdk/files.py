@@ -16,7 +16,7 @@ from tunesmith._http.errors import InvalidArgumentError, WaitTimeoutError
 from tunesmith._http.pages import Page, first_page
 from tunesmith._transfer.download import fetch
 from tunesmith._transfer.source import FileSource, open_source
-from tunesmith_schema import DataRow, FileDeleted, FileObject, FileUse
+from tunesmith_schema import DataRow, FileDeleted, FileObject, FileOverlap, FileStats, FileUse
 
 from .uploads import Uploads
 
@@ -204,6 +204,14 @@ class Files:
             return self._http.get(wire.Page[FileUse], path, params)
 
         return first_page(fetch, after)
+
+    def stats(self, file_id: str) -> FileStats:
+        """Return lengths and duplicates of the rows of a data set."""
+        return self._http.get(FileStats, path_of("files", file_id, "stats"))
+
+    def overlap(self, file_id: str, other_id: str) -> FileOverlap:
+        """Return the rows of a data set that another one has too."""
+        return self._http.get(FileOverlap, path_of("files", file_id, "overlap"), {"with": other_id})
 
     def delete(self, file_id: str) -> FileDeleted:
         return self._http.delete(FileDeleted, path_of("files", file_id))

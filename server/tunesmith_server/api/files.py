@@ -17,7 +17,9 @@ from tunesmith_schema import (
     ErrorCode,
     FileDeleted,
     FileObject,
+    FileOverlap,
     FilePurpose,
+    FileStats,
     FileUse,
     Page,
 )
@@ -26,7 +28,15 @@ from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiab
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import file_reuse, file_rows, file_uses, files, quotas, result_files
+from tunesmith_server.services import (
+    file_reuse,
+    file_rows,
+    file_stats,
+    file_uses,
+    files,
+    quotas,
+    result_files,
+)
 from tunesmith_server.services.paging import Order
 
 from .blobs import store
@@ -224,6 +234,24 @@ def list_uses(
             session, file_id, after=cursor.after, limit=cursor.limit, order=cursor.order
         )
     )
+
+
+@router.get("/{file_id}/stats")
+def stats(caller: CallerDep, session: ReaderDep, file_id: IdPath) -> FileStats:
+    """Return lengths and duplicates of the rows of a data set."""
+    return file_stats.retrieve(session, file_id)
+
+
+@router.get("/{file_id}/overlap")
+@bulk
+def overlap(
+    caller: CallerDep,
+    session: ReaderDep,
+    file_id: IdPath,
+    other: Annotated[str, Query(alias="with", max_length=64)],
+) -> FileOverlap:
+    """Return the rows of a data set that the data set `with` has too."""
+    return file_stats.overlap(session, file_id, other)
 
 
 @router.delete("/{file_id}")

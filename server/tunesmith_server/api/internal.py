@@ -254,5 +254,5 @@ def reading_result(
 ) -> FileObject:
     """Store a light worker's validation result; queue or fail the jobs that waited for it."""
     worker_access.check_self(worker, body.worker_id, "light")
-    row = file_readings.store_result(session, state.wake_ups, file_id, body, body.result)
+    row = file_readings.store_result(session, state.wake_ups, file_id, body, body)
     return files.to_wire(row)

@@ -29,6 +29,8 @@ RULES: dict[str, Verb] = {
     "GET /files/{file_id}/content": "read",
     "GET /files/{file_id}/rows": "read",
     "GET /files/{file_id}/uses": "read",
+    "GET /files/{file_id}/stats": "read",
+    "GET /files/{file_id}/overlap": "read",
     "POST /uploads": "write",
     "GET /uploads/{upload_id}": "read",
     "POST /uploads/{upload_id}/parts": "write",

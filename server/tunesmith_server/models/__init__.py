@@ -8,6 +8,7 @@ from .curve import CurveRow
 from .evaluation import EvaluationRow
 from .event import EventRow, MetricRow
 from .file import FileRow
+from .file_stats import FileStatsRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
 from .owned import DEFAULT_PROJECT, Owned
@@ -34,6 +35,7 @@ __all__ = [
     "EvaluationRow",
     "EventRow",
     "FileRow",
+    "FileStatsRow",
     "IdempotencyRow",
     "IdleRow",
     "InstallationRow",

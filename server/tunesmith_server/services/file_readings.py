@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
     ErrorCode,
+    FileFindings,
     FileReading,
     FileValidation,
     JobState,
@@ -29,7 +30,7 @@ from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 
-from . import files, jobs, quarantine
+from . import file_stats, files, jobs, quarantine
 
 MAX_LOST = 3
 """Number of lost readings after which a file is refused."""
@@ -70,7 +71,7 @@ def store_result(
     wake_ups: WakeUps,
     file_id: str,
     lease: ReadingLease,
-    result: FileValidation,
+    findings: FileFindings,
 ) -> FileRow:
     """Store a result; queue or fail the jobs that waited for the file. Repeating the report of a
     reading is safe."""
@@ -78,7 +79,9 @@ def store_result(
     if row.status != "uploaded" and row.reading == lease.reading and row.reader == lease.worker_id:
         return row  # the worker repeats its report, because the reply was lost
     row = _held(session, file_id, lease)
-    _record(session, wake_ups, row, result)
+    _record(session, wake_ups, row, findings.result)
+    if findings.stats is not None:
+        file_stats.store(session, row.id, findings.stats, findings.row_hashes)
     return row
 
 

@@ -186,6 +186,17 @@ def list_files(
     )
 
 
+def newest(session: Session, purpose: FilePurpose, limit: int) -> list[FileObject]:
+    """Return the newest files of a purpose, as `list_files` does."""
+    rows = session.scalars(
+        select(FileRow)
+        .where(FileRow.purpose == purpose)
+        .order_by(FileRow.created_at.desc(), FileRow.id.desc())
+        .limit(limit)
+    )
+    return list(map(to_wire, rows))
+
+
 def _listed(session: Session, rows: Sequence[FileRow]) -> list[FileObject]:
     counts = file_uses.count_uses(session, [row.id for row in rows])
     return [to_wire(row).model_copy(update={"num_uses": counts.get(row.id, 0)}) for row in rows]

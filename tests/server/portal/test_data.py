@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
-from tunesmith_server.models import AuditRow
+from tunesmith_server.models import AuditRow, FileRow
 
 from ..actors import Server
 from ..teams import caller
+from ..test_file_stats import packed, read
 from .browser import Browser, signed_in
 from .hostile import TEXTS
 from .page_checks import Document, check_links, check_page
 
 HERE = "/portal/data"
+NEW_JOB = "/portal/jobs/new"
 CHAT = {
     "messages": [
         {"role": "user", "content": "3 plus 3?"},
@@ -257,3 +260,47 @@ def test_hostile_names_and_rows_are_inert(server: Server) -> None:
     table = browser.get(f"{HERE}.csv").text
     assert "\n=" not in table
     assert ",=" not in table
+
+
+def test_lengths_duplicates_and_overlap_of_a_file(server: Server) -> None:
+    browser = signed_in(server)
+    one, two = (read(server, content, packed(7, 8)) for content in (b"1\n", b"2\n"))
+    page = check_page(browser.page(f"{HERE}/{one}"))
+    assert len(page.all("rect")) == 2
+    text = " ".join(page.with_id("verdict").text.split())
+    assert "Median2095 % up to40 Longest50In total100" in text
+    assert "1 of 4 rows is equal to an earlier row (25 %)" in text
+    assert [item.attributes["value"] for item in page.all("option")] == ["", two]
+    assert browser.get(f"{HERE}/{one}/lengths.csv").text.splitlines()[1:] == ["20,3", "50,1"]
+    found = check_page(browser.page(f"{HERE}/{one}/overlap?with={two}"))
+    assert "2 rows of this file (100 %) are in the other file too." in found.with_id("overlap").text
+    check_links(browser, found)
+    older = server.good_file()
+    assert "Not known: an older release" in browser.page(f"{HERE}/{older}")
+    assert "has no figures" in browser.page(f"{HERE}/{one}/overlap?with={older}")
+    assert "No file &#39;x&#39;" in browser.page(f"{HERE}/{one}/overlap?with=x")
+
+
+def test_pages_with_ten_thousand_files_cost_little(server: Server) -> None:
+    file_id = server.good_file()
+    server.create_job(file_id)
+    with server.user_session() as session, session.begin():
+        row = session.get_one(FileRow, file_id)
+        values = {name: getattr(row, name) for name, _ in row.__mapper__.columns.items()}
+        values |= {"request_key": None}
+        session.execute(
+            insert(FileRow),
+            [
+                values | {"id": f"file-{number:024x}", "created_at": number}
+                for number in range(9999)
+            ],
+        )
+    browser = signed_in(server)
+    for path in (HERE, f"{HERE}?q=rows", f"{HERE}?q=nothing", f"{HERE}/{file_id}", NEW_JOB):
+        browser.page(path)
+        times = []
+        for _ in range(20):
+            start = time.process_time()
+            browser.page(path)
+            times.append(time.process_time() - start)
+        assert sorted(times)[18] < 0.06, (path, sorted(times))

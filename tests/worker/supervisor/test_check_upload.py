@@ -44,7 +44,10 @@ def a_reader_that(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_good_file_gets_its_verdict(upload: Path) -> None:
-    found = check_upload(upload, "rows.jsonl")
+    findings = check_upload(upload, "rows.jsonl")
+    found = findings.result
+    assert findings.stats is not None
+    assert findings.stats.rows == 1
     assert (found.ok, found.format, found.rows) == (True, "text", 1)
 
 
@@ -60,7 +63,7 @@ def test_a_file_that_ends_its_reader_gets_a_verdict_that_says_so(
     upload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, words: str
 ) -> None:
     a_reader_that(code, tmp_path, monkeypatch)
-    found = check_upload(upload, "rows.jsonl", seconds=1)
+    found = check_upload(upload, "rows.jsonl", seconds=1).result
     assert (found.ok, found.num_problems, found.problems[0].row) == (False, 1, 0)
     assert found.problems[0].message == f"the file could not be read: {words}"
 
@@ -77,7 +80,7 @@ def test_a_reader_has_a_limit_on_its_memory(upload: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom tunesmith_worker.trainer.data import check\n"
         "check.BASE_MEMORY = 300 * 2**20\n"
-        "check.validate_file = lambda path, name: bytearray(2**30)\n"
+        "check.validate_file = lambda *_: bytearray(2**30)\n"
         "check.main(Path(sys.argv[1]), 'rows.jsonl')\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(upload)], capture_output=True, text=True)
@@ -157,7 +160,7 @@ def test_a_file_that_another_worker_reads_is_left() -> None:
 
 def test_a_long_reading_renews_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reading takes five times the lease."""
-    found = '{"ok": true, "rows": 1}'
+    found = '{"result": {"ok": true, "rows": 1}}'
     a_reader_that(f"time.sleep(2.5)\nprint({found!r})", tmp_path, monkeypatch)
     api = FakeApi(lease_seconds=0.5)
     read_upload(api, "light-1", "file-1")

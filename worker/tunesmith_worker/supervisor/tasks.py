@@ -130,8 +130,8 @@ def _read(
     with tempfile.TemporaryDirectory(prefix="tunesmith-") as folder:
         path = Path(folder) / "upload"
         api.fetch_file(file.id, file.sha256, path)
-        validation = check_upload(path, file.filename, stopped=renewal.is_lost)
-    return ReadingResult(**lease.model_dump(), result=validation)
+        findings = check_upload(path, file.filename, stopped=renewal.is_lost)
+    return ReadingResult(**lease.model_dump(), **dict(findings))
 
 
 def _give_back(api: ServerApi, file_id: str, end: ReadingEnd) -> None:

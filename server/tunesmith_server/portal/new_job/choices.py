@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
-from pydantic_core import from_json
-
 from tunesmith_schema import FileObject, FilePurpose, MethodName
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import devices
@@ -42,11 +40,7 @@ class Choices:
 
 def read(visit: Visit, texts: Texts) -> Choices:
     session = visit.session
-    page = files.list_files(
-        session, after=None, limit=_MOST_FILES, order="desc", purpose=FilePurpose.FINE_TUNE,
-        sha256=None,
-    )  # fmt: skip
-    found = [FileObject.model_validate(item) for item in from_json(page.content())["data"]]
+    found = files.newest(session, FilePurpose.FINE_TUNE, _MOST_FILES)
     for name in ("training_file", "validation_file"):
         file_id = texts.get(name, "")
         if file_id and file_id not in [item.id for item in found]:

@@ -9,17 +9,17 @@ from urllib.parse import urlencode
 from pydantic_core import from_json, to_json
 from starlette.responses import Response
 
-from tunesmith_schema import MAX_ROWS_PAGE, DataRow, FileUse
+from tunesmith_schema import MAX_ROWS_PAGE, DataRow, FilePurpose, FileStats, FileUse
 from tunesmith_server.api.files import content_missing, send_or_redirect
 from tunesmith_server.core.errors import BadRequest, NotFound, ServiceError
 from tunesmith_server.models import FileRow
 from tunesmith_server.portal import security
 from tunesmith_server.portal.calls import Call
-from tunesmith_server.portal.data import conversation
+from tunesmith_server.portal.data import conversation, figures
 from tunesmith_server.portal.data.conversation import Conversation
 from tunesmith_server.portal.data.tables import Cell, as_csv
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import file_rows, file_uses, files
+from tunesmith_server.services import file_rows, file_stats, file_uses, files
 
 from . import data
 
@@ -29,6 +29,7 @@ _ROWS = 10
 """Rows of one page."""
 _FIRST_ROWS = 3
 _USES = 20
+_OTHERS = 100
 _MOST_USES = 1000
 _MAX_TEXT = 200
 _LINE_DIGITS = 12
@@ -59,8 +60,10 @@ class RowsPart:
 
 def show(visit: Visit) -> Response:
     file = files.to_wire(files.retrieve(visit.session, visit.param("file_id")))
+    stats = _stats(visit, file.id)
     uses, more_uses = _uses(visit, file.id, _USES)
     found = file.validation
+    newest = files.newest(visit.session, FilePurpose.FINE_TUNE, _OTHERS)
     return visit.show(
         "data/file.html",
         file=file,
@@ -69,6 +72,9 @@ def show(visit: Visit) -> Response:
         problems=found.problems if found else [],
         num_problems=data.problems_of(file),
         format=data.format_of(file),
+        stats=stats,
+        bars=figures.bars(stats),
+        others=[other for other in newest if other.id != file.id],
         is_known=bool(visit.query("known")),
         uses=uses,
         more_uses=more_uses,
@@ -124,6 +130,30 @@ def rows_table(visit: Visit) -> Response:
     return as_csv(f"{file.id}-rows", ("line", "row", "problem"), lines)
 
 
+def overlap(visit: Visit) -> Response:
+    """Show the rows of the file that another file has too."""
+    file = files.retrieve(visit.session, visit.param("file_id"))
+    other, found, problem = visit.query("with")[:64], None, None
+    try:
+        found = file_stats.overlap(visit.session, file.id, other) if other else None
+    except (BadRequest, NotFound) as error:
+        problem = error
+    return visit.show(
+        "data/_overlap.html" if visit.is_part else "data/overlap.html",
+        file=file,
+        found=found,
+        problem=problem,
+        calls=_calls(file.id)[-1:],
+    )
+
+
+def lengths_table(visit: Visit) -> Response:
+    """Return the histogram of lengths as CSV."""
+    found = file_stats.retrieve(visit.session, visit.param("file_id")).lengths
+    bins: list[list[Cell]] = [[item.upto, item.rows] for item in found.histogram] if found else []
+    return as_csv(f"{visit.param('file_id')}-lengths", ("up_to_characters", "rows"), bins)
+
+
 def uses_table(visit: Visit) -> Response:
     """Return the jobs and evaluations that use the file as CSV."""
     found = _uses(visit, files.retrieve(visit.session, visit.param("file_id")).id, _MOST_USES)[0]
@@ -160,6 +190,13 @@ def download(visit: Visit) -> Response:
 def delete(visit: Visit) -> Response:
     files.delete(visit.session, visit.param("file_id"))
     return visit.go(data.HERE)
+
+
+def _stats(visit: Visit, file_id: str) -> FileStats | None:
+    try:
+        return file_stats.retrieve(visit.session, file_id)
+    except NotFound:
+        return None
 
 
 def _uses(visit: Visit, file_id: str, limit: int) -> tuple[list[FileUse], bool]:
@@ -215,15 +252,25 @@ def _calls(file_id: str) -> list[Call]:
             path=f"{path}/uses", sdk=f"client.files.uses({file_id!r})",
             cli=f"tunesmith files uses {file_id}",
         ),
+        Call(
+            path=f"{path}/stats", sdk=f"client.files.stats({file_id!r})",
+            cli=f"tunesmith files stats {file_id}",
+        ),
+        Call(
+            path=f"{path}/overlap?with=OTHER", sdk=f"client.files.overlap({file_id!r}, other)",
+            cli=f"tunesmith files overlap {file_id} OTHER",
+        ),
     ]  # fmt: skip
 
 
 _ROWS_ROUTE = f"{_FILE}/rows"
 PAGES = [
     Page(path=f"{data.HERE}/first", show=first_rows, needs=(_ROWS_ROUTE,), is_bulk=True),
-    Page(path=_HERE, show=show, needs=(_FILE, f"{_FILE}/uses")),
+    Page(path=_HERE, show=show, needs=(_FILE, f"{_FILE}/uses", f"{_FILE}/stats", "GET /files")),
     Page(path=f"{_HERE}/rows", show=rows, needs=(_ROWS_ROUTE,), is_bulk=True),
     Page(path=f"{_HERE}/rows.csv", show=rows_table, needs=(_ROWS_ROUTE,), is_bulk=True),
+    Page(path=f"{_HERE}/lengths.csv", show=lengths_table, needs=(f"{_FILE}/stats",)),
+    Page(path=f"{_HERE}/overlap", show=overlap, needs=(f"{_FILE}/overlap",), is_bulk=True),
     Page(path=f"{_HERE}/uses.csv", show=uses_table, needs=(f"{_FILE}/uses",)),
     Page(path=f"{_HERE}/problems.csv", show=problems_table, needs=(_FILE,)),
     Page(path=f"{_HERE}/content", show=download, needs=(f"{_FILE}/content",), is_bulk=True),

@@ -64,7 +64,7 @@ def test_a_parquet_bomb_is_named_and_costs_little_memory(tmp_path: Path, make: o
         [sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 800, "megabytes"
-    found = check_upload(path, path.name)
+    found = check_upload(path, path.name).result
     assert "expands to at least" in found.problems[0].message
     assert "send it as JSONL" in found.problems[0].message
     with pytest.raises(DataError, match="expands to at least"):  # a run by hand

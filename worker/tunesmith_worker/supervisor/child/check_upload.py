@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunesmith_schema import FileValidation, RowProblem
+from tunesmith_schema import FileFindings, FileValidation, RowProblem
 from tunesmith_worker.rundir.process import SpawnSettings, without_secrets
 
 PROGRAM = "tunesmith_worker.trainer.data.check"
@@ -42,8 +42,9 @@ def check_upload(
     *,
     seconds: float = MAX_SECONDS,
     stopped: Callable[[], bool] = lambda: False,
-) -> FileValidation:
-    """Validate a file and return its contents and problems; an unreadable file has one problem.
+) -> FileFindings:
+    """Validate a file and return its contents, problems and figures; an unreadable file has one
+    problem.
 
     Once `stopped` returns True, the reader is killed."""
     env = {
@@ -68,7 +69,7 @@ def check_upload(
                 if reader.poll() is None:
                     reader.kill()
         if reader.returncode == 0:
-            return FileValidation.model_validate_json(stdout)
+            return FileFindings.model_validate_json(stdout)
         errors.seek(0)
         output = errors.read()[-2000:].decode(errors="replace").strip()
     status = reader.returncode
@@ -95,6 +96,7 @@ def _output_of(
                 raise
 
 
-def _unreadable(reason: str) -> FileValidation:
+def _unreadable(reason: str) -> FileFindings:
     problem = RowProblem(row=0, message=f"the file could not be read: {reason}"[:500])
-    return FileValidation(ok=False, problems=[problem], num_problems=1)
+    result = FileValidation(ok=False, problems=[problem], num_problems=1)
+    return FileFindings(result=result)

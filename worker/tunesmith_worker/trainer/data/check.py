@@ -1,6 +1,6 @@
 """Validate one uploaded file: `python -m tunesmith_worker.trainer.data.check PATH FILENAME`.
 
-The program prints a `FileValidation` as JSON. The supervisor runs this program as a child process
+The program prints a `FileFindings` as JSON. The supervisor runs this program as a child process
 (`supervisor/child/check_upload.py`), with a limit on memory.
 """
 
@@ -11,8 +11,10 @@ import resource
 import sys
 from pathlib import Path
 
+from tunesmith_schema import FileFindings
 from tunesmith_worker.rundir.process import die_with_supervisor
 
+from .statistics import RowStatistics
 from .validate import validate_file
 
 BASE_MEMORY = 2 * 2**30
@@ -27,10 +29,16 @@ def main(path: Path, filename: str) -> None:
     with contextlib.suppress(ValueError, OSError):  # the operator's own limit is lower
         resource.setrlimit(resource.RLIMIT_DATA, (limit, maximum))
     try:
-        validation = validate_file(path, filename)
+        statistics = RowStatistics()
+        result = validate_file(path, filename, statistics)
+        findings = FileFindings(
+            result=result,
+            stats=statistics.figures(),
+            row_hashes=statistics.packed_hashes(),
+        )
     except MemoryError:
         sys.exit(f"reading needs more than {limit:,} bytes of memory; split the file")
-    sys.stdout.write(validation.model_dump_json())
+    sys.stdout.write(findings.model_dump_json())
 
 
 if __name__ == "__main__":

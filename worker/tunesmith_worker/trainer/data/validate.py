@@ -14,13 +14,16 @@ from .prompt_formats import ParsedPrompt
 from .prompt_rows import PromptChecker
 from .records import Record, read_records
 from .rows import Checker, RowChecker
+from .statistics import RowStatistics
 
 MAX_PROBLEMS = 20
 
 
-def validate_file(path: Path, filename: str) -> FileValidation:
-    """Return the methods that can use the file, and the first 20 bad rows. `filename`: the user's
-    name of the file."""
+def validate_file(
+    path: Path, filename: str, statistics: RowStatistics | None = None
+) -> FileValidation:
+    """Return the methods that can use the file, and the first 20 bad rows; add each row to
+    `statistics`. `filename`: the user's name of the file."""
     rows, prompts = RowChecker(), PromptChecker()
     supervised, reinforcement = _MethodCheck(rows), _MethodCheck(prompts)
     checks: dict[MethodName, _MethodCheck] = {
@@ -30,6 +33,8 @@ def validate_file(path: Path, filename: str) -> FileValidation:
     total = 0
     for record in read_records(path, filename):
         total += 1
+        if statistics is not None:
+            statistics.add(record)
         for check in checks.values():
             check.add(record)
     if total == 0:
