@@ -102,7 +102,7 @@ def test_two_files_are_compared_on_the_page(page: Page, own: Service) -> None:
     page.goto(f"/portal/data/{own.world.files['train']}")
     page.locator(".bins").wait_for()
     page.locator("#h-duplicates + p", has_text="239 of 240 rows are equal").wait_for()
-    page.get_by_label("Other file").select_option(label="support-valid.jsonl")
+    page.locator("#with").select_option(label="support-valid.jsonl")
     page.locator("#overlap", has_text="240 rows of this file (100 %) are in the other").wait_for()
     page.locator("#overlap a", has_text="row 1").first.wait_for()
 
