@@ -168,6 +168,11 @@ def test_pages_without_a_right_without_inference_and_without_a_model(
     refused = viewer.post(f"{HERE}/answers", json=body((BASE, "hello")))
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "permission_denied"
+    made = chatting.user.post("/v1/sessions", json={"name": "wall"}).json()
+    screen = Browser(chatting)
+    screen.post("/portal/sign-in", data={"link": made["path"].partition("link=")[2]})
+    assert "Your key may not chat" in screen.page(HERE)
+    assert screen.post(f"{HERE}/answers", json=body((BASE, "hello"))).status_code == 403
     off = check_page(signed_in(server).page(HERE)).all("main")[0].text
     assert "This server has no inference" in off
 
@@ -209,13 +214,30 @@ def test_an_error_stays_in_its_column_with_code_hint_and_request_id(tab: Tab) ->
     assert wrong["code"] == "invalid_request"
 
 
-def test_only_models_of_the_project_answer(chatting: Server, url: str) -> None:
-    _, own, other = two_teams(chatting)
+def test_an_inference_process_that_cannot_start_says_why(
+    tab: Tab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_PROBLEM", "torch is not installed")
+    found = error_of(ask(tab, (BASE, "hello")))
+    assert found["code"] == "unavailable"
+    assert found["message"].startswith("The inference process did not start")
+    assert found["hint"]
+    assert found["request_id"].startswith("req-")
+
+
+def test_models_of_the_project_and_shared_ones_answer(chatting: Server, url: str) -> None:
+    admin, own, other = two_teams(chatting)
     with tab_of(url, own.server.user) as browser:
         lines = ask(browser, (other.model, "hello"), (own.model, "hello"))
         assert error_of(lines)["code"] == "model_not_found"
         assert text_of(lines, 1) == "hello "
         assert other.model not in browser.page(HERE)
+        path = f"/v1/fine_tuning/checkpoints/{other.model}/permissions"
+        headers = {"openai-project": other.project_id}
+        shared = admin.post(path, json={"project_ids": [own.project_id]}, headers=headers)
+        assert shared.status_code == 200, shared.text
+        assert text_of(ask(browser, (other.model, "hello"))) == "hello "
+        assert other.model in browser.page(HERE)
 
 
 def test_each_column_counts_for_the_limits_of_the_key(

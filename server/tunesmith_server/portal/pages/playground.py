@@ -35,7 +35,7 @@ def check(visit: Visit) -> Response:
     """Show the requests that the form stands for, and put the form into the address."""
     texts = {name: visit.field(name).replace("\0", "")[:_MAX_TEXT] for name in form.NAMES}
     texts["user"] = texts[form.ASKED] or texts["user"]
-    response = _page(visit, texts, choices.read(visit))
+    response = _page(visit, texts, choices.NONE)
     response.headers["hx-replace-url"] = form.address(texts)
     return response
 

@@ -37,6 +37,9 @@ class Choices:
         return [*self.bases][:1]
 
 
+NONE = Choices(bases={})
+
+
 def read(visit: Visit) -> Choices:
     page = model_list.list_models(
         visit.session, visit.state.settings, after=None, limit=_MOST,
