@@ -101,7 +101,7 @@ def read_upload(api: ServerApi, worker_id: str, file_id: str) -> None:
         try:
             result = _read(api, lease, claim, renewal)
         except ReadingStopped:
-            log.warning("%s is no longer this worker's: its reading has stopped", file_id)
+            log.warning("stopped reading %s: another worker has its lease now", file_id)
             return
         except BaseException as error:
             # Blame the file only if its own reader was killed, for example because of its memory

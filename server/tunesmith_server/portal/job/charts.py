@@ -51,7 +51,7 @@ class Chart:
 
     @property
     def listed(self) -> str:
-        """Metrics with labels as the chart's element reads them."""
+        """Metrics with their labels, in the format of the element `ts-chart`."""
         return ",".join(f"{name}:{label}" for name, label in self.series)
 
 

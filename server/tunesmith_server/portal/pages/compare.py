@@ -69,8 +69,8 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves by line as the chart's element reads them. Over steps, a zoom asks for
-    finer points of the steps `from` to `to`."""
+    """Return the curves in the format of the element `ts-chart`. If the axis shows steps, the
+    parameters `from` and `to` select a range of steps, which gets more points."""
     view = view_of(visit)
     steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
     found = _compare(visit, view, _POINTS, *steps)

@@ -1,4 +1,4 @@
-"""Words that differ between two answers, as numbers of the pieces that have them."""
+"""Find the words that differ between two answers, as indices of the pieces of text with them."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from .token_rows import TokenRowsPatch, has_token_rows
 Untyped = Any  # Any: transformers and peft are not typed
 
 MECHANISMS = frozenset({"attention_block", "mlp_block", "attention", "loss"})
-"""Names of the patches: attention half block, MLP half block, attention without its half block, and
-loss head."""
+"""Names of the patches: the half blocks (attention or MLP, each with its norm and residual), the
+attention operation alone, and the loss head."""
 
 
 class Patched:

@@ -92,7 +92,7 @@ class Numerics:
 
     @property
     def _exact(self) -> bool:
-        """True if the model run rounds only in fp32. Products in int8 round to 8 bits."""
+        """True if no operation of the model rounds to less than fp32. int8 products do."""
         return self.fp32 and self.context.recipe.quantization != "int8"
 
     def _compare(self) -> list[Outcome]:

@@ -32,7 +32,7 @@ class Tolerance:
     gradient: float
     """Tolerance of a gradient: norm of the difference, relative to the norm of the gradient."""
     single: bool = True
-    """True: `gradient` applies to each tensor. False: to all gradients together."""
+    """True if each tensor must be within `gradient`; False if all gradients together must be."""
 
 
 FP32 = Tolerance(loss=1e-5, norm=1e-4, gradient=1e-4)
