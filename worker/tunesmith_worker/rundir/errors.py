@@ -120,7 +120,7 @@ def disk_full(cause: str) -> JobFailure:
 
 
 def is_read_only(error: BaseException | None, writable: Path | None) -> bool:
-    """Return True if a file system is read-only, or a write in the folder `writable` was refused."""
+    """Return True if a file system is read-only, or if a write in `writable` was refused."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EROFS:
             return True
