@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from typing import Any
 
 from starlette.responses import Response
 
@@ -75,7 +76,9 @@ def as_json(visit: Visit) -> Response:
     steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
     found = _compare(visit, view, _POINTS, *steps)
     is_thin = view.axis == "step" and any(job.step > _POINTS for job in found.jobs)
-    document = {"curves": curves.by_line(found), "void": [], "stretch": 2 if is_thin else 1}
+    document: dict[str, Any] = {  # Any: JSON
+        "curves": curves.by_line(found), "void": [], "stretch": 2 if is_thin else 1,
+    }  # fmt: skip
     return Response(
         json.dumps(document), media_type="application/json", headers=dict(security.HEADERS)
     )
