@@ -27,6 +27,7 @@ from .schedule_parts.clock import Clock
 from .schedule_parts.figures import figures
 from .schedule_parts.week import GIB, Week, draw
 from .schedule_parts.world import LEASE_SECONDS, START, Record, World
+from .service_parts.machine import facts
 
 DEVICES = (24 * GIB,) * 8 + (48 * GIB,) * 5 + (80 * GIB,) * 3
 
@@ -65,8 +66,9 @@ def _simulate(weights: tuple[float, ...], seed: int) -> dict[str, Any]:  # Any: 
 def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
     """Play the week of `equal` again, without estimates."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
-        record = play(full_week((1.0,) * 10, seed), Path(folder))
-    return {"claims": len(record.claims), "schedule": digest(record)}
+        week = full_week((1.0,) * 10, seed)
+        record = play(week, Path(folder))
+    return figures(week, record) | {"claims": len(record.claims), "schedule": digest(record)}
 
 
 def digest(record: Record) -> str:
@@ -104,7 +106,7 @@ def main() -> int:
     names = [*PARTS, "claim"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART")
     arguments = parser.parse_args()
-    line: dict[str, Any] = {"benchmark": "schedule", "seed": arguments.seed}
+    line: dict[str, Any] = {"benchmark": "schedule", "seed": arguments.seed} | facts()
     for name in arguments.only:
         if name == "claim":
             line[name] = _claims(arguments.postgresql)

@@ -24,6 +24,7 @@ from .gpu import SIDES, gpus, slug
 from .grpo import grpo, learning
 from .plots import Bars, draw
 from .rollouts import rollouts
+from .schedule import schedule
 from .tables import Result
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,7 @@ def page(results: Path) -> str:
         chat(recorded(results / "chat.json") or []),
         beside_training(recorded(results / "chat_training.json") or []),
         service(load(results / "service.json")),
+        schedule(recorded(results / "schedule.json") or []),
     ]
     return "\n".join(parts)
 

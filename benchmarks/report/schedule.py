@@ -1,0 +1,65 @@
+"""Section on the queue: simulated weeks, and the cost of a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .tables import NOT_MEASURED, Result, date, table, verdict
+
+CLAIM_MS, JAIN, SHARE_ERROR, WAIT_SECONDS, ESTIMATE_ERROR = 5.0, 0.95, 0.05, 60.0, 0.25
+PARTS = ("equal", "weighted", "replay")
+
+
+def schedule(results: list[Result]) -> str:
+    words = (
+        "## The queue\n\n"
+        "A claim with 10,000 queued jobs, and weeks of 2,000 jobs on the real claim code with a "
+        "virtual clock (`python -m benchmarks.schedule`; `schedule.json`). `CPU` includes the "
+        "database server. Runs of one week with the same code must have the same `schedule`, the "
+        "start of the SHA-256 of all claims.\n"
+    )
+    if not results:
+        return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"
+    head = ("database", "statements", "p99 wall", "p99 CPU", "median CPU", "date")
+    claims = table(head, _claims(results))
+    columns = ("lost, doubled, starved", "Jain's index", "worst share", "interactive p95")
+    weeks = table(("week", *columns, "estimates", "schedule", "date"), _weeks(results))
+    return f"{words}\n{claims}\n{weeks}"
+
+
+def _claims(results: list[Result]) -> Iterator[tuple[object, ...]]:
+    for line in results:
+        for row in line.get("claim", ()):
+            wall = row["wall_p99_ms"]
+            yield (
+                row["database"],
+                row["statements"],
+                f"{wall:.1f} ms" + verdict(wall < CLAIM_MS, f"{CLAIM_MS:g} ms"),
+                f"{row['cpu_p99_ms']:.1f} ms",
+                f"{row['cpu_p50_ms']:.1f} ms",
+                date(line),
+            )
+
+
+def _weeks(results: list[Result]) -> Iterator[tuple[object, ...]]:
+    for line in results:
+        for part in PARTS:
+            if part not in line:
+                continue
+            row = line[part]
+            jain, share, wait = (
+                row[name] for name in ("jain", "worst_share_error", "interactive_wait_p95_s")
+            )
+            error = row["estimate_error_median"]
+            yield (
+                part,
+                f"{row['lost']}, {row['doubled']}, {row['starved']}",
+                f"{jain:.3f}" + verdict(jain >= JAIN, f"{JAIN:g}"),
+                f"{share:.1%}" + verdict(share <= SHARE_ERROR, f"{SHARE_ERROR:.0%}"),
+                f"{wait:.0f} s" + verdict(wait < WAIT_SECONDS, f"{WAIT_SECONDS:.0f} s"),
+                NOT_MEASURED
+                if error is None
+                else f"{error:.0%}" + verdict(error <= ESTIMATE_ERROR, f"{ESTIMATE_ERROR:.0%}"),
+                f"`{row['schedule'][:8]}`",
+                date(line),
+            )
