@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Row, Select, exists, select
-from sqlalchemy.orm import Bundle, Session, aliased
+from sqlalchemy.orm import Bundle, Session, aliased, load_only
 
 from tunesmith_schema import Claim, ClaimedFile, ErrorCategory, ErrorCode, JobFailure, StoredFile
 from tunesmith_schema.documents import Unreadable
@@ -36,6 +36,13 @@ MAX_CANDIDATES = 50
 
 Columns = Row[Any]  # Any: the columns of `next_claim`
 _TRAINING, _VALIDATION = aliased(FileRow), aliased(FileRow)
+_READ = (
+    *(JobRow.id, JobRow.project_id, JobRow.owner, JobRow.fence, JobRow.attempt, JobRow.last_seq),
+    *(JobRow.created_at, JobRow.queued_at, JobRow.model, JobRow.base_adapter_id, JobRow.seed),
+    *(JobRow.training_file, JobRow.validation_file, JobRow.document_version, JobRow.recipe),
+    *(JobRow.method, JobRow.hyperparameters, JobRow.step, JobRow.forked_from, JobRow.forked_step),
+)
+"""Columns of a job that a claim reads."""
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
@@ -92,6 +99,7 @@ def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) 
     )
     query: Select[Any] = (
         select(*columns)
+        .options(load_only(*_READ))
         .select_from(choice)
         .join(JobRow, JobRow.id == choice.c.id)
         .join(ProjectRow, ProjectRow.id == choice.c.project_id)
