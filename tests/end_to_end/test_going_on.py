@@ -21,7 +21,7 @@ RECIPE = LONG | {"max_steps": 300, "learning_rate": 1e-3, "packing": False}
 
 
 # Cannot end before it is pre-empted. After a stop, it equals a run with that number of steps.
-ENDLESS = {"max_steps": 100_000, "lr_scheduler_type": "constant", "warmup_steps": 0}
+ENDLESS: dict[str, Any] = {"max_steps": 100_000, "lr_scheduler_type": "constant", "warmup_steps": 0}
 
 
 class Runs:
