@@ -23,6 +23,7 @@ from .families import family_speeds, memory_families
 from .gpu import SIDES, gpus, slug
 from .grpo import grpo, learning
 from .plots import Bars, draw
+from .portal import portal
 from .rollouts import rollouts
 from .schedule import schedule
 from .tables import Result
@@ -65,6 +66,7 @@ def page(results: Path) -> str:
         beside_training(recorded(results / "chat_training.json") or []),
         service(load(results / "service.json")),
         schedule(recorded(results / "schedule.json") or []),
+        portal(recorded(results / "portal.json") or []),
     ]
     return "\n".join(parts)
 

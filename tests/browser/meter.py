@@ -83,6 +83,12 @@ def metered(page: Page) -> Iterator[Figures]:
     session.detach()
 
 
+def main_thread(session: Any) -> float:  # Any: a CDPSession
+    """Return the CPU seconds of the page's main thread, after `Performance.enable` with the time
+    domain threadTicks."""
+    return _metrics(session)["TaskDuration"]
+
+
 def _metrics(session: Any) -> dict[str, float]:  # Any: a CDPSession
     listed = session.send("Performance.getMetrics")["metrics"]
     return {metric["name"]: metric["value"] for metric in listed}

@@ -34,11 +34,15 @@ class Visit:
     axe: bool = True
     """False for a page that is not ours."""
 
-    def open(self, page: Page, service: Service) -> None:
-        """Open the page and wait until it is complete."""
+    def address(self, service: Service) -> str:
+        """Return path and query, with ids of the service's world."""
         files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
         models = {f"model of {what}": name for what, name in service.world.results.items()}
-        page.goto(self.path.format_map(service.world.jobs | files | models))
+        return self.path.format_map(service.world.jobs | files | models)
+
+    def open(self, page: Page, service: Service) -> None:
+        """Open the page and wait until it is complete."""
+        page.goto(self.address(service))
         if self.click:
             page.locator(self.click).click()
         page.wait_for_selector(self.ready)

@@ -1,5 +1,6 @@
 // Modules of every page. Each is loaded for itself, so that one that fails does not stop the others.
-const names = ["times", "shortcuts", "copy", "lists", "errors", "palette"];
+const names = ["basics", "shortcuts", "palette"];
+if (document.querySelector("[data-compare], #models")) names.push("lists");
 if (document.querySelector("[data-watch]")) names.push("live");
 if (document.querySelector("#new-job") || location.hash === "#started") names.push("new-job");
 if (document.querySelector("[data-upload]")) names.push("upload");

@@ -38,7 +38,7 @@ class Chart extends HTMLElement {
     png.hidden = false;
     png.addEventListener("click", () => this.save());
     charts.add(this);
-    new ResizeObserver(() => this.plot ? this.plot.setSize(this.size()) : whole.ready && this.draw()).observe(this);
+    new ResizeObserver(() => this.plot ? this.plot.setSize(this.size()) : whole.ready && (this.fetched ? this.draw() : load())).observe(this);
   }
 
   size() {
@@ -239,7 +239,8 @@ function redraw() {
 }
 
 async function fetched(range) {
-  const names = new Set([...charts].flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
+  for (const chart of charts) chart.fetched ||= chart.box.clientWidth > 0; // a folded chart waits until it opens
+  const names = new Set([...charts].filter((chart) => chart.fetched).flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
   const query = axis ? new URLSearchParams(page.dataset.query) : new URLSearchParams({ names: [...names].join() });
   if (range) [["from", range[0]], ["to", range[1]]].forEach(([name, step]) => query.set(name, step));
   const reply = await fetch(`${page.dataset.path}/curves?${query}`);
@@ -324,7 +325,7 @@ function controls() {
       remember();
     });
   }
-  tools.hidden = false;
+  tools.dataset.ready = "";
 }
 
 /** Copy a link to this range and smoothing, with the name and the values. */

@@ -13,7 +13,6 @@ function topics() {
 
 function receive(message) {
   if (message.kind === "state" && light) {
-    light.hidden = false;
     light.dataset.state = message.state;
     light.querySelector("span").textContent = WORDS[message.state];
   }

@@ -1,6 +1,8 @@
 // One EventSource for many topics: exact across reconnections, by the number of each topic's last event.
 
 const LEAST_MS = 500;
+const SOON_MS = 2000; // the longest wait in the first minutes: a restart takes seconds
+const SOON_FOR_MS = 120000;
 const MOST_MS = 15000;
 const SILENT_MS = 25000; // the server pings every 10 s
 
@@ -53,6 +55,7 @@ export class Stream {
     const source = (this.source = new EventSource(`${this.address}?watch=${encodeURIComponent(watch)}`));
     source.addEventListener("hello", () => {
       this.wait = LEAST_MS;
+      this.lostAt = 0;
       this.tell("on");
       this.alive();
     });
@@ -87,7 +90,9 @@ export class Stream {
     this.close();
     this.tell("lost");
     this.plan(this.wait * (0.7 + 0.6 * Math.random()));
-    this.wait = Math.min(MOST_MS, this.wait * 1.7);
+    this.lostAt ||= Date.now();
+    const most = Date.now() - this.lostAt < SOON_FOR_MS ? SOON_MS : MOST_MS;
+    this.wait = Math.min(most, this.wait * 1.7);
   }
 
   close() {

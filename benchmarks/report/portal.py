@@ -1,0 +1,50 @@
+"""Section of the portal: its figures and bars."""
+
+from __future__ import annotations
+
+from .tables import Result, date, table, verdict
+
+_ROWS = (
+    ("pages", "first_kb", "heaviest page, first visit", "kB"),
+    ("pages", "jobs_first_kb", "list of jobs, first visit", "kB"),
+    ("pages", "first_requests", "requests of a first visit", ""),
+    ("pages", "later_kb", "heaviest page, later visits", "kB"),
+    ("pages", "own_script_gzip_kb", "our scripts, gzip", "kB"),
+    ("pages", "all_scripts_gzip_kb", "all scripts, gzip", "kB"),
+    ("pages", "main_thread_seconds", "CPU of the page's main thread, curves drawn", "s"),
+    ("pages", "layout_shift", "layout shift", ""),
+    ("server", "server_p95_ms", "CPU of the API for a page, p95 of 20 requests", "ms"),
+    ("latency", "latency_p50_s", "stored to painted, median", "s"),
+    ("latency", "latency_p95_s", "stored to painted, p95", "s"),
+    ("busy", "core_share", "share of a core at 10 events a second", ""),
+    ("busy", "heap_growth", "growth of the heap over the events", ""),
+    ("crowd", "core_share_above_idle", "API with 200 watchers, share of a core above idle", ""),
+    ("crowd", "memory_growth_mb", "API with 200 watchers, memory", "MB"),
+    ("restart", "back_seconds", "live again after a restart of the API", "s"),
+    ("restart", "missing", "steps missing after the restart", ""),
+    ("restart", "doubled", "steps doubled after the restart", ""),
+)
+"""Part, figure, meaning and unit."""
+
+
+def portal(results: list[Result]) -> str:
+    words = (
+        "## The portal\n\n"
+        "10,000 jobs, a run of 100,000 steps and 10,000 samples, in Chromium (`python -m "
+        "benchmarks.portal`; `portal.json`).\n"
+    )
+    if not results:
+        return f"{words}\n**Open**: no result of `python -m benchmarks.portal` yet.\n"
+    [line] = results
+    rows = [
+        (meaning, f"{line[part][name]:g} {unit}".strip() + _bar(line, name))
+        for part, name, meaning, unit in _ROWS
+        if name in line.get(part, {})
+    ]
+    return f"{words}\n{table(('figure', date(line)), rows)}"
+
+
+def _bar(line: Result, name: str) -> str:
+    if name not in line["bars"]:
+        return ""
+    return verdict(name not in line["missed"], f"{line['bars'][name]:g}")

@@ -1,0 +1,56 @@
+// What every page needs: current times, buttons that copy, and failed requests of htmx.
+
+// Keeps relative times current.
+
+/** @param {number} moment Unix seconds */
+function ago(moment) {
+  const seconds = Date.now() / 1000 - moment;
+  if (seconds < 10) return "just now";
+  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return `${Math.floor(seconds / 86400)} d ago`;
+}
+
+setInterval(() => {
+  for (const time of document.querySelectorAll("time[datetime]:not([data-future])")) {
+    const shown = ago(Number(time.getAttribute("datetime")));
+    if (time.textContent !== shown) time.textContent = shown;
+  }
+}, 20000);
+
+// Copies the text of `data-copy`, and says so.
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.dataset.done = "true";
+    setTimeout(() => delete button.dataset.done, 1500);
+  } catch {
+    button.dataset.failed = "true"; // no right to the clipboard: the text can be selected
+  }
+});
+
+// A failed request of htmx keeps what the page shows, and says why it failed.
+
+const STATUS = "#notice";
+
+document.addEventListener("htmx:before:swap", (event) => {
+  const response = event.detail?.ctx?.response;
+  if (!response || response.status < 400) return;
+  event.preventDefault();
+  const page = new DOMParser().parseFromString(event.detail.ctx.text ?? "", "text/html");
+  say(page.querySelector(".failed p")?.textContent ?? `The service answered ${response.status}.`);
+});
+document.addEventListener("htmx:error", () => say("The service does not answer. What you see may be old."));
+document.addEventListener("htmx:after:swap", () => say(""));
+
+/** @param {string} text */
+function say(text) {
+  const notice = document.querySelector(STATUS);
+  if (!notice) return;
+  notice.textContent = text;
+  notice.hidden = !text;
+}
