@@ -43,8 +43,8 @@ def scripts() -> dict[str, float]:
 
 
 def visits() -> list[Visit]:
-    """Return the pages of the browser tests that people visit, without error pages."""
-    return [visit for visit in VISITS if visit.axe and visit.status == 200]
+    """Return the pages of the browser tests, without error pages and answers of a model."""
+    return [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
 
 
 def measure_page(
