@@ -27,8 +27,9 @@ ORGANIZATION_WIDE = (
     *("/organization/users", "/organization/admin_api_keys", "/workers/", "/reservations/"),
 )
 """Things that belong to no project."""
-OWN_MAY_LACK = {"no_report", "no_evaluation"}
+OWN_MAY_LACK = {"no_report", "no_evaluation", "no_stats"}
 BODIES: dict[str, dict[str, Any]] = {
+    "GET /files/{file_id}/overlap": {"params": {"with": "{file_id}"}},
     "POST /files": {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
     "POST /uploads": {
         "json": {"bytes": 9, "filename": "a", "mime_type": "x", "purpose": "fine-tune"}
@@ -59,7 +60,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /organization/users/{user_id}": {"json": {"name": "N"}},
     "POST /organization/admin_api_keys": {"json": {"name": "k"}},
 }
-"""Body of each POST that needs one."""
+"""Body of each POST that needs one, and query of a GET."""
 
 
 def routes(server: Server) -> list[str]:
