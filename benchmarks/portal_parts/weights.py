@@ -44,7 +44,8 @@ def scripts() -> dict[str, float]:
 
 def visits() -> list[Visit]:
     """Return the pages of the browser tests, without error pages and answers of a model."""
-    return [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
+    own = [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
+    return [visit for visit in own if visit.ready != "#answers"]
 
 
 def measure_page(
