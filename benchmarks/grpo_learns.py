@@ -4,8 +4,9 @@ Starts a service and runs a reinforcement job through its API. The job trains ti
 ../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
 problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
-with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates, and
-`--trainer-python` names an interpreter that has it. Prints one JSON line:
+with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates:
+`--trainer-python` names an interpreter that has it, or `--rollout-url` the URL of a server with
+tiny-math-flat (docs/how-to/vllm.md). Prints one JSON line:
 
 `before`, `after`: pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.
@@ -55,6 +56,7 @@ Run = dict[str, Any]  # Any: JSON
 class Side:
     engine: str
     trainer_python: str
+    rollout_url: str
 
 
 def main() -> int:
@@ -64,8 +66,9 @@ def main() -> int:
     parser.add_argument("--stock", action="store_true", help="train with stock TRL as well")
     parser.add_argument("--engine", choices=["native", "vllm"], default="native")
     parser.add_argument("--trainer-python", default=sys.executable)
+    parser.add_argument("--rollout-url", default="")
     options = parser.parse_args()
-    side = Side(options.engine, options.trainer_python)
+    side = Side(options.engine, options.trainer_python, options.rollout_url)
     before = measured(None)
     runs = [one_run(seed, options.steps, side, stock=options.stock) for seed in options.seeds]
     print(json.dumps(summary(before, runs, options.steps)))
@@ -95,6 +98,7 @@ def job(folder: Path, seed: int, steps: int, side: Side) -> Run:
             MODEL_DIRS=models,
             WARM_TRAINER="false",
             TRAINER_PYTHON=side.trainer_python,
+            ROLLOUT_URL=side.rollout_url,
         ) as service,
         tunesmith.Client(f"{service.url}/v1", service.api_key) as client,
     ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from .base import Response
 
 
@@ -25,6 +27,9 @@ class JobValidation(Response):
     object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
     valid: bool
     """True if the same request without `validate_only` would create a job now."""
+    warnings: list[RequestProblem] = Field(default_factory=list)
+    """Reasons why the inference server will not load the tuned model. They do not prevent the
+    job."""
     problems: list[RequestProblem]
     """All problems of fields, of the files and model that they name, and of limits. Contradictions
     between fields are reported after each field is valid."""

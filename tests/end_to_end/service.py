@@ -43,7 +43,8 @@ class Service:
         self.url = ""
         self._clients: list[tunesmith.Client] = []
 
-    def start(self) -> Service:
+    def start(self, seconds: float = 40) -> Service:
+        """Start the service and wait up to `seconds` until it is ready."""
         self.data_dir.parent.mkdir(exist_ok=True)
         log = (self.data_dir.parent / "serve.log").open("a")
         port = free_port()
@@ -59,7 +60,7 @@ class Service:
         log.close()
         self.url = f"http://127.0.0.1:{port}/v1"
         try:
-            until(self.ready, 40)
+            until(self.ready, seconds)
         except AssertionError as error:
             self.stop()
             raise AssertionError(f"serve did not get ready: {self.logs()}") from error

@@ -34,7 +34,7 @@ def test_a_valid_request_creates_nothing(server: Server) -> None:
     before, sent = rows(server), len(server.wake_ups.sent)
     headers = {"idempotency-key": "k"}
     assert validated(server, body, headers=headers) == {
-        "object": "fine_tuning.job.validation", "valid": True, "problems": [],
+        "object": "fine_tuning.job.validation", "valid": True, "problems": [], "warnings": [],
     }  # fmt: skip
     assert (rows(server), len(server.wake_ups.sent)) == (before, sent)
     created = server.user.post(JOBS, json=body, headers=headers)

@@ -73,3 +73,9 @@ def gap(first: Sequence[Completion], second: Sequence[Completion]) -> float:
                 break
             differences.append(abs(x - y))
     return fmean(differences)
+
+
+def moved(first: Sequence[Completion], second: Sequence[Completion]) -> float:
+    """Return the largest change of a first token's log-prob."""
+    pairs = zip(first, second, strict=True)
+    return max(abs(a.policy_logprobs[0] - b.policy_logprobs[0]) for a, b in pairs)

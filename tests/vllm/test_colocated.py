@@ -21,7 +21,7 @@ from tunesmith_worker.engine.rollout import (
 )
 from tunesmith_worker.engine.rollout.vllm.colocated import ColocatedVLLM
 
-from .engines import SHAPE, Engines, adapted, engines_of, gap, requests_of
+from .engines import SHAPE, Engines, adapted, engines_of, gap, moved, requests_of
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -118,14 +118,9 @@ def test_each_projection_of_each_layer_moves_the_rollout(engines: Engines) -> No
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * 0.2)
             ours, native = engines.both(requests)
             weight.copy_(kept)
-        assert _moved(ours, unchanged) > 1e-3, name
+        assert moved(ours, unchanged) > 1e-3, name
         assert gap(ours, native) <= 1e-4, name
     assert engines.vllm.generate(requests) == unchanged
-
-
-def _moved(first: list[Completion], second: list[Completion]) -> float:
-    pairs = zip(first, second, strict=True)
-    return max(abs(a.policy_logprobs[0] - b.policy_logprobs[0]) for a, b in pairs)
 
 
 def test_completions_arrive_one_by_one_and_a_callback_can_fail(engines: Engines) -> None:

@@ -169,6 +169,8 @@ def _validate(client: Client, body: dict[str, Any], as_json: bool) -> None:  # A
         show_json(result)
     elif result.valid:
         typer.echo("the server would create this job")
+    for warning in [] if as_json else result.warnings:
+        typer.echo(f"warning: {warning.message}; {warning.hint}", err=True)
     for problem in [] if as_json else result.problems:
         typer.echo(f"error: {problem.message}", err=True)
         if problem.hint:

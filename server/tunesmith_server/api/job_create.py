@@ -15,7 +15,7 @@ from tunesmith_server.core.errors import validation_bodies
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.identity import policy
-from tunesmith_server.services import job_create, job_validation
+from tunesmith_server.services import chat_limits, job_create, job_validation
 
 from .audited import is_dry_run
 from .deps import (
@@ -65,7 +65,8 @@ def create(
     `validate_only=true` creates nothing and returns all problems of the request."""
     if validate_only:
         problems = _problems(session, state, principal, body.model_dump(mode="json"))
-        return JobValidation(valid=not problems, problems=problems)
+        warnings = chat_limits.find_warnings(state.settings, body.recipe)
+        return JobValidation(valid=not problems, problems=problems, warnings=warnings)
     return mark_replay(start(session, state, principal, body, requester), response)
 
 

@@ -79,6 +79,9 @@ class Settings(BaseSettings):
     inference_cache: Path | None = None
     """Folder of the adapters that inference has loaded; the default is `inference/` in the data
     directory. A foreign server at TUNESMITH_INFERENCE_URL must read it under the same path."""
+    inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
+    """Largest adapter rank that a vLLM server at TUNESMITH_INFERENCE_URL loads: its
+    `--max-lora-rank`. New jobs whose result the server will not load get a warning. 0: no check."""
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -24,7 +25,7 @@ from tunesmith_server.models.scope import all_projects, project_of
 from tunesmith_server.scheduling import limits
 from tunesmith_server.scheduling.eligibility import packed
 
-from . import base_models, events, files, jobs, quotas, waiting
+from . import base_models, chat_limits, events, files, jobs, quotas, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,10 @@ def insert(
     first = [events.new(job, f"created: {base.name} on {file_rows[0].filename}{suffix}")]
     if base.missing_on_workers:
         first.append(waiting.new_warning(job))
+    for warning in chat_limits.find_warnings(settings, body.recipe):
+        message = f"{warning.message} ({warning.param}): {warning.hint}"
+        data: dict[str, JsonValue] = {"reason": chat_limits.REASON, "param": warning.param}
+        first.append(events.new(job, message, level="warn", data=data))
     jobs.insert(session, wake_ups, job, file_rows, first)
     if requester.idempotency_key:
         session.add(

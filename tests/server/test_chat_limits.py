@@ -1,0 +1,59 @@
+"""Warnings before training about models that a vLLM server for chat will not load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tunesmith_server.core.settings import Settings
+
+from .actors import FakeWakeUps, Server, serving
+
+
+@pytest.fixture
+def limited(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
+    with serving(settings.model_copy(update={"inference_max_lora_rank": 16}), wake_ups) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("recipe", "param"),
+    [
+        ({"lora": {"r": 16}}, None),
+        ({"lora": {"r": 17}}, "recipe.lora.r"),
+        ({}, "recipe.lora.r"),  # the default rank is 32
+        ({"lora": {"r": 8, "bias": "all"}}, "recipe.lora.bias"),
+        (
+            {"lora": {"r": 8, "target_modules": ["q_proj", "lm_head"]}},
+            "recipe.lora.target_modules",
+        ),
+        ({"tuning": "full"}, "recipe.tuning"),
+    ],
+)
+def test_a_job_whose_model_chat_cannot_load_has_a_warning(
+    limited: Server, recipe: dict[str, Any], param: str | None
+) -> None:
+    body = {"model": "tiny-llama", "training_file": limited.good_file(), "recipe": recipe}
+    path = "/v1/fine_tuning/jobs"
+    checked = limited.user.post(path, params={"validate_only": "true"}, json=body).json()
+    assert checked["valid"], checked
+    assert [warning["param"] for warning in checked["warnings"]] == [param] * (param is not None)
+    job = limited.user.post(path, json=body).json()
+    events = limited.user.json(f"{path}/{job['id']}/events")["data"]
+    warned = [e for e in events if (e.get("data") or {}).get("reason") == "chat_cannot_load"]
+    assert {event["level"] for event in warned} <= {"warn"}
+    assert [event["data"]["param"] for event in warned] == [param] * (param is not None)
+
+
+def test_without_a_limit_there_is_no_warning(server: Server) -> None:
+    body = {
+        "model": "tiny-llama",
+        "training_file": server.good_file(),
+        "recipe": {"lora": {"r": 512}},
+    }
+    checked = server.user.post(
+        "/v1/fine_tuning/jobs", params={"validate_only": "true"}, json=body
+    ).json()
+    assert (checked["valid"], checked["warnings"]) == (True, [])

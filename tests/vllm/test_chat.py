@@ -1,0 +1,139 @@
+"""Chat through `tunesmith serve` with a real vLLM server: models trained here, 8 at a time.
+
+Runs in the environment of the service. TUNESMITH_TEST_VLLM_PYTHON names an interpreter with vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tunesmith
+from tests.tiny_model import make_tiny_model
+
+from .serving import vllm_server
+
+Untyped = Any  # Any: transformers is not typed
+
+PYTHON = os.environ.get("TUNESMITH_TEST_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON, reason="no interpreter with vLLM: run make test-vllm"),
+]
+BASE = "tiny"
+TOKENS = 12
+QUESTIONS = ("How much is 3 plus two?", "What is the capital of France?", "How much is 40?")
+RECIPE = {
+    "max_steps": 8,
+    "save_steps": 1,
+    "learning_rate": 0.02,
+    "lr_scheduler_type": "constant",
+    "per_device_train_batch_size": 2,
+    "lora": {"r": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tunesmith.Client]:
+    from tests.end_to_end.service import Service  # not in the environment of vLLM
+
+    folder = tmp_path_factory.mktemp("chat")
+    make_tiny_model(folder / "models" / BASE, hidden_size=128)
+    options = (
+        *("--served-model-name", BASE, "--enable-lora", "--max-lora-rank", "8"),
+        *("--max-loras", "4", "--max-cpu-loras", "8"),
+    )
+    with vllm_server(folder / "models" / BASE, folder / "log", options, PYTHON) as vllm:
+        service = Service(
+            folder / "service" / "data", folder / "models", TUNESMITH_INFERENCE_URL=vllm.url
+        )
+        service.start(180)
+        with service.client() as opened:
+            yield opened
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def job(client: tunesmith.Client, tmp_path_factory: pytest.TempPathFactory) -> Untyped:
+    from tests.end_to_end.service import write_rows
+
+    rows = write_rows(tmp_path_factory.mktemp("rows") / "train.jsonl")
+    created = client.fine_tuning.jobs.create(model=BASE, training_file=str(rows), recipe=RECIPE)
+    return created.wait(timeout=300)
+
+
+def test_tuned_models_answer_with_the_trainers_greedy_text(
+    client: tunesmith.Client, job: Untyped, tmp_path: Path
+) -> None:
+    """The last model and 7 checkpoints, interleaved: each gives its own text."""
+    checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id))
+    adapters = {c.fine_tuned_model_checkpoint: c.adapter_id for c in checkpoints[-7:]}
+    adapters[job.fine_tuned_model] = job.id
+    assert len(adapters) == 8
+    expected = {
+        (name, question): text
+        for name, adapter_id in adapters.items()
+        for question, text in _greedy_texts(
+            client.adapters.download(adapter_id, tmp_path / adapter_id), tmp_path
+        )
+    }
+    assert len(set(expected.values())) > len(expected) / 2, "the models must differ"
+    interleaved = [(name, question) for question in QUESTIONS for name in adapters]
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda pair: _ask(client, *pair), interleaved))
+    assert dict(zip(interleaved, answers, strict=True)) == expected
+    again = [_ask(client, *pair) for pair in interleaved[::5]]
+    assert again == answers[::5]
+
+
+def test_the_base_model_answers_without_an_adapter(client: tunesmith.Client, job: Untyped) -> None:
+    assert _ask(client, BASE, QUESTIONS[0]) != _ask(client, job.fine_tuned_model, QUESTIONS[0])
+
+
+def _ask(client: tunesmith.Client, model: str, question: str) -> str:
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=TOKENS,
+    )
+    return str(answer.choices[0].message.content)
+
+
+def _greedy_texts(adapter: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the answers of transformers and PEFT in fp32."""
+    import json
+
+    import peft
+    import torch
+    import transformers
+
+    base = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    folder = _folder(base, tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tuned = peft.PeftModel.from_pretrained(model, adapter).float().eval()
+    for question in QUESTIONS:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        with torch.no_grad():
+            out = tuned.generate(**ids, max_new_tokens=TOKENS, do_sample=False)
+        new = out[0, ids["input_ids"].shape[1] :]
+        yield question, tokenizer.decode(new, skip_special_tokens=True)
+
+
+def _folder(base: str, tmp_path: Path) -> Path:
+    """Make the base model again: it is the same in every process."""
+    folder = tmp_path / "base" / base
+    if not folder.exists():
+        make_tiny_model(folder, hidden_size=128)
+    return folder
