@@ -193,10 +193,36 @@ def test_choices_of_the_operator_reach_the_api_from_env(checkout: Path) -> None:
     assert chosen.items() <= given[1].items()
 
 
+def test_vllm_reads_the_adapters_that_the_api_writes(checkout: Path) -> None:
+    files = [checkout / f"compose{part}.yml" for part in ("", ".chat", ".vllm")]
+    variables = read_env(checkout / ".env") | {"TUNESMITH_CHAT_GPU": "0"}
+    with pytest.raises(ComposeError, match="TUNESMITH_CHAT_MODEL"):
+        read_files(files, variables)
+    services = read_files(files, variables | {"TUNESMITH_CHAT_MODEL": "my-model"})
+    api, inference = services["api"], services["inference"]
+    assert inference.command[:4] == [
+        *("vllm", "serve", "/models/my-model", "--served-model-name=my-model"),
+    ]
+    assert api.environment["TUNESMITH_INFERENCE_URL"] == "http://inference:8001"
+    assert "--port=8001" in inference.command
+    assert inference.environment["VLLM_API_KEY"] == api.environment["TUNESMITH_INFERENCE_TOKEN"]
+    folder = api.environment["TUNESMITH_INFERENCE_CACHE"]
+    assert f"adapters:{folder}" in api.raw["volumes"]
+    assert f"adapters:{folder}:ro" in inference.raw["volumes"]
+    assert "/models:ro" in str(inference.raw["volumes"])
+    [made] = [v for v in read_stages()["base"].of("RUN") if "install -d" in v]
+    assert folder in made.split()  # with the rights of the user
+    rank = api.environment["TUNESMITH_INFERENCE_MAX_LORA_RANK"]
+    assert f"--max-lora-rank={rank}" in inference.command
+
+
 def every_service(tmp_path: Path) -> dict[str, Service]:
     docker = made_env(tmp_path, gpus=8)
-    files = [docker / f"compose{part}.yml" for part in ("", ".gpu", ".hosts", ".tls", ".chat")]
+    files = [
+        docker / f"compose{part}.yml" for part in ("", ".gpu", ".hosts", ".tls", ".chat", ".vllm")
+    ]
     more = {
+        "TUNESMITH_CHAT_MODEL": "my-model",
         "TUNESMITH_BROKER_BIND": "10.0.0.5",
         "TUNESMITH_DOMAIN": "tune.example.org",
         "TUNESMITH_CHAT_GPU": "9",

@@ -19,6 +19,8 @@ from tests.tiny_model import make_tiny_model
 from .serving import vllm_server
 
 Untyped = Any  # Any: transformers is not typed
+Answer = tuple[str, float]
+"""Text of an answer, and the log-prob of its first token."""
 
 PYTHON = os.environ.get("TUNESMITH_TEST_VLLM_PYTHON", "")
 pytestmark = [
@@ -29,9 +31,9 @@ BASE = "tiny"
 TOKENS = 12
 QUESTIONS = ("How much is 3 plus two?", "What is the capital of France?", "How much is 40?")
 RECIPE = {
-    "max_steps": 8,
-    "save_steps": 1,
-    "learning_rate": 0.02,
+    "max_steps": 40,
+    "save_steps": 5,
+    "learning_rate": 0.01,
     "lr_scheduler_type": "constant",
     "per_device_train_batch_size": 2,
     "lora": {"r": 4},
@@ -70,43 +72,49 @@ def job(client: tunesmith.Client, tmp_path_factory: pytest.TempPathFactory) -> U
 def test_tuned_models_answer_with_the_trainers_greedy_text(
     client: tunesmith.Client, job: Untyped, tmp_path: Path
 ) -> None:
-    """The last model and 7 checkpoints, interleaved: each gives its own text."""
+    """The last model and 7 checkpoints, interleaved: each gives its own text and log-prob."""
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id))
-    adapters = {c.fine_tuned_model_checkpoint: c.adapter_id for c in checkpoints[-7:]}
+    adapters = {c.fine_tuned_model_checkpoint: str(c.adapter_id) for c in checkpoints[-7:]}
     adapters[job.fine_tuned_model] = job.id
     assert len(adapters) == 8
     expected = {
-        (name, question): text
+        (name, question): answer
         for name, adapter_id in adapters.items()
-        for question, text in _greedy_texts(
+        for question, answer in _greedy_answers(
             client.adapters.download(adapter_id, tmp_path / adapter_id), tmp_path
         )
     }
-    assert len(set(expected.values())) > len(expected) / 2, "the models must differ"
+    log_probs = {round(log_prob, 3) for _, log_prob in expected.values()}
+    assert len(log_probs) == len(expected), "each model must answer differently"
+    assert len({text for text, _ in expected.values()}) > 2
     interleaved = [(name, question) for question in QUESTIONS for name in adapters]
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda pair: _ask(client, *pair), interleaved))
-    assert dict(zip(interleaved, answers, strict=True)) == expected
-    again = [_ask(client, *pair) for pair in interleaved[::5]]
-    assert again == answers[::5]
+    for pair, (text, log_prob) in zip(interleaved, answers, strict=True):
+        assert text == expected[pair][0], pair
+        assert log_prob == pytest.approx(expected[pair][1], abs=1e-4), pair
 
 
 def test_the_base_model_answers_without_an_adapter(client: tunesmith.Client, job: Untyped) -> None:
     assert _ask(client, BASE, QUESTIONS[0]) != _ask(client, job.fine_tuned_model, QUESTIONS[0])
 
 
-def _ask(client: tunesmith.Client, model: str, question: str) -> str:
+def _ask(client: tunesmith.Client, model: str, question: str) -> Answer:
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],
         temperature=0,
         max_tokens=TOKENS,
+        logprobs=True,
     )
-    return str(answer.choices[0].message.content)
+    [choice] = answer.choices
+    assert choice.logprobs
+    assert choice.logprobs.content
+    return choice.message.content or "", choice.logprobs.content[0].logprob
 
 
-def _greedy_texts(adapter: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the answers of transformers and PEFT in fp32."""
+def _greedy_answers(adapter: Path, tmp_path: Path) -> Iterator[tuple[str, Answer]]:
+    """Yield each question with the answer of transformers and PEFT in fp32."""
     import json
 
     import peft
@@ -126,9 +134,10 @@ def _greedy_texts(adapter: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
             return_dict=True,
         )
         with torch.no_grad():
+            first = tuned(**ids).logits[0, -1].log_softmax(-1).max()
             out = tuned.generate(**ids, max_new_tokens=TOKENS, do_sample=False)
         new = out[0, ids["input_ids"].shape[1] :]
-        yield question, tokenizer.decode(new, skip_special_tokens=True)
+        yield question, (tokenizer.decode(new, skip_special_tokens=True), float(first))
 
 
 def _folder(base: str, tmp_path: Path) -> Path:
