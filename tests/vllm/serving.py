@@ -70,9 +70,15 @@ class VLLMServer:
                 time.sleep(0.5)
         raise AssertionError(self.log.read_text()[-3000:])
 
+    def ensure(self) -> None:
+        """Start the server if it has ended."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        self.wait()
+
     def kill(self) -> None:
         """Kill the server and the processes that it started."""
-        if self.process is not None:
+        if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 

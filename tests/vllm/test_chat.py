@@ -31,9 +31,9 @@ BASE = "tiny"
 TOKENS = 12
 QUESTIONS = ("How much is 3 plus two?", "What is the capital of France?", "How much is 40?")
 RECIPE = {
-    "max_steps": 40,
-    "save_steps": 5,
-    "learning_rate": 0.01,
+    "max_steps": 24,
+    "save_steps": 3,
+    "learning_rate": 0.02,
     "lr_scheduler_type": "constant",
     "per_device_train_batch_size": 2,
     "lora": {"r": 4},
@@ -45,7 +45,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tunesmith.Clien
     from tests.end_to_end.service import Service  # not in the environment of vLLM
 
     folder = tmp_path_factory.mktemp("chat")
-    make_tiny_model(folder / "models" / BASE, hidden_size=128)
+    _make_base(folder / "models" / BASE)
     options = (
         *("--served-model-name", BASE, "--enable-lora", "--max-lora-rank", "8"),
         *("--max-loras", "4", "--max-cpu-loras", "8"),
@@ -84,14 +84,15 @@ def test_tuned_models_answer_with_the_trainers_greedy_text(
             client.adapters.download(adapter_id, tmp_path / adapter_id), tmp_path
         )
     }
-    log_probs = {round(log_prob, 3) for _, log_prob in expected.values()}
-    assert len(log_probs) == len(expected), "each model must answer differently"
-    assert len({text for text, _ in expected.values()}) > 2
+    different = {(text, round(log_prob, 3)) for text, log_prob in expected.values()}
+    assert len(different) == len(expected), "each model must answer differently"
+    assert len({text for text, _ in expected.values()}) > len(expected) / 2
     interleaved = [(name, question) for question in QUESTIONS for name in adapters]
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda pair: _ask(client, *pair), interleaved))
     for pair, (text, log_prob) in zip(interleaved, answers, strict=True):
-        assert text == expected[pair][0], pair
+        # transformers writes a character that is cut at the end as U+FFFD; vLLM leaves it out.
+        assert text.rstrip("\ufffd") == expected[pair][0].rstrip("\ufffd"), pair
         assert log_prob == pytest.approx(expected[pair][1], abs=1e-4), pair
 
 
@@ -144,5 +145,19 @@ def _folder(base: str, tmp_path: Path) -> Path:
     """Make the base model again: it is the same in every process."""
     folder = tmp_path / "base" / base
     if not folder.exists():
-        make_tiny_model(folder, hidden_size=128)
+        _make_base(folder)
     return folder
+
+
+def _make_base(folder: Path) -> None:
+    """Make a model whose large weights let adapters change its text within a few steps."""
+    import torch
+    import transformers
+
+    make_tiny_model(folder, hidden_size=128)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(8.0)
+    model.save_pretrained(folder)

@@ -40,6 +40,8 @@ class ServedVLLM:
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
+        self._complete = False
+        """True after the first load, which also replaces what an earlier job has trained."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._settings: dict[str, Untyped] = {
             "base_url": self._url,
@@ -47,12 +49,16 @@ class ServedVLLM:
             "timeout": httpx.Timeout(600.0, connect=10.0),
         }
         self._client = httpx.Client(**self._settings)
-        self._wait_for_start()
-        self._check_base_model()
+        try:
+            self._wait_for_start()
+            self._check_base_model()
+        except EngineLost:
+            self._client.close()
+            raise
 
     def load(self) -> None:
         """Send the current weights and load them."""
-        data = pack(self._policy.items())
+        data = pack(self._policy.items(everything=not self._complete))
         self._call("tunesmith_begin")
         for start in range(0, len(data), _PART_BYTES):
             self._call(
@@ -60,6 +66,7 @@ class ServedVLLM:
             )
         self._call("tunesmith_load")
         self._post("/reset_prefix_cache")
+        self._complete = True
 
     def generate(
         self,
@@ -69,7 +76,14 @@ class ServedVLLM:
         interrupted: Callable[[], bool],
     ) -> int:
         """Generate completions and call `on_end` for each. Return 0: steps are not known."""
-        asyncio.run(self._generate(requests, tokenizer, on_end, interrupted))
+
+        async def run() -> None:
+            try:
+                await self._generate(requests, tokenizer, on_end, interrupted)
+            finally:
+                await asyncio.sleep(0)  # asyncio ends closed connections in its next round
+
+        asyncio.run(run())
         return 0
 
     def close(self) -> None:

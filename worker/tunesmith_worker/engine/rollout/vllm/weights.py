@@ -63,9 +63,9 @@ class PolicyWeights:
         for weight in self._in_trained_groups():
             yield weight.name, weight.read()
 
-    def items(self) -> Iterator[Item]:
-        """Yield the same weights for a vLLM that has the base model's weights."""
-        for weight in self._in_trained_groups():
+    def items(self, *, everything: bool) -> Iterator[Item]:
+        """Yield the same weights, or all, for a vLLM that has the base model's weights."""
+        for weight in self.read_names() if everything else self._in_trained_groups():
             if weight.adapted is not None:
                 adapter = weight.adapted().adapter
                 assert adapter is not None
