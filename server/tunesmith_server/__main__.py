@@ -44,7 +44,7 @@ from .embedded import (
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 20
-"""Number of names that `gc` prints."""
+"""Maximum number of blob names that `gc` prints."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -57,8 +57,8 @@ from .middleware import RequestEnvelope
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Build the API from `settings`. The database must already have the current schema. The
-    app starts only if the database and the store belong together."""
+    """Build the API from `settings`. The database must already have the current schema. The app
+    starts only if the database and the store belong to the same installation."""
     settings.prepare()
     database = Database(settings.database_url)
     storage = Storage(settings.storage_url)

@@ -11,7 +11,7 @@ KIB, MIB = 1024, 1024 * 1024
 MULTIPART_BYTES = 64 * KIB
 """Upper bound on the bytes that multipart encoding adds to a file."""
 JSON_BYTES = MIB
-"""Limit of a route that is not listed below, for example of a job's create request."""
+"""Limit of routes that are not listed below, for example of the route that creates a job."""
 
 _LIMITS = [
     (re.compile(pattern), limit)

@@ -1,4 +1,4 @@
-"""Embedded broker: a Valkey or Redis server on a Unix socket, or else polled files."""
+"""Embedded broker: a Valkey or Redis server on a Unix socket, or files that workers poll."""
 
 from __future__ import annotations
 

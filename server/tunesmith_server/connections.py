@@ -21,9 +21,9 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 MAX_OPEN_FILES = 65_536
-"""Open files that the process asks for; each connection is one."""
+"""Limit of open files that the process requests; each connection needs one open file."""
 _OTHER_FILES = 256
-"""Open files for the database, the storage and temporary files."""
+"""Number of open files for the database, the storage and temporary files."""
 
 
 class Connection(Protocol):
@@ -39,7 +39,7 @@ class Connection(Protocol):
 
 
 class ConnectionGuard:
-    """Connections of one process. Only the event loop's thread uses it."""
+    """Open connections of one process. Only the event loop's thread uses it."""
 
     def __init__(self, *, per_address: int, total: int, trusted_proxies: str = "") -> None:
         self._per_address, self._total = per_address, total
@@ -101,8 +101,8 @@ class ConnectionGuard:
             )  # fmt: skip
 
     def _address_of(self, client: tuple[str, int] | None) -> str:
-        """Return the address that a connection counts for; "" for proxies, which have no limit. One
-        host can have a whole /64 network of IPv6 addresses."""
+        """Return the address whose limit applies to a connection; "" for proxies, which have no
+        limit. One host can have a whole /64 network of IPv6 addresses."""
         if client is None or self._any_proxy:
             return ""
         try:

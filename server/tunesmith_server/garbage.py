@@ -1,5 +1,5 @@
-"""Garbage collection of the store: deletes content that our own rows recorded and that no row
-refers to any more. It never lists the store, which other programs may use too."""
+"""Garbage collection of the store: deletes content that table `blobs` lists and that no other row
+refers to. This module never lists the store, which other programs may use too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import installation
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
 """Maximum time from marking content to deleting the content; after this time, the next run deletes
-it. A writer may use content again whose mark is five minutes old."""
+it. A writer may use marked content again once the mark is five minutes old."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,8 +76,8 @@ class Janitor(threading.Thread):
         self.join(timeout=5)
 
     def round(self) -> None:
-        """Run all steps. Each step has its own transaction, so a step that fails, or that a damaged
-        row stops, does not stop the others."""
+        """Run all steps. Each step has its own transaction, so a step that fails, for example at a
+        damaged row, does not stop the other steps."""
         settings, wake_ups = self._settings, self._wake_ups
         steps: dict[str, Step] = {
             "resend wake-ups": self._resend_wake_ups,

@@ -18,7 +18,8 @@ router = APIRouter(prefix="/adapters", tags=["adapters"], route_class=KeyRoute)
 
 @router.get("", response_model=None, responses={200: {"model": Page[Adapter]}})
 def list_adapters(caller: CallerDep, session: ReaderDep, cursor: CursorDep) -> Response:
-    """List results and checkpoints of all jobs with their files, newest first."""
+    """List the trained weights of all jobs, results and checkpoints, with their files, newest
+    first."""
     return send_page(
         adapters.list_adapters(session, after=cursor.after, limit=cursor.limit, order=cursor.order)
     )
@@ -35,8 +36,8 @@ def verification(
     caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
 ) -> Verification:
     """Return the verdict of the probe: the largest difference of a logit between the stored files
-    and the trained model, its tolerance, and the versions of the libraries. Checkpoints have
-    none."""
+    and the trained model, its tolerance, and the versions of the libraries. Checkpoints have no
+    verdict."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 
 

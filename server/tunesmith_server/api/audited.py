@@ -1,4 +1,4 @@
-"""Requests of users that are in the audit log, and their entries."""
+"""Rules for the audit log: which requests of users it records, and what an entry contains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READS = frozenset(
         "GET /organization/admin_api_keys/{key_id}",
     }
 )
-"""Reads of data, weights and keys; all other reads are not in the log."""
+"""GET routes in the log, which read data, weights or keys; other GET routes are not in the log."""
 _CREATE_JOB = "POST /fine_tuning/jobs"
 _BOOL = TypeAdapter(bool)
 _NOT_AUDITED = frozenset({"POST /chat/completions", "POST /completions"})
@@ -38,7 +38,7 @@ def entry_of(
     request: Request, principal: Principal, path: str, method: str | None = None
 ) -> Entry | None:
     """Return the entry of a request; None for a request that is not in the log. A form of the
-    portal, which can only post, names the `method` of the route that it stands for."""
+    portal can only post; `method` is the method of the /v1 route that it replaces."""
     method = method or request.method
     action = f"{method} {path.removeprefix('/v1')}"
     if action == _CREATE_JOB and is_dry_run(request):

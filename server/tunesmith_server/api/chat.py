@@ -63,9 +63,9 @@ async def create_completion(
 
 
 class _EngineResponse(Response):
-    """Response of the inference server. The request to it is sent when the route has ended, so that
-    a slow answer keeps no limit on large bodies occupied. Until the answer is complete, only the
-    body is in memory."""
+    """Response of the inference server. The request to the inference server is sent after the route
+    has ended, so that a slow answer does not count against the limit on large bodies. Until the
+    answer is complete, only the request's body is in memory."""
 
     def __init__(
         self, state: State, principal: Principal, path: str, request: Sampling, completions: int
@@ -200,7 +200,8 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; the rest of a broken stream is dropped.
 
-    Only new bytes are searched: an event with the log-probs of a long prompt has many pieces."""
+    Each byte is searched only once, because an event with the log-probs of a long prompt arrives in
+    many pieces."""
     rest = bytearray()
     async for piece in response.aiter_bytes():
         new = max(0, len(rest) - 3)  # an end may be divided between two pieces

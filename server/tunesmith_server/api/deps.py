@@ -118,7 +118,7 @@ def bulk(endpoint: Endpoint) -> Endpoint:
 
 
 def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
-    """Wrap `endpoint` so that one thread of `plane` runs it, commits, and serializes the result. A
+    """Wrap `endpoint` so that one thread of `plane` calls it, commits, and serializes the result. A
     commit in another thread would keep the transaction open longer."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
@@ -160,7 +160,8 @@ def _audited(session: Session, endpoint: Endpoint, arguments: dict[str, Any]) ->
 
 
 def _serialized(result: Any, arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
-    """Serialize a model here: FastAPI would validate it again, in the event loop."""
+    """Serialize a model in the route's thread. FastAPI would validate the model again, in the event
+    loop."""
     if not isinstance(result, BaseModel):
         return result
     response = Response(result.model_dump_json(), media_type="application/json")
@@ -182,7 +183,7 @@ class TransactionRoute(APIRoute):
 def _authenticate_in(
     plane: Plane,
 ) -> Callable[[Request], Coroutine[Any, Any, None]]:  # Any: a coroutine's own
-    """Return a check of the API key that runs in `plane`."""
+    """Return a function that checks the API key in a thread of `plane`."""
 
     async def authenticate(request: Request) -> None:
         def check() -> Principal:
@@ -222,8 +223,8 @@ async def _check_worker_token(request: Request) -> None:
 
 
 async def _append_outside(request: Request, plane: Plane) -> None:
-    """Append a request to the audit log before the response is sent. Use this for a route without a
-    transaction for writing, such as a read of weights."""
+    """Append a request to the audit log before the response is sent. Use this function for a route
+    without a write transaction, such as a download of weights."""
     entry: audit.Entry | None = request.state.audit_entry
     if entry is None or entry.recorded:
         return
@@ -295,7 +296,7 @@ async def get_principal(request: Request) -> Principal:
 
 
 async def get_caller(request: Request) -> str:
-    """Id of the caller's API key, on a `KeyRoute`."""
+    """Return the id of the caller's API key, on a `KeyRoute`."""
     caller: str = request.state.principal.key_id
     return caller
 

@@ -50,8 +50,8 @@ def list_events(
     q: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
-    as SSE, oldest first; the last event is named `done`. `kind` and `level` (repeatable) and `q`, a
-    part of the message, select events of a list; a stream has all events."""
+    as SSE, oldest first; the last event is named `done`. In a list, `kind` and `level` (repeatable)
+    and `q` (a part of the message) select events; a stream has all events."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(
@@ -93,7 +93,7 @@ def metrics(
 ) -> Response:
     """List metric values by optimiser step, lowest step first. `format=columns` returns curves of
     the metrics `names` (separated by commas) between the steps `from` and `to`, with at most
-    `points` values a curve: least and greatest of each stretch of steps."""
+    `points` values per curve: the minimum and the maximum of each block of steps."""
     job = jobs.retrieve(session, job_id)
     if format == "columns":
         wanted = names.split(",") if names else None
@@ -134,7 +134,7 @@ def resume_points(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page
 
 @router.get("/lineage")
 def job_lineage(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobLineage:
-    """Return where the job comes from, and its forks, retries and results."""
+    """Return the job's origin, forks, retries and results."""
     return lineage.retrieve(session, jobs.retrieve(session, job_id))
 
 

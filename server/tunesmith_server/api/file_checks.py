@@ -16,8 +16,8 @@ MAX_RUNNING = THREADS[Plane.WORKERS]
 """Maximum number of checks at the same time. It is reached only if the store hangs; further reports
 then fail at once."""
 _KNOWN_SECONDS = 60.0
-"""Time for which an answer of the store is used again. A report with many files, whose check takes
-longer than SECONDS, is accepted when the worker repeats it."""
+"""Seconds for which an answer of the store is used again. A report with many files, whose check
+takes longer than SECONDS, is accepted when the worker repeats it."""
 
 
 class FileChecks:

@@ -118,8 +118,8 @@ def store_upload(
     request_key: str | None = None,
     reuses: bool = False,
 ) -> tuple[FileObject, bool]:
-    """Store an uploaded file; return it, and True if it existed already. `reuses` returns a usable
-    file with the same content instead of storing it again."""
+    """Store an uploaded file; return it, and True if it existed already. With `reuses`, return a
+    usable file with the same content instead of storing the content again."""
     sha256, size = hash_of(content)
     files.check_size(filename, size)
     if reuses:
@@ -209,9 +209,10 @@ def list_rows(
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS_PAGE)] = 20,
     q: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> Response:
-    """List the rows of a JSONL file with their line numbers. `offset` skips lines, `q` selects rows
-    with a text. A page reads a bounded number of bytes: as long as `has_more` is true,
-    `after=<last_id>` reads on, even if the page is empty."""
+    """List the rows of a JSONL file with their line numbers. `offset` skips lines; `q` selects rows
+    that contain a text. A request searches a bounded number of bytes, so a page can be empty
+    although more rows follow. While `has_more` is true, request the next page with
+    `after=<last_id>`."""
     with project_reader(state, principal) as session:  # storage may be slow
         row = files.retrieve(session, file_id)
     try:
@@ -250,7 +251,7 @@ def overlap(
     file_id: IdPath,
     other: Annotated[str, Query(alias="with", max_length=64)],
 ) -> FileOverlap:
-    """Return the rows of a data set that the data set `with` has too."""
+    """Return the rows of a data set that are also in the data set `with`."""
     return file_stats.overlap(session, file_id, other)
 
 

@@ -31,10 +31,11 @@ def stream_events(
     jobs_: Annotated[str, Query(alias="jobs", max_length=2000)],
     last_event_id: Annotated[str | None, Header(max_length=2000)] = None,
 ) -> StreamingResponse:
-    """Send the events of many jobs as SSE. `jobs` has positions separated by commas: `ID:NUMBER`
-    (events after this number; `ID` for all events) for up to 20 jobs, and `*` for messages `job`
-    with state and progress of each unfinished or just ended job. The id of a message is the
-    position after it: a client that sends it as `Last-Event-ID`, or as `jobs`, misses nothing."""
+    """Send the events of many jobs as SSE. `jobs` is a comma-separated list. `ID:NUMBER` requests
+    the events of a job after this number, `ID` all events of a job; at most 20 jobs. `*` requests
+    messages `job` with the state and progress of each unfinished or just ended job. The id of a
+    message is the position after the message. A client that sends the last id as `Last-Event-ID` or
+    as `jobs` misses nothing."""
     position = watches.parse(jobs_)
     if last_event_id:
         position = position.moved_to(last_event_id)
@@ -58,9 +59,9 @@ def compare(
     first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:
-    """Compare two to eight jobs, with ids separated by commas: results, settings and automatic
-    values that differ, and curves with at most `points` values over steps, trained tokens or
-    hours. `from` and `to` limit curves and best values to these steps."""
+    """Compare two to eight jobs, given by comma-separated ids. The answer has the results, the
+    settings and automatic values that differ, and curves with at most `points` values over steps,
+    trained tokens or hours. `from` and `to` limit curves and best values to these steps."""
     job_ids = jobs_.split(",")
     if not 2 <= len(job_ids) <= MAX_COMPARED or len(set(job_ids)) < len(job_ids):
         raise BadRequest(

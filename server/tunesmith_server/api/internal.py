@@ -88,7 +88,8 @@ def goodbye(session: SessionDep, worker: WorkerDep, worker_id: WorkerPath) -> di
 def claim(
     state: StateDep, session: SessionDep, worker: WorkerDep, body: ClaimRequest
 ) -> Claim | Response:
-    """Lease the first job of the queue that the worker can run; return 204 if there is none."""
+    """Lease the first job of the queue that the worker can run; return 204 if there is no such
+    job."""
     worker_access.check_self(worker, body.worker_id, "train")
     return claims.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 
@@ -222,8 +223,8 @@ def file_content(
 def claim_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingClaim
 ) -> FileReading:
-    """Lease the reading of a file to a light worker; the worker skips the file if `reading` is
-    0."""
+    """Lease a file to a light worker, which reads and validates the file. If `reading` is 0, the
+    worker skips the file."""
     worker_access.check_self(worker, body.worker_id, "light")
     return file_readings.claim(session, state.settings, file_id, body)
 
@@ -232,7 +233,7 @@ def claim_reading(
 def renew_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingLease
 ) -> FileReading:
-    """Extend a reading's lease."""
+    """Extend a light worker's lease of a file."""
     worker_access.check_self(worker, body.worker_id, "light")
     return file_readings.renew(session, state.settings, file_id, body)
 
@@ -241,7 +242,7 @@ def renew_reading(
 def give_back_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingEnd
 ) -> dict[str, bool]:
-    """End a reading that has no result."""
+    """End a light worker's lease of a file without a validation result."""
     worker_access.check_self(worker, body.worker_id, "light")
     wake_ups = state.wake_ups
     file_readings.give_back(session, wake_ups, file_id, body, crashed=body.crashed)

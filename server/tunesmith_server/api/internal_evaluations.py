@@ -29,8 +29,8 @@ router = APIRouter(
 def claim(
     state: StateDep, session: SessionDep, worker: WorkerDep, body: ClaimRequest
 ) -> EvaluationClaim | Response:
-    """Lease the oldest evaluation that the worker can serve, unless a job waits longer; return 204
-    if there is none."""
+    """Lease the oldest evaluation that the worker can run, unless a job has waited longer. Return
+    204 if there is no such evaluation."""
     worker_access.check_self(worker, body.worker_id, "train")
     claimed = evaluation_leases.claim(session, state.settings, body.worker_id)
     return claimed or Response(status_code=204)
@@ -44,7 +44,7 @@ def renew(
     evaluation_id: IdPath,
     body: EvaluationLease,
 ) -> EvaluationRenewal:
-    """Extend the lease. A cancelled evaluation has none."""
+    """Extend the lease of an evaluation. A cancelled evaluation has no lease."""
     worker_access.check_self(worker, body.worker_id, "train")
     return evaluation_leases.renew(session, state.settings, evaluation_id, body)
 
@@ -59,7 +59,7 @@ def model_file(
     sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
     fence: Annotated[int, Query(ge=1, le=MAX_STEP)],
 ) -> Response:
-    """Return one file of the claimed models."""
+    """Return one file of a model that the claim listed."""
     lease = EvaluationLease(worker_id=worker.worker_id, fence=fence)
     file = evaluation_leases.model_file(session, state.settings, evaluation_id, lease, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
@@ -73,7 +73,7 @@ def outcome(
     evaluation_id: IdPath,
     body: EvaluationOutcome,
 ) -> dict[str, bool]:
-    """Store the result, the failure or the release."""
+    """End the evaluation with a result or a failure, or release it for another worker."""
     worker_access.check_self(worker, body.worker_id, "train")
     evaluation_leases.finish(session, state.settings, state.wake_ups, evaluation_id, body)
     return {"stored": True}

@@ -1,4 +1,4 @@
-"""Route that creates a job, or validates the request only."""
+"""Route that creates a job, or only validates the request."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def start(
     body: JobCreate,
     requester: job_create.Requester,
 ) -> tuple[Job, bool]:
-    """Create a job that the caller may create. If this request already created a job, return that
-    job and True."""
+    """Create a job if the caller's rights and limits allow it. If this request already created a
+    job, return that job and True."""
     _require_priority(principal, body.scheduling.priority if body.scheduling else 0)
     return job_create.create(session, state.settings, state.wake_ups, body, requester)
 

@@ -1,4 +1,4 @@
-"""Routes under /v1/fine_tuning/jobs: OpenAI's job resource, with `recipe`."""
+"""Routes under /v1/fine_tuning/jobs: OpenAI's job resource, with the additional field `recipe`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 
 
 def mark_replay(result: tuple[Job, bool], response: Response) -> Job:
-    """Return the job of a create request; name a repeated request in a header."""
+    """Return the job of a create request; set a header if the request was a repeated one."""
     job, replayed = result
     if replayed:
         response.headers["idempotent-replayed"] = "true"
@@ -126,8 +126,9 @@ def list_jobs(
 ) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
     selects jobs without metadata. `state` may be repeated. `text` selects jobs by a part of the id,
-    the name, the suffix or a model's name, `created_after` and `created_before` by Unix seconds,
-    `owner` by the id or name of the key. `include=curve` adds a small curve of the main metric."""
+    the name, the suffix or a model's name. `created_after` and `created_before` are Unix seconds.
+    `owner` is the id or the name of a key. `include=curve` adds a small curve of the main
+    metric."""
     return send_page(
         jobs.list_jobs(
             session,
@@ -151,7 +152,8 @@ def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, job_id: IdP
 
 @router.patch("/{job_id}")
 def edit(caller: CallerDep, session: SessionDep, job_id: IdPath, body: JobPatch) -> Job:
-    """Change name, notes, pin or metadata of a job, in any state. Missing fields stay."""
+    """Change name, notes, pin or metadata of a job, in any state. Fields that the request does not
+    have are not changed."""
     return jobs.to_wire(job_edit.edit(session, job_id, body))
 
 

@@ -17,7 +17,8 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import BadRequest, Unavailable
 
 LARGE_BYTES = 64 * 1024
-"""Smaller bodies have no limit: they fit into the connection's buffer."""
+"""Size from which a body is large. Smaller bodies have no limit, because they fit into the
+connection's buffer."""
 AT_ONCE = 4
 SECONDS = 30.0
 """Maximum seconds until a large body has arrived, so that slow clients do not delay others."""

@@ -25,12 +25,12 @@ async def sse(
     position: Position,
     render: Render = progress_feed.to_json,
 ) -> AsyncIterator[bytes]:
-    """Yield SSE bytes from `position` on; the id of a message is the position after it. End when
-    all named jobs have ended, unless `position.everything` is True, or when the key no longer opens
-    the project.
+    """Yield SSE bytes from `position` on; the id of a message is the position after it. The stream
+    ends when the key no longer opens the project. Unless `position.everything` is True, it also
+    ends when all named jobs have ended.
 
-    The caller has checked that the named jobs are in the project. `render` makes the data of the
-    messages `job`, once per process for each change.
+    The caller has checked that the named jobs are in the project. `render` formats a change as the
+    data of a message `job`; it is called once per process and change.
     """
     project_id = use[1]
     wake = asyncio.Event()
@@ -66,7 +66,7 @@ async def sse(
 async def _events(
     hub: EventHub, feed: Feed, job_id: str, position: Position
 ) -> AsyncIterator[bytes]:
-    """Yield the next events of a job, and its end if no more follow."""
+    """Yield the next events of a job, and a message `done` if no more events follow."""
     seq, done = position.seqs[job_id], None
     if feed.reaches_back_to(seq):
         lines = feed.lines_after(seq)

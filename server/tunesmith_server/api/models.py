@@ -29,8 +29,9 @@ def list_models(
     text: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List base models by name, then tuned models, newest first. `checkpoints=true` adds the
-    checkpoints, whose names are models too. `base` selects the models tuned from this base model,
-    `kind` base models, tuned models, adapters or full weights, `text` names with this part."""
+    checkpoints, which can be used like models. `base` selects the models tuned from this base
+    model. `kind` selects base models, tuned models, adapters or full weights. `text` selects models
+    by a part of the name."""
     page = model_list.list_models(
         session,
         state.settings,
@@ -46,8 +47,8 @@ def list_models(
 def list_uses(
     caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath, cursor: CursorDep
 ) -> Response:
-    """List the jobs that start from a model and the evaluations that measure it or compare with it,
-    newest first."""
+    """List the jobs that start from a model, and the evaluations of the model or against it, newest
+    first."""
     model_list.retrieve(session, state.settings, model, state.inference.serving)
     return send_page(
         model_uses.list_uses(
@@ -78,7 +79,7 @@ def delete(
     model: ModelPath,
     after_commit: BackgroundTasks,
 ) -> ModelDeleted:
-    """Delete a tuned model, or a checkpoint alone. Base models cannot be deleted."""
+    """Delete a tuned model, or a single checkpoint. Base models cannot be deleted."""
     adapters.delete_model(session, model)
     after_commit.add_task(state.inference.forget, model)
     return ModelDeleted(id=model)

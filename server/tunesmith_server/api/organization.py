@@ -171,13 +171,13 @@ def list_users(
     limit: LimitQuery = 20,
     emails: EmailsQuery = None,
 ) -> Page[OrganizationUser]:
-    """List all users, optionally those with these e-mail addresses."""
+    """List all users, or only those with the given e-mail addresses."""
     return users.list_users(session, after=after, limit=limit, emails=emails or [])
 
 
 @router.post("/users")
 def create_user(session: SessionDep, body: UserCreate) -> OrganizationUser:
-    """Add a person. OpenAI's API has invitations instead."""
+    """Add a user. OpenAI's API has invitations instead of this route."""
     return users.create(session, body)
 
 
@@ -222,8 +222,9 @@ def list_audit_logs(
     cursor: CursorDep,
     filters: Annotated[AuditFilters, Depends(get_audit_filters)],
 ) -> Response:
-    """List the entries of the audit log, newest first. `actor_id` is the id of a key or a user,
-    `action` the start of an action, `object_id` the id of a thing that was read or changed."""
+    """List the entries of the audit log, newest first. `actor_id` is the id of a key or a user.
+    `action` is the start of an action. `object_id` is the id of an object that was read or
+    changed."""
     page = audit_log.list_entries(
         session, filters, after=cursor.after, limit=cursor.limit, order=cursor.order
     )

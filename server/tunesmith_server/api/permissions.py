@@ -54,5 +54,5 @@ def create(
 
 @router.delete("/{permission_id}")
 def delete(session: SessionDep, model: ModelPath, permission_id: IdPath) -> Deleted:
-    """Withdraw a permission."""
+    """Withdraw the permission of a project to use a model."""
     return sharing.withdraw(session, model, permission_id)

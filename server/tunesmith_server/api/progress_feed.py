@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.5
 _REST = 20
-"""A round is followed by a pause of at least this many times its CPU time."""
+"""Minimum pause after a round of polling, as a multiple of the round's CPU time."""
 _MAX_CHANGES = 2000
-"""Changes that a feed keeps; a watcher that is further behind gets all jobs again."""
+"""Number of changes that a feed keeps; a watcher that is further behind gets all jobs again."""
 _CLOCK_SECONDS = 60.0
-"""Longest time by which clocks of API processes differ, and an end is committed after its time."""
+"""Maximum difference between the clocks of API processes, and maximum time from the end that a job
+records to the commit of this end."""
 
 Render = Callable[[JobProgress], bytes]
 """Function that returns a change as one line of SSE data."""
@@ -64,7 +65,7 @@ class ProgressFeed:
         self._unfinished: dict[str, Change] = {}
         self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.ended: deque[str] = deque(maxlen=_MAX_CHANGES)
-        """Jobs whose end is told."""
+        """Ids of the jobs whose end was added to the feed."""
 
     def apply(self, news: _News) -> None:
         is_first, self.is_ready, self.polled_at = not self.is_ready, True, news.polled_at
@@ -114,7 +115,7 @@ class ProgressHub:
         self._feeds: dict[str, ProgressFeed] = {}
 
     async def run(self) -> None:
-        """Poll the database until cancelled: a query for the watched projects in each round."""
+        """Poll the database until cancelled, with one query per round for all watched projects."""
         pause = ROUND_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -153,7 +154,7 @@ class ProgressHub:
         return await run_in(Plane.STREAMS, read)
 
     def _poll(self, feeds: dict[str, ProgressFeed]) -> tuple[dict[str, _News], float]:
-        """Return the news by project, and the CPU time of this call in seconds."""
+        """Return the changes by project, and the CPU time of this call in seconds."""
         polled_at, start = time.time(), time.thread_time()
         earliest = min(feed.polled_at for feed in feeds.values())
         news = {}

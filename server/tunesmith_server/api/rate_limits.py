@@ -1,8 +1,8 @@
 """Rate limits of API keys: one token bucket per key, in the memory of each API process.
 
-The buckets are not shared by several API processes: a shared bucket would cost a write per request,
-and on SQLite a wait for its only writer. With N processes behind a proxy, a key may send up to N
-times its limit. Limits that must hold exactly, such as quotas, are in the database.
+The buckets are not shared by several API processes: a shared bucket would need a database write per
+request, and SQLite has only one writer at a time. With N processes behind a proxy, a key may send
+up to N times its limit. Limits that must hold exactly, such as quotas, are in the database.
 """
 
 from __future__ import annotations

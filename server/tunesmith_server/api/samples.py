@@ -66,9 +66,10 @@ def list_samples(
     order: Order = "desc",
 ) -> Response:
     """List the prompts, completions and rewards of a reinforcement job, newest step first. Other
-    jobs have no samples. `step` selects one step, `row` one prompt across steps. With a filter, a
-    page ends after a bounded number of samples: as long as `has_more` is true, `after=<last_id>`
-    searches on. `sort=spread` sorts the prompts of one step by the range of their rewards."""
+    jobs have no samples. `step` selects one step; `row` selects one prompt in all steps. With a
+    filter, a request searches a bounded number of samples. While `has_more` is true, request the
+    next page with `after=<last_id>`. `sort=spread` sorts the prompts of one step by the range of
+    their rewards."""
     by_spread = sort == "spread"
     if by_spread and step is None:
         raise sample_search.needs_step()
@@ -105,6 +106,7 @@ def list_steps(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     order: Order = "asc",
 ) -> Response:
-    """List the steps with samples, lowest step first: number of completions and mean reward."""
+    """List the steps that have samples, with number of completions and mean reward, lowest step
+    first."""
     jobs.retrieve(session, job_id)
     return send_page(samples.list_steps(session, job_id, after=after, limit=limit, order=order))

@@ -29,7 +29,8 @@ def list_sessions(principal: PrincipalDep, session: ReaderDep) -> Page[PortalSes
 def create(
     principal: PrincipalDep, session: SessionDep, body: DisplaySessionCreate
 ) -> DisplaySessionCreated:
-    """Create a display session: read-only, 90 days. `path` is shown only here."""
+    """Create a display session, which can only read and lasts 90 days. Only this response has
+    `path`."""
     return portal_sessions.create_display(session, principal, body)
 
 

@@ -17,7 +17,7 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Runs one piece of work per subject at a time, in one process.
+    """Executor of one piece of work per subject at a time, in one process.
 
     The work continues if its callers disconnect, so that a client's retry finds the result.
     """
@@ -47,6 +47,6 @@ class SingleFlight(Generic[T]):
 
 
 def _retrieve_error(task: asyncio.Task[T]) -> None:
-    """Mark the error as seen: without waiting callers, asyncio would log it."""
+    """Mark the error as seen, so that asyncio does not log the error if no caller waits."""
     if not task.cancelled():
         task.exception()

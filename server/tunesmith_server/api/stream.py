@@ -36,10 +36,12 @@ PING_SECONDS = 15.0
 KEY_SECONDS = 2.0
 """Time between two checks of the watchers' keys."""
 _WRITE_BYTES = 64 * 1024
-"""Bytes that a watcher gets at a time; a slow watcher keeps no more in memory."""
+"""Maximum number of bytes that a watcher gets at a time, and that a slow watcher keeps in
+memory."""
 _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
-"""Bytes of recent events that a feed keeps for slow watchers, and reads in one round."""
+"""Maximum number of bytes of recent events that a feed keeps for slow watchers, and that it reads
+in one round."""
 
 Use = tuple[str, str]
 """Ids of an API key and of the project that it has opened."""
@@ -81,7 +83,7 @@ class Feed:
         return self.head is not None and seq >= self.base
 
     def after(self, seq: int) -> Line | None:
-        """Return the next events after `seq` as one piece, with the number of the last one."""
+        """Return the next events after `seq` as one piece, with the number of the last event."""
         if self._next is None or self._next[0] != seq:  # nearly all watchers have the same position
             lines = self.lines_after(seq)
             if not lines:
@@ -112,7 +114,7 @@ class _News:
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """Events of a job that a watcher does not have yet. A slow watcher keeps only bytes."""
+    """Events of a job that a watcher does not have yet, as bytes."""
 
     job: Job
     last_seq: int
@@ -177,7 +179,8 @@ class EventHub:
                 self._revocation = asyncio.Event()
 
     async def until_revoked(self, use: Use) -> None:
-        """Wait until the key no longer opens the project; return up to KEY_SECONDS later."""
+        """Wait until the key no longer opens the project. The function returns up to KEY_SECONDS
+        later."""
         self._uses[use] += 1
         try:
             while use not in self._revoked:
@@ -321,7 +324,8 @@ def _lines(session: Session, job_id: str, after_seq: int) -> Iterator[Line]:
 
 
 def _take(lines: Iterable[Line], max_bytes: int) -> tuple[list[Line], bool]:
-    """Return the first lines, until they have `max_bytes`, and True if these are all lines."""
+    """Return the first lines, which together have about `max_bytes`, and True if these are all
+    lines."""
     taken, size = [], 0
     for line in lines:
         taken.append(line)

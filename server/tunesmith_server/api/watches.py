@@ -1,8 +1,8 @@
 """Position of a reader in the streams of many jobs, as text.
 
-An example is `ftjob-a:12,ftjob-b:done,*:1764000000`. The text is the parameter `jobs` and the id of
-each SSE message, so that a reader that comes back with the last id gets what it lacks, and nothing
-twice.
+An example is `ftjob-a:12,ftjob-b:done,*:1764000000`. The text is the value of the parameter `jobs`
+and the id of each SSE message. A reader that reconnects with the last id gets each missing message
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _PART = re.compile(r"^(\*|ftjob-[\w-]{1,40})(?::(\d{1,15}|done))?$", re.ASCII)
 
 @dataclass
 class Position:
-    """Reader of events of named jobs and, if `everything` is True, of the progress of all jobs."""
+    """Position of a reader that follows the events of named jobs and, if `everything` is True, the
+    progress of all jobs."""
 
     seqs: dict[str, int]
     """Number of the last received event by job."""
@@ -45,7 +46,7 @@ class Position:
 
     def moved_to(self, last_event_id: str) -> Position:
         """Return the position after the SSE message with this id; parts of the id that are not
-        valid, or that name other jobs, are left out."""
+        valid, or that name other jobs, are ignored."""
         known = Position(dict(self.seqs), set(self.ended), self.everything, self.since)
         names = {*self.seqs, ALL} if self.everything else self.seqs.keys()
         for part in last_event_id.split(","):

@@ -1,4 +1,4 @@
-"""Routes under /v1/workers and /v1/reservations: train workers, and times without them."""
+"""Routes under /v1/workers and /v1/reservations: train workers, drains and reservations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ WorkerName = Annotated[str, Path(min_length=1, max_length=255)]
 def list_workers(
     principal: PrincipalDep, state: StateDep, session: ReaderDep
 ) -> Page[WorkerStatus]:
-    """List the train workers: host, device, running job, and why one takes no job."""
+    """List the train workers: host, device, running job, and the reason if a worker takes no
+    job."""
     return Page(data=overview.workers(session, state.queue_view.get(), visible_to(principal)))
 
 
@@ -50,8 +51,8 @@ def undrain(session: SessionDep, worker: WorkerName) -> Page[Reservation]:
 
 @router.get("/reservations")
 def list_reservations(principal: PrincipalDep, session: ReaderDep) -> Page[Reservation]:
-    """List the active and the future reservations, drains included. Those of other projects have
-    no project and no reason."""
+    """List the active and the future reservations, drains included. The reservations of other
+    projects are listed without project and reason."""
     return Page(data=drains.list_all(session, visible_to(principal)))
 
 

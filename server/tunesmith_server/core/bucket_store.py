@@ -25,7 +25,7 @@ _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
 }
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _CHUNK = 5 * PIECE
-"""Bytes per request to the store; S3 allows no less."""
+"""Bytes per request of an upload; S3 allows no smaller part."""
 _CHUNKS = 4
 """Number of parallel requests in one upload."""
 

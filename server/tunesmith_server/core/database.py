@@ -39,7 +39,7 @@ READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""NUL in JSON; after an odd number of backslashes, it would be text."""
+"""Escaped NUL in JSON. After an odd number of further backslashes, these characters are text."""
 _KEPT_CONNECTIONS = 16
 """Idle connections that stay open."""
 
@@ -67,8 +67,9 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 
 
 def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's type
-    """Return a constant as a part of the SQL text. PostgreSQL plans a prepared statement once, for
-    unknown parameters, if that plan is as good; with a constant for a parameter it often is."""
+    """Return a constant as a part of the SQL text. PostgreSQL plans a prepared statement only once
+    if the plan for unknown parameters is as good as plans for the actual values. Constants instead
+    of parameters often make it as good."""
     if isinstance(value, str):
         assert value.isidentifier(), value
         return literal_column(f"'{value}'", String())
@@ -97,7 +98,7 @@ def _object_postgresql(element: readable_object, compiler: SQLCompiler, **kw: An
 
 
 class UnreadableJson:
-    """Value of a JSON column whose text is not JSON; SQLite does not check it. Readers of the
+    """Value of a JSON column whose text is not JSON; SQLite does not check the text. Readers of the
     column refuse this value, so that only this row is unreadable."""
 
 
@@ -202,7 +203,7 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
 
 class _PostgreSQLConnection(psycopg.Connection[Any]):  # Any: rows
     """Connection that ends a read-only transaction with COMMIT. psycopg drops all its prepared
-    statements at a ROLLBACK, and the planning of a claim costs more than its execution."""
+    statements at a ROLLBACK, and planning the queries of a claim costs more than executing them."""
 
     def rollback(self) -> None:
         is_good = self.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
@@ -235,8 +236,8 @@ def is_database_outage(error: DBAPIError) -> bool:
 
 
 def _blames_data(error: BaseException | None) -> bool:
-    """Return True for SQLite's code of, for example, "malformed JSON", and for PostgreSQL's class
-    54: a value beyond a limit of the database."""
+    """Return True for SQLite's error code of "malformed JSON" and like errors, and for PostgreSQL's
+    class 54: a value beyond a limit of the database."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return True
     return (getattr(error, "sqlstate", None) or "").startswith("54")

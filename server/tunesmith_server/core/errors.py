@@ -60,7 +60,7 @@ class Unauthorized(ServiceError):
 
 
 class Forbidden(ServiceError):
-    """Valid key without the right to do this."""
+    """Valid key without the right to send this request."""
 
     status = 403
     type = "permission_error"
@@ -274,7 +274,8 @@ def _body_of(field: FieldError) -> ErrorBody:
 
 
 def _short(part: str | int) -> str:
-    """Return an element of a path, which may be a key that the caller chose."""
+    """Return at most 80 characters of an element of a field's path; the caller may have chosen
+    it."""
     return str(part)[:80].encode(errors="replace").decode()
 
 

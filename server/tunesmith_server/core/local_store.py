@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 PIECE = 1024 * 1024
 READ_PIECE = 96 * 1024
-"""Bytes per piece of a download. A client that does not read keeps up to three in memory. Pieces
-of 64 KiB, asyncio's high-water mark, need twice the CPU time."""
+"""Bytes per piece of a download. For a client that does not read, up to three pieces are in memory.
+Pieces of 64 KiB, asyncio's high-water mark, need twice the CPU time."""
 _OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
 _UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
 """Names of unfinished writes: of this module, and of obstore, which earlier versions used."""

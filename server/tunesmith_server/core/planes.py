@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class Plane(Enum):
-    """A thread pool. More threads would do no more work: Python runs one at a time, and each ready
-    thread delays the event loop."""
+    """A thread pool. More threads would not be faster, because Python executes one thread at a
+    time, and each ready thread delays the event loop."""
 
     WORKERS = "claims, heartbeats and reports of workers"
     USERS = "requests with an API key"

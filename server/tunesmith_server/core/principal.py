@@ -21,7 +21,7 @@ _RANKS = {role: rank for rank, role in enumerate(VERBS)}
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectLimits:
-    """Project of a request, and what it may use."""
+    """Project of a request, with its quota and its base models."""
 
     project_id: str
     max_bytes: int | None = None
@@ -40,7 +40,7 @@ class Principal:
     project: ProjectLimits
     """Project of this request."""
     verbs: frozenset[Verb]
-    """What the key allows in this project."""
+    """Verbs that the key allows in this project."""
     user_id: str | None = None
     """Owner of the key; None for the key of a service."""
     requests_per_minute: int | None = None

@@ -10,7 +10,8 @@ KEY_PREFIX = "tunesk-"
 """Start of every new key, by which secret scanners find leaked keys. Keys of earlier releases start
 with `ts-` and stay valid."""
 SHOWN_LETTERS = 11
-"""Number of first characters that are stored and shown, so that users can distinguish keys."""
+"""Number of a key's first characters that are stored and shown, so that users can distinguish
+keys."""
 
 
 def new_key() -> str:

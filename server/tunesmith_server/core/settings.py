@@ -78,7 +78,8 @@ class Settings(BaseSettings):
     """Token that the API sends to the inference server."""
     inference_cache: Path | None = None
     """Folder of the adapters that inference has loaded; the default is `inference/` in the data
-    directory. A foreign server at TUNESMITH_INFERENCE_URL must read it under the same path."""
+    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read this folder under the
+    same path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Largest adapter rank that a vLLM server at TUNESMITH_INFERENCE_URL loads: its
     `--max-lora-rank`. New jobs whose result the server will not load get a warning. 0: no check."""
@@ -89,14 +90,14 @@ class Settings(BaseSettings):
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
     base_models: str = ""
-    """Comma-separated catalogue of the base models that projects may use: folders' names and
-    Hugging Face ids. Empty: all."""
+    """Comma-separated folder names and Hugging Face ids of the base models that projects may use.
+    An empty value allows all base models."""
     requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
     """Rate limit of each API key, unless the key has its own; 0 means no limit. Each API process
     counts for itself."""
     max_connections_per_address: int = Field(default=1000, ge=10)
-    """Connections that one client address may have at a time, event streams included. Trusted
-    proxies have no limit."""
+    """Maximum number of connections of one client address at a time, including event streams.
+    Trusted proxies have no limit."""
     lease_seconds: float = Field(default=180.0, ge=1.0)
     """Time after which a job is taken back from a worker that sends no reports."""
     janitor_seconds: float = Field(default=5.0, gt=0.0)

@@ -100,7 +100,8 @@ class Storage:
             self._store.delete([_path(name) for name in names])
 
     def delete_unfinished(self, before: float) -> None:
-        """Delete unfinished writes of killed processes from before this time (Unix seconds)."""
+        """Delete the unfinished writes that killed processes started before this time (Unix
+        seconds)."""
         with self._translated_errors():
             self._store.delete_unfinished(before)
 

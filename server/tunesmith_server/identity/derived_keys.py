@@ -1,5 +1,6 @@
 """Bounds of a key that another key creates: it has no more rights than its maker and does not
-outlive it. Limits count for each key; the limits of the project bound all its keys together."""
+outlive its maker. A limit of a key applies to this key alone; a limit of the project applies to all
+its keys together."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def check_role(principal: Principal, role: Role) -> None:
 
 
 def end(maker: ApiKeyRow, seconds: int | None) -> float | None:
-    """Return the end of a new key, Unix seconds: its lifetime of `seconds`, or by default its
-    maker's end. Raises Forbidden if the maker ends earlier."""
+    """Return the expiry time of a new key, Unix seconds: in `seconds` from now, or by default its
+    maker's expiry time. Raises Forbidden if the maker expires earlier."""
     if seconds is None:
         return maker.expires_at
     expires_at = time.time() + seconds
@@ -57,7 +58,7 @@ def requests_per_minute(
     """Return the rate limit of a new key: `asked`, or by default its maker's limit. Raises
     Forbidden if `asked` is above the maker's limit.
 
-    `default`: the server's limit, 0 for none. Only an admin may go beyond it."""
+    `default`: the server's limit, 0 for none. Only an admin may set more."""
     bound = maker.requests_per_minute or (0 if principal.is_admin else default)
     if asked is not None and bound and asked > bound:
         raise Forbidden(

@@ -1,4 +1,4 @@
-"""The caller of a request, as GET /v1/me shows it."""
+"""The caller of a request, in the format of GET /v1/me."""
 
 from __future__ import annotations
 

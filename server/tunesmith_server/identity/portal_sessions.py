@@ -1,4 +1,5 @@
-"""Sign-ins to the portal, as the API shows them: each caller sees those of its own keys."""
+"""Sign-ins to the portal, in the format of the API. Each caller sees the sign-ins with its own
+keys."""
 
 from __future__ import annotations
 

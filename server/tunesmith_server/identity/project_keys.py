@@ -1,4 +1,4 @@
-"""API keys of projects, and admin keys, as the API shows them."""
+"""API keys of projects, and admin keys, in the format of the API."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def list_projects(
     limit: int,
     include_archived: bool,
 ) -> Page[Project]:
-    """Return all projects to an admin, and its own project to any other caller."""
+    """Return all projects for an admin, and the caller's own project for any other caller."""
     query = select(ProjectRow)
     if not principal.is_admin:
         query = query.where(ProjectRow.id == principal.project_id)

@@ -36,7 +36,7 @@ def create(session: Session, body: UserCreate) -> OrganizationUser:
 
 
 def by_email(session: Session, email: str) -> UserRow | None:
-    """Return the user with this address, in upper or lower case."""
+    """Return the user with this address, ignoring upper and lower case."""
     return session.scalar(select(UserRow).where(func.lower(UserRow.email) == email.lower()))
 
 
@@ -88,7 +88,7 @@ def delete_user(session: Session, user_id: str) -> Deleted:
 
 
 def revoke_keys(session: Session, user_id: str, project_id: str | None = None) -> None:
-    """Revoke a user's keys, of all projects or of one."""
+    """Revoke a user's keys of one project or of all projects."""
     query = select(ApiKeyRow).where(ApiKeyRow.user_id == user_id, ApiKeyRow.revoked_at.is_(None))
     if project_id is not None:
         query = query.where(ApiKeyRow.project_id == project_id)

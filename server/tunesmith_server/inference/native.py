@@ -123,8 +123,8 @@ class NativeEngine:
 
 
 class _WatchedStream(httpx.AsyncByteStream):
-    """Body of a response of our process. If the connection breaks, it waits for the end of the
-    process, so that the next request starts a new process."""
+    """Body of a response of our process. If the connection breaks, the stream waits for the end of
+    the process, so that the next request starts a new process."""
 
     def __init__(self, stream: httpx.AsyncByteStream, process: InferenceProcess) -> None:
         self._stream, self._process = stream, process
@@ -155,7 +155,7 @@ async def _missing(reply: httpx.Response) -> set[str]:
 
 
 async def _check(reply: httpx.Response) -> None:
-    """Close a reply; raise its error if it is a refusal."""
+    """Raise the error of a refusal, after closing the response."""
     if reply.is_success:
         await reply.aclose()
     else:

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server, for example vLLM with LoRA.
+"""Client of any OpenAI-compatible server, for example vLLM with LoRA.
 
 Adapters are written to a folder that the server can read under the same path, and loaded through
 vLLM's `/v1/load_lora_adapter`. The API never exposes this route. Base models must have the names

@@ -31,7 +31,7 @@ RETRY_SECONDS = 10.0
 """Time after a failed start in which requests do not start the process again."""
 _POLL_SECONDS = 0.05
 _OURS = "error: "
-"""Start of the lines that the process writes for operators, about its settings."""
+"""Start of log lines in which the process tells operators about wrong settings."""
 _LOG_BYTES = 10 * 1024 * 1024
 
 
@@ -72,7 +72,7 @@ class InferenceProcess:
         return self.url, self._token
 
     async def noticed_end(self) -> None:
-        """Give a process whose connection broke a moment to end."""
+        """After a broken connection, wait a moment for the end of the process."""
         for _ in range(10):
             if self._process is None or self._process.poll() is not None:
                 return

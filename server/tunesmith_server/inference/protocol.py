@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 
 LIST_MODELS = "GET /v1/models lists all models"
 NOT_LOADED = "model_not_loaded"
-"""Error code of a server without the model; the API then registers the model."""
+"""Error code of a server that does not have the model; the API then registers the model."""
 
 
 @dataclass(frozen=True, kw_only=True)

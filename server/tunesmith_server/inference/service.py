@@ -1,4 +1,5 @@
-"""The inference server of one API process: opened on first use, models registered on demand."""
+"""Access of one API process to the inference server. Models are registered when a request needs
+them."""
 
 from __future__ import annotations
 
@@ -29,11 +30,12 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 MOST_OPEN = 512
-"""Requests that one API process has open at a time; the inference server has its own queue."""
+"""Maximum number of open requests of one API process; the inference server has its own queue."""
 MOST_OPEN_BYTES = 32 * 1024 * 1024
-"""Bytes of the bodies of these requests, which stay in memory until they are answered."""
+"""Maximum total size of the bodies of open requests, in bytes. A body stays in memory until its
+request is answered."""
 MOST_OF_KEY = 128
-"""Completions that one API key has open at a time in one API process. A single request may be
+"""Maximum number of open completions of one API key in one API process. A single request may be
 larger."""
 ABSENT_SECONDS = 10.0
 """Time in which a model is not registered again after the server refused it as unknown."""
@@ -42,7 +44,7 @@ FORGET_SECONDS = 30.0
 
 
 class Inference:
-    """Requests to the inference server of the settings."""
+    """Requests to the inference server that the settings name."""
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
@@ -127,7 +129,7 @@ class Inference:
         raise refusal(response, error)
 
     def _refuse_absent(self, model: ServedModel) -> None:
-        """Raise the last error of a model that the server did not have a moment ago."""
+        """Raise the last error again if the server refused this model as unknown a moment ago."""
         digest, end, error = self._absent.get(model.id, ("", 0.0, None))
         if error is not None and digest == model.digest and time.monotonic() < end:
             raise error
@@ -143,8 +145,8 @@ class Inference:
                 log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
 
     async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
-        """Unload models that were deleted, until cancelled. `existing`: returns which of some names
-        are still models of this server; it runs in a thread."""
+        """Unload models that were deleted, until cancelled. `existing`: function that returns which
+        of the given names are still models of this server; called in a thread."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             if not (names := [*self._registered]):
@@ -159,7 +161,7 @@ class Inference:
 
     @property
     def is_on(self) -> bool:
-        """True if the settings name an inference server, or let this process start one."""
+        """Return True if the settings name an inference server, or let this process start one."""
         return bool(self._settings.inference_url or self._settings.inference_child)
 
     async def status(self) -> EngineStatus:
