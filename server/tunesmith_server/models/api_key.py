@@ -24,17 +24,19 @@ class ApiKeyRow(Base):
     """Project that the key opens. An admin key opens every project; this project is its default."""
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
     """`viewer`, `member`, `lead` or `admin`. A user's key never has more rights than the user. Keys
-    of earlier releases could do everything with files, jobs and models, as a lead can."""
+    of earlier releases have the role `lead`, because they could do everything with files, jobs and
+    models."""
     user_id: Mapped[str | None] = mapped_column(String(40), index=True)
     """User whose key this is; null for the key of a service."""
     verbs: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     """Verbs that the key is limited to; null means all verbs of its role."""
     expires_at: Mapped[float | None] = mapped_column(Double)
     last_used_at: Mapped[float | None] = mapped_column(Double)
-    """Time of the last request, at most a minute late."""
+    """Time of the last request; the stored value may be a minute old."""
     requests_per_minute: Mapped[int | None] = mapped_column(Integer)
     """Rate limit of the key; null means TUNESMITH_REQUESTS_PER_MINUTE."""
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
-    """Limit for jobs created with this key; its project has the same kinds of limits."""
+    """Limit of device-hours in 30 days for jobs created with this key. Projects have the same three
+    limits."""

@@ -14,9 +14,9 @@ class AuditRow(Base):
     __tablename__ = "audit_log"
 
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    """Number from 1, without gaps."""
+    """Number of the entry, from 1 and without gaps."""
     at: Mapped[float] = mapped_column(Double)
-    """Unix seconds."""
+    """Time of the entry, Unix seconds."""
     key_id: Mapped[str | None] = mapped_column(String(40))
     """API key of the caller; null for a command on the server's host."""
     user_id: Mapped[str | None] = mapped_column(String(40))
@@ -25,7 +25,7 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(String(120))
     """Method and path of the route, such as `DELETE /files/{file_id}`, or a command."""
     target: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """Ids in the path."""
+    """Ids in the request's path."""
     address: Mapped[str | None] = mapped_column(String(64))
     """IP address of the client."""
     request_id: Mapped[str | None] = mapped_column(String(64))

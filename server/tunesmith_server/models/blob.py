@@ -18,7 +18,7 @@ class BlobRow(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float] = mapped_column(Double)
     last_used_at: Mapped[float] = mapped_column(Double, index=True)
-    """Database time of the last write, or of the last row that referred to it."""
+    """Database time of the last write of the object, or of the last new row that refers to it."""
     stored_at: Mapped[float | None] = mapped_column(Double)
     """Time when the content was known to be durable and to match its hash."""
     deleting_at: Mapped[float | None] = mapped_column(Double)

@@ -14,9 +14,9 @@ from .audit import AuditRow
 from .event import EventRow
 
 _CHANGES = "changes"
-"""Key in `session.info`."""
+"""Key in `session.info` of the session's changes."""
 _NOT_SHOWN = {"sha256", "request_key", "recipe", "hyperparameters", "method", "files", "labels"}
-"""Columns with hashes of keys or large documents."""
+"""Columns that are left out, because they have hashes of keys or large documents."""
 _MAX_TEXT = 500
 
 Values = dict[str, Any]  # Any: JSON

@@ -1,4 +1,4 @@
-"""Table of curves: metrics of finished stretches of steps in packed form, for fast reading."""
+"""Table of curves: metrics of complete chunks of steps, packed for fast access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CurveRow(Base):
     start: Mapped[int] = mapped_column(Integer, primary_key=True)
     """First step of the chunk, a multiple of `curve_chunks.CHUNK`."""
     coarse: Mapped[bytes] = mapped_column(LargeBinary)
-    """Extremes of each block of `curve_chunks.BLOCK` steps; before `fine`, so that SQLite reads it
-    without `fine`."""
+    """Minimum and maximum of each block of `curve_chunks.BLOCK` steps. The column comes before
+    `fine`, so that SQLite can read it without reading `fine`."""
     fine: Mapped[bytes] = mapped_column(LargeBinary)
-    """All values."""
+    """Values of all steps of the chunk."""

@@ -30,10 +30,10 @@ class EvaluationRow(Owned, Base):
     filename: Mapped[str | None] = mapped_column(String(255))
     grader: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """JobFailure."""
+    """JobFailure as JSON."""
     verdict: Mapped[str | None] = mapped_column(String(1000))
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """Evaluation."""
+    """Evaluation as JSON."""
     task_results: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     fence: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims: only the worker with the newest claim may write."""

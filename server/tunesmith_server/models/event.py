@@ -15,7 +15,8 @@ NO_METRICS = text("kind <> 'metrics'")
 """Condition of the index of events other than metrics. SQLite uses the index only for queries that
 have this text."""
 NO_INFO = text("level <> 'info'")
-"""Condition of the index of warnings and errors, as `NO_METRICS`."""
+"""Condition of the index of warnings and errors. SQLite uses this index, too, only for queries that
+have this text."""
 
 
 class EventRow(Owned, Base):
@@ -29,8 +30,8 @@ class EventRow(Owned, Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """Event number from 1, assigned in the transaction that stores the event, so readers skip no
-    event."""
+    """Event number from 1, assigned in the transaction that stores the event, so that readers miss
+    no event."""
     created_at: Mapped[float] = mapped_column(Double)
     attempt: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str] = mapped_column(String(16))

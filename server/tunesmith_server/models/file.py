@@ -29,12 +29,13 @@ class FileRow(Owned, Base):
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """Time of the last validation message; the janitor sends another message after 30 s."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of readings whose worker was lost."""
+    """Number of lost workers among those that read and validated the file."""
     reader: Mapped[str | None] = mapped_column(String(128))
-    """Id of the light worker that reads the file."""
+    """Id of the light worker that reads and validates the file."""
     reading: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of the newest reading: only its worker may report a result."""
+    """Number of claims of the file: only the worker with the newest claim may report a result."""
     reading_until: Mapped[float | None] = mapped_column(Double)
-    """End of the reading's lease, by the database clock; null if nobody reads the file."""
+    """End of the worker's lease, by the database clock; null if no worker reads the file."""
     request_key: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
-    """SHA-256 of the API key, the project and the request's Idempotency-Key; null without one."""
+    """SHA-256 of the API key, the project and the request's Idempotency-Key; null without an
+    Idempotency-Key."""

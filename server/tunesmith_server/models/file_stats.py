@@ -1,4 +1,5 @@
-"""Table of figures about the rows of data sets. A light worker stores them with its verdict."""
+"""Table of statistics about the rows of data sets. A light worker stores them with its validation
+result."""
 
 from __future__ import annotations
 
@@ -17,6 +18,6 @@ class FileStatsRow(Base):
         String(40), ForeignKey("files.id", ondelete="CASCADE"), primary_key=True
     )
     stats: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """FileStats."""
+    """FileStats as JSON."""
     row_hashes: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
-    """Hash of each row: eight bytes for each row number; null if the file has too many rows."""
+    """Hashes of the rows in file order, eight bytes per row; null if the file has too many rows."""

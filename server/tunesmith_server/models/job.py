@@ -43,7 +43,7 @@ class JobRow(Owned, Base):
 
     model: Mapped[str] = mapped_column(String(512))
     base_adapter_id: Mapped[str | None] = mapped_column(String(40))
-    """Id of the base model's weights, if Tunesmith trained the base model."""
+    """Id of the base model's weights if an earlier job trained the base model, else null."""
     training_file: Mapped[str] = mapped_column(String(40), index=True)
     validation_file: Mapped[str | None] = mapped_column(String(40), index=True)
     suffix: Mapped[str | None] = mapped_column(String(64))
@@ -59,12 +59,12 @@ class JobRow(Owned, Base):
     hyperparameters: Mapped[dict[str, Any]] = mapped_column(JSON)
     method: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     method_name: Mapped[str] = mapped_column(String(16), default="supervised")
-    """`type` in `method`; lists are filtered by this column."""
+    """Value of `type` in `method`. Lists of jobs are filtered by this column."""
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
-    """True if the job must end at the next step and keep the result. A requested pause has no flag;
-    it is the state `pausing`."""
+    """True if the job must end at the next step and keep the result. A requested pause needs no
+    column, because the job's state is then `pausing`."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
@@ -98,7 +98,7 @@ class JobRow(Owned, Base):
     curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobCurve as JSON; stored together with `health`."""
     sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """End of the packed metrics (services/curve_chunks.py)."""
+    """Step below which all metrics are also packed in chunks (services/curve_chunks.py)."""
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """EvaluationSummary as JSON; the whole evaluation is part of the run report."""
 
@@ -109,13 +109,13 @@ class JobRow(Owned, Base):
     """Failed or cancelled job that this job retries; a job has at most one retry."""
 
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """Jobs of a project with a higher priority are claimed earlier."""
+    """Priority among the jobs of a project: higher values are claimed first."""
     interactive: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     """True if the job is in the lane of short jobs, which are claimed first."""
     worker_labels: Mapped[str | None] = mapped_column(String(2000))
-    """Labels that a worker must have, packed by `scheduling.eligibility.packed`."""
+    """Labels that a worker must have, as one text made by `scheduling.eligibility.packed`."""
     needs_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Device memory that the job asks for, or the predicted peak of an earlier attempt."""
+    """Device memory in bytes that the job asks for, or the predicted peak of an earlier attempt."""
     claimed_at: Mapped[float | None] = mapped_column(Double)
     """Time of the newest claim, by the database clock."""
     claimed_step: Mapped[int | None] = mapped_column(Integer)
@@ -123,7 +123,7 @@ class JobRow(Owned, Base):
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
-    """Device-time of the ended attempts, including lost work."""
+    """Device-time of the ended attempts in seconds, including lost work."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason for which the worker must save a resume point and free its device, else null."""
     preempted_at: Mapped[float | None] = mapped_column(Double)

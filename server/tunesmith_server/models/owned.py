@@ -6,7 +6,8 @@ from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
 DEFAULT_PROJECT = "proj-default"
-"""Id of the project that exists from the first start. Rows of earlier releases belong to it."""
+"""Id of the project that exists from the first start. Rows of earlier releases belong to this
+project."""
 
 
 class Owned:
@@ -14,5 +15,5 @@ class Owned:
     of its project; see models/scope.py."""
 
     project_id: Mapped[str] = mapped_column(String(40), server_default=DEFAULT_PROJECT)
-    """Projects are archived, never deleted, so the column needs no foreign key; SQLite could add
-    one only by copying the table."""
+    """Projects are archived, never deleted, so the column needs no foreign key; SQLite could add a
+    foreign key only by copying the table."""

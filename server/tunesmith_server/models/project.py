@@ -17,7 +17,7 @@ class ProjectRow(Base):
     """Second part of the names of the project's tuned models; null means TUNESMITH_PROJECT."""
     created_at: Mapped[float] = mapped_column(Double)
     archived_at: Mapped[float | None] = mapped_column(Double)
-    """Time since when no key opens the project."""
+    """Time at which the project was archived; since then, no key opens it."""
     max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Quota of stored bytes; null means no quota."""
     base_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
@@ -26,11 +26,12 @@ class ProjectRow(Base):
     weight: Mapped[float] = mapped_column(Double, server_default="1")
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Devices that the project gets before other projects get more than their guarantee."""
+    """Number of devices that the project gets before other projects get more than their
+    guarantee."""
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
-    """Device-hours in 30 days; null means no limit, like the other two limits."""
+    """Limit of device-hours in 30 days. In all three limits, null means no limit."""
     usage_log: Mapped[float | None] = mapped_column(Double)
     """Decayed device-time, as a logarithm that needs no update (scheduling/usage.py); null before
     the first job."""

@@ -1,7 +1,7 @@
 """Scope of a session: a session of a user's request sees and writes only rows of one project.
 
-The scope is part of the session, so a query cannot forget it. SQLAlchemy adds the condition to
-every SELECT, UPDATE and DELETE, in subqueries too. A query that needs rows of all projects, for
+The scope is part of the session, so no query can leave it out. SQLAlchemy adds the condition to
+every SELECT, UPDATE and DELETE, also in subqueries. A query that needs rows of all projects, for
 example a position in the queue, is marked with `all_projects`. Sessions without a scope belong to
 workers, the janitor and the command line.
 """
@@ -21,7 +21,7 @@ from .owned import Owned
 from .project import ModelPermissionRow
 
 _LIMITS = "project_limits"
-"""Key in `session.info`."""
+"""Key in `session.info` of the session's ProjectLimits."""
 _ALL = "all_projects"
 """Execution option of a statement that reads rows of all projects."""
 
@@ -35,7 +35,7 @@ def limit(session: Session, project: ProjectLimits) -> Session:
 
 
 def limits_of(session: Session) -> ProjectLimits | None:
-    """Return the project that the session is limited to, and what the project may use; None for a
+    """Return the project that the session is limited to, with its quota and base models; None for a
     session of the service."""
     limits: ProjectLimits | None = session.info.get(_LIMITS)
     return limits
@@ -81,7 +81,8 @@ def _limit_statement(state: ORMExecuteState) -> None:
 
 @event.listens_for(Session, "before_flush")
 def _own_new_rows(session: Session, context: UOWTransaction, objects: object) -> None:
-    """Give new rows the session's project. A row without a project is an error of the caller."""
+    """Set the session's project in new rows that have none. Raises an error if a row has no
+    project, or another project than the session."""
     project_id = project_of(session)
     for row in session.new:
         if not isinstance(row, Owned):

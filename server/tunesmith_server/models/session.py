@@ -16,13 +16,13 @@ class SessionRow(Base):
     key_id: Mapped[str] = mapped_column(String(40), index=True)
     """API key whose rights the session has."""
     kind: Mapped[str] = mapped_column(String(16))
-    """`browser`: somebody signed in; `display`: read-only, for an office screen; `link`: a link
-    that signs in one browser once."""
+    """`browser`: session of a user who signed in; `display`: read-only session for an office
+    screen; `link`: link that signs in one browser once."""
     name: Mapped[str | None] = mapped_column(String(120))
     """Name of a display session."""
     created_at: Mapped[float] = mapped_column(Double)
     last_seen: Mapped[float] = mapped_column(Double)
-    """Time of the last request, at most a minute late."""
+    """Time of the last request; the stored value may be a minute old."""
     expires_at: Mapped[float] = mapped_column(Double, index=True)
     user_agent: Mapped[str | None] = mapped_column(String(200))
-    """Browser, as it names itself."""
+    """Name of the browser in its `User-Agent` header."""

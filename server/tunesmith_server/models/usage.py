@@ -9,7 +9,8 @@ from tunesmith_server.core.database import Base
 
 
 class UsageRow(Base):
-    """Device-time of ended attempts. A day is counted from 1970-01-01, in UTC."""
+    """Device-time of ended attempts on one day; `day` is the number of days since 1970-01-01, in
+    UTC."""
 
     __tablename__ = "usage_days"
     __table_args__ = (Index("ix_usage_days_owner", "owner", "day"),)
@@ -22,11 +23,11 @@ class UsageRow(Base):
     """Base model of the jobs."""
     device_seconds: Mapped[float] = mapped_column(Double)
     lost_seconds: Mapped[float] = mapped_column(Double)
-    """Part of `device_seconds` whose work was lost and is not charged."""
+    """Part of `device_seconds` in which the work was lost; this part is not charged."""
 
 
 class IdleRow(Base):
-    """Time in which a worker was ready and had no job."""
+    """Time on one day in which a worker was ready and had no job."""
 
     __tablename__ = "idle_days"
 

@@ -1,4 +1,4 @@
-"""Table of people. What a user may do in a project is in the table of members."""
+"""Table of users. The table of members has their roles in projects."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ class UserRow(Base):
     email: Mapped[str] = mapped_column(String(254), unique=True)
     name: Mapped[str] = mapped_column(String(120))
     role: Mapped[str] = mapped_column(String(16))
-    """`admin`, who may do everything, or `member`, whose rights come from projects."""
+    """Role of the user: an `admin` may do everything, the rights of a `member` come from
+    projects."""
     created_at: Mapped[float] = mapped_column(Double)

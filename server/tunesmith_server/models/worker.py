@@ -18,7 +18,7 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(255))
     version: Mapped[str] = mapped_column(String(32))
     models: Mapped[list[str]] = mapped_column(JSON)
-    """Base models on the worker's host."""
+    """Names of the base models on the worker's host."""
     not_ready: Mapped[str | None] = mapped_column(String(500))
     """Reason why the worker accepts no job; null if it accepts jobs."""
     last_seen: Mapped[float] = mapped_column(Double)
@@ -28,4 +28,4 @@ class WorkerRow(Base):
     labels: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """Labels that jobs may ask for, for example `gpu: h100`."""
     device_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Memory of the worker's device; null if unknown."""
+    """Memory of the worker's device in bytes; null if unknown."""

@@ -74,8 +74,8 @@ def reserve(session: Session, body: ReservationCreate, by: str) -> Reservation:
 
 
 def list_all(session: Session, sees: Callable[[str], bool]) -> list[Reservation]:
-    """Return the active and the future reservations, ordered by their start. Those of projects that
-    the caller does not see have only worker and times."""
+    """Return the active and the future reservations, ordered by their start. Reservations of
+    projects that the caller may not see have only the worker and the times."""
     ahead = or_(ReservationRow.ends_at.is_(None), ReservationRow.ends_at > epoch_now())
     rows = session.scalars(select(ReservationRow).where(ahead).order_by(ReservationRow.starts_at))
     return [

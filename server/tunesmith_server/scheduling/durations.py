@@ -1,4 +1,4 @@
-"""Estimate durations: of running jobs from their progress, of waiting jobs from ended jobs."""
+"""Estimates of durations: of running jobs from their progress, of waiting jobs from ended jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .snapshot import Running, Waiting
 UNKNOWN_SECONDS = 3600.0
 """Assumed device-time of a job if no job has ended yet."""
 MAX_EXAMPLES = 1000
-"""Number of ended jobs, newest first, that estimates are made from."""
+"""Number of the newest ended jobs from which estimates are made."""
 MIN_REMAINING_SECONDS = 5.0
 
 
@@ -36,8 +36,9 @@ class Example:
 
 
 class Durations:
-    """Expected device-times. The first of these groups with an example counts: same model, method
-    and training file; same project, model and method; same model and method; any job."""
+    """Expected device-times. An estimate uses the first of these groups that has an example: same
+    model, method and training file; same project, model and method; same model and method; any
+    job."""
 
     def __init__(self, examples: Iterable[Example], *, factor: float = 1.0) -> None:
         """`factor` multiplies the times of waiting jobs and of jobs without progress."""

@@ -1,4 +1,4 @@
-"""Jobs that a worker can run: the base model, the device's memory, and labels.
+"""Rules for the jobs that a worker can run: base model, device memory and labels.
 
 Each rule exists as an SQL condition, for the claim, and as a function, for forecasts. A test checks
 that both give the same result.
@@ -65,8 +65,8 @@ def can_run(worker: Abilities, jobs: Jobs = JobRow) -> ColumnElement[bool]:
 
 
 def has_model(models: frozenset[str], jobs: Jobs = JobRow) -> ColumnElement[bool]:
-    """The base model is a folder on the worker's host, or any worker can fetch it (a Hugging Face
-    id, or weights that Tunesmith trained)."""
+    """Return the SQL condition that the base model is a folder on the worker's host, or that any
+    worker can fetch it (a Hugging Face id, or weights that Tunesmith trained)."""
     return or_(
         jobs.base_adapter_id.is_not(None),
         jobs.model.contains("/"),
@@ -109,7 +109,7 @@ def needs_of(job: JobRow) -> Needs:
 
 
 def fits(worker: Abilities, needs: Needs) -> bool:
-    """Return True if the worker can run the job. `can_run` is the same rule in SQL."""
+    """Return True if the worker can run the job; `can_run` has the same rule as SQL."""
     return not (lacks_model(worker, needs) or lacks_memory(worker, needs)) and not (
         lacks_labels(worker, needs)
     )

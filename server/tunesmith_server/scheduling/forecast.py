@@ -1,7 +1,7 @@
 """Forecast of the queue: in which order and when waiting jobs start, if nothing new arrives.
 
-The forecast plays the queue forward by the rules of the claim. Running jobs end when their steps
-have taken as long as so far; waiting jobs take as long as similar jobs have (durations.py).
+The forecast simulates the queue with the rules of a claim. It assumes that a running job keeps its
+mean time per step, and that a waiting job takes as long as similar jobs took (durations.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .eligibility import Needs
 from .snapshot import Project, Running, Snapshot, Waiting, Worker, place
 
 EVALUATION_SECONDS = 60.0
-"""Time that a running evaluation is expected to take from now on."""
+"""Expected remaining time of a running evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class Start:
 
 
 class _Ledger:
-    """Usage of the projects during the forecast, charged as the claim and the reports do."""
+    """Usage of the projects during the forecast, charged at the same times as by claims and
+    reports."""
 
     def __init__(self, projects: dict[str, Project]) -> None:
         self._usage = {project.id: project.usage for project in projects.values()}
@@ -67,12 +68,13 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
 
 
 Kind = tuple[Needs, bool, str]
-"""Jobs of a project that are alike for a worker. Members: needs, lane, and the key if it has a
-limit or the job is interactive."""
+"""Key of a group of a project's jobs that any worker treats alike: needs, lane, and the API key if
+the key has a limit or the job is interactive."""
 
 
 class _Queue:
-    """Waiting jobs of one project, by kind, each kind in the order of the project."""
+    """Waiting jobs of one project, grouped by kind. Within a kind, the jobs are in the order of the
+    queue."""
 
     def __init__(self) -> None:
         self.kinds: dict[Kind, deque[tuple[int, Waiting]]] = {}
@@ -83,7 +85,7 @@ class _Queue:
         self.kinds.setdefault(kind, deque()).append((self._number, job))
 
     def first(self, may_start: Callable[[Waiting], bool]) -> tuple[Kind, Waiting] | None:
-        """Return the first job whose kind may start."""
+        """Return the first of the jobs whose kind may start."""
         heads = [(*jobs[0], kind) for kind, jobs in self.kinds.items() if may_start(jobs[0][1])]
         if not heads:
             return None
@@ -108,9 +110,10 @@ class _Forecast:
         self._delayed: list[Waiting] = []
         """Jobs whose retry delay is not over."""
         self._events: list[tuple[float, int, str]] = []
-        """Times at which something may start: the time, a number, and the worker's id or ''."""
+        """Times at which a job may start: the time, a number, and the id of the worker that becomes
+        free or ''."""
         self._held: dict[str, Waiting] = {}
-        """Running job of each busy worker."""
+        """Running job of each busy worker, by worker id."""
         self._takes: dict[tuple[str, str, Needs], bool] = {}
         self._number = 0
 
@@ -171,7 +174,7 @@ class _Forecast:
         return self._takes[key]
 
     def _take_next(self, worker: Worker) -> Waiting | None:
-        """Return the job that the worker would claim, and take it out of its queue."""
+        """Remove the job that the worker would claim from its queue, and return the job."""
         heads = []
         for project_id, queue in self._queues.items():
             project = self._projects[project_id]

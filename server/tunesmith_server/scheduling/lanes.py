@@ -1,4 +1,4 @@
-"""The interactive lane: short jobs that are claimed first and that other jobs make room for."""
+"""The interactive lane: short jobs that are claimed first and that can pre-empt other jobs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LEFT = (
     f"the job has used its device for {INTERACTIVE_SECONDS / 60:.0f} minutes and leaves the "
     "interactive lane: it goes on, and other jobs may pre-empt it"
 )
-"""Message of the event."""
+"""Message of the event of a job that leaves the lane."""
 
 
 def leave_if_too_long(job: JobRow, now: float) -> bool:
-    """Take a running job out of the lane if its time there is over; return True if so."""
+    """Remove a running job from the lane if it has used INTERACTIVE_SECONDS; return True if so."""
     if not job.interactive or job.claimed_at is None:
         return False
     if job.device_seconds + now - job.claimed_at <= INTERACTIVE_SECONDS:

@@ -1,8 +1,8 @@
 """Limits of a project and of a key: queued jobs, running jobs, and device-hours in 30 days.
 Evaluations on demand count as jobs.
 
-A create counts the waiting jobs, and a claim the running jobs, after it has locked the row that
-has the limit. So simultaneous requests cannot exceed a limit together.
+A create request counts the waiting jobs; a claim counts the running jobs. Both first lock the row
+that has the limit, so simultaneous requests cannot exceed a limit together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .usage import DAY, lock_project
 HELD = (JobState.RUNNING, JobState.PAUSING)
 """States in which a worker holds the lease."""
 WAITING = (JobState.VALIDATING_FILES, JobState.QUEUED, JobState.PAUSED)
-"""States that count for `max_queued_jobs`."""
+"""States of the jobs that `max_queued_jobs` limits."""
 WINDOW_DAYS = 30
 
 
@@ -42,7 +42,7 @@ class _Link:
 
 
 class Project(Protocol):
-    """A ProjectRow, or its columns."""
+    """Columns of a project that the limits need: a ProjectRow, or a row of a query."""
 
     @property
     def id(self) -> str: ...
@@ -121,8 +121,8 @@ def may_run(session: Session, project: Project, owner: str, of_key: int | None) 
 
 
 def project_has_room() -> ColumnElement[bool]:
-    """Return the SQL condition on `ProjectRow` that it is active and that its limits allow another
-    running job."""
+    """Return the SQL condition on `ProjectRow` that the project is active and that its limits allow
+    another running job."""
     return and_(
         ProjectRow.archived_at.is_(None),
         or_(
@@ -154,7 +154,7 @@ def key_has_room(owner: Any) -> ColumnElement[bool]:  # Any: a column of an alia
 
 @cache
 def over_device_hours() -> CompoundSelect[str]:
-    """Return a query of the ids of projects and keys that have used their device-hours."""
+    """Return a query of the ids of projects and keys that have used up their device-hours."""
     queries = [
         select(link.table.id).where(
             link.table.max_device_hours.is_not(None),
@@ -170,7 +170,7 @@ def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
 
 
 def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
-    """Return the number of running jobs, of the outer query's project by default."""
+    """Return the number of running jobs, by default of the outer query's project."""
     query = select(func.count()).select_from(_HELD).where(link.of(_HELD), is_held(_HELD))
     return query.correlate(link.table).scalar_subquery()
 
@@ -185,7 +185,8 @@ def _running(link: _Link) -> ColumnElement[int]:
 
 
 def _used_seconds(link: _Link) -> ColumnElement[float]:
-    """Device-time of the last 30 days: ended attempts and running jobs, without lost work."""
+    """Return the SQL expression of the device-time of the last 30 days: ended attempts and running
+    jobs, without lost work."""
     ended = select(func.coalesce(func.sum(_USED.device_seconds - _USED.lost_seconds), 0.0)).where(
         link.of(_USED), _USED.day > epoch_now() / DAY - WINDOW_DAYS
     )

@@ -1,4 +1,4 @@
-"""The queue and the workers as the API shows them. Jobs of other projects have no id."""
+"""The queue and the workers, in the format of the API. Jobs of other projects have no id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .snapshot import READY_SECONDS, Project, Running, Waiting
 from .view import View
 
 Sees = Callable[[str], bool]
-"""Return True if the caller may see the jobs and files of a project."""
+"""Function that returns True if the caller may see the jobs and files of a project."""
 
 
 def queue(view: View, sees: Sees, limit: int) -> Queue:

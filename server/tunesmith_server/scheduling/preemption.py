@@ -42,7 +42,7 @@ def find(session: Session) -> list[Preemption]:
 
 
 def choose(snapshot: Snapshot) -> list[Preemption]:
-    """Return the pre-emptions that a snapshot of the queue calls for."""
+    """Return the pre-emptions that are due in a snapshot of the queue."""
     devices, projects = snapshot.devices(), snapshot.projects
     free = snapshot.free_workers()  # includes devices that will be free soon
     by_worker = {job.worker_id: job for job in snapshot.running}
@@ -87,8 +87,8 @@ def choose(snapshot: Snapshot) -> list[Preemption]:
 def _is_limited(
     snapshot: Snapshot, project: Project, owner: str, of_project: int, of_key: int
 ) -> bool:
-    """Return True if no claim would take another job of the project and key, which have
-    `of_project` and `of_key` running jobs."""
+    """Return True if limits keep the project or the key from another running job. `of_project` and
+    `of_key` are their numbers of running jobs."""
     limits = ((project.max_running_jobs, of_project), (snapshot.key_limits.get(owner), of_key))
     is_full = any(limit is not None and running >= limit for limit, running in limits)
     return is_full or not snapshot.over_device_hours.isdisjoint((project.id, owner))
@@ -99,7 +99,8 @@ def _frees_device(job: Running | None) -> bool:
 
 
 def _may_preempt(snapshot: Snapshot, job: Waiting, victim: Running, left: int) -> bool:
-    """`left`: devices of the victim's project without the victim."""
+    """Return True if the waiting job may pre-empt the victim. `left`: number of devices of the
+    victim's project without the victim's device."""
     last = victim.preempted_at
     if victim.state != JobState.RUNNING or victim.yields or victim.interactive:
         return False
@@ -127,7 +128,7 @@ def _place(project: Project, devices: int, job: Waiting) -> Place:
 
 
 def _reason(job: Waiting, project: Project, victim: Running) -> str:
-    """Return the reason for the events of `victim`, which name no job of another project."""
+    """Return the reason for the events of `victim`; it does not name a job of another project."""
     own = job.project_id == victim.project_id
     if job.interactive:
         return (

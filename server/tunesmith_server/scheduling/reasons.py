@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def because(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBecause:
-    """Return the first reason that applies: of the job, of its limits, of the workers, of the
+    """Return the first reason that applies, in this order: the job, its limits, the workers, the
     queue. `position`: expected position in the queue."""
     delay = (job.not_before or 0.0) - snapshot.now
     if delay > 0:

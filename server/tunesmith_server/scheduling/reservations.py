@@ -1,4 +1,4 @@
-"""Drains and reserved windows: times in which a worker takes no jobs, or jobs of one project."""
+"""Drains and reservations: times in which a worker takes no jobs, or only jobs of one project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def active() -> ColumnElement[bool]:
 
 
 def names_of(worker_id: str, worker: WorkerRow | None) -> dict[str, str]:
-    """Return the names by which reservations name a worker, as parameters: its own, its host's."""
+    """Return the names that a reservation of a worker can have, as query parameters: the worker's
+    id and its host."""
     return {"worker": worker_id, "host": worker.host if worker else worker_id}
 
 
@@ -57,8 +58,8 @@ def refuses(reservations: Iterable[ReservationRow], project_id: str) -> Reservat
 
 
 def jobs_to_move(session: Session) -> list[tuple[str, str]]:
-    """Return the running jobs that an active reservation does not allow on their worker, each with
-    the reason."""
+    """Return the running jobs whose worker must not run them because of an active reservation, each
+    with the reason."""
     rows = session.execute(
         select(JobRow.id, ReservationRow)
         .join(WorkerRow, WorkerRow.worker_id == JobRow.lease_owner)
@@ -77,8 +78,8 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
-    """Return the reason why the worker takes no other jobs, for users. A project's text is shown to
-    the project itself (`is_own`) only."""
+    """Return the reason why the worker takes no other jobs, for users. Only the project itself
+    (`is_own`) sees the reservation's own reason."""
     project_id = reservation.project_id
     if project_id is not None and not is_own:
         return f"{reservation.worker} is reserved for another project"

@@ -52,7 +52,7 @@ def change_share(session: Session, project_id: str, body: ShareChange) -> Projec
 
 def change_key(session: Session, principal: Principal, key_id: str, body: Limits) -> KeyLimits:
     """Change the limits of a key. A lead may change the keys of its project but not admin keys, and
-    gives no key more than its own key has; so it cannot raise its own limits."""
+    cannot set a limit above that of its own key, so a lead cannot raise its own limits."""
     key = session.get(ApiKeyRow, key_id, with_for_update=True)
     is_hidden = not principal.is_admin and (
         key is None or key.role == "admin" or key.project_id != principal.project_id
@@ -78,7 +78,7 @@ def change_key(session: Session, principal: Principal, key_id: str, body: Limits
 
 
 def _check_limit(name: str, own: float | None, asked: float | None) -> None:
-    """Raise Forbidden if a limit is above that of the caller's key; None means no limit."""
+    """Raise Forbidden if a limit is above the limit of the caller's key; None means no limit."""
     if own is not None and (asked is None or asked > own):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,

@@ -1,7 +1,6 @@
 """The state of the queue at one moment, read from the database: projects, live workers, running
-jobs and waiting jobs. Forecasts, reasons and pre-emption work on it.
-
-`place` is the order of `order.py` as a tuple; a test compares the two.
+jobs and waiting jobs. Forecasts, reasons and pre-emption use this snapshot. `place` returns the
+order of `order.py` as a tuple; a test compares both.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from .order import of_jobs
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
 MAX_WAITING = 10_000
-"""Waiting jobs that are read: the first ones of each project, so that no project's jobs hide those
-of others."""
+"""Maximum number of waiting jobs that are read. The first jobs of each project are read, so that
+the jobs of one project do not hide those of others."""
 
 Place = tuple[bool, bool, float, int, float, str]
 
@@ -61,7 +60,7 @@ class Worker:
     reservations: Sequence[ReservationRow]
 
     def takes(self, project_id: str, needs: Needs) -> bool:
-        """Return True if the worker may run such a job of the project when the worker is free."""
+        """Return True if the worker, when free, may run a job of the project with these needs."""
         refused = self.not_ready or reservations.refuses(self.reservations, project_id)
         return not refused and fits(self.abilities, needs)
 
@@ -106,11 +105,11 @@ class Snapshot:
     waiting: Sequence[Waiting]
     """Queued jobs of active projects; the jobs of one project are in its order."""
     evaluating: frozenset[str] = frozenset()
-    """Workers that run an evaluation."""
+    """Ids of the workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
     """`max_running_jobs` of each key that has this limit."""
     over_device_hours: frozenset[str] = frozenset()
-    """Projects and keys that have used all their device-hours."""
+    """Ids of the projects and keys that have used up their device-hours."""
 
     def devices(self) -> Counter[str]:
         """Return the number of running jobs of each project."""
@@ -122,8 +121,8 @@ class Snapshot:
 
 
 def place(project: Project, devices: int, usage_log: float | None, job: Waiting) -> Place:
-    """Return the job's place in the queue: the smaller, the earlier. `devices`: running jobs of the
-    project."""
+    """Return the job's place in the queue; smaller tuples come first. `devices`: number of the
+    project's running jobs."""
     return (
         not job.interactive,
         devices >= project.guaranteed_devices,

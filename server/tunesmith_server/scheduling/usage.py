@@ -22,14 +22,15 @@ DAY = 86_400.0
 HALF_LIFE_SECONDS = DAY
 _RATE = math.log(2) / HALF_LIFE_SECONDS
 CHARGE_AHEAD_SECONDS = 600.0
-"""A claim charges this much device-time in advance, and a longer job charges it again each time it
-is used up. Without the advance, a project could claim all devices before it is charged anything."""
+"""Device-time that a claim charges in advance. When a job has used up its advance, the same time is
+charged again. Without the advance, a project could claim all devices before it is charged
+anything."""
 NO_USAGE = -1e9
 """Value that replaces the logarithm of zero."""
 
 
 class Project(Protocol):
-    """A ProjectRow, or its columns."""
+    """Columns of a project that the usage needs: a ProjectRow, or a row of a query."""
 
     @property
     def id(self) -> str: ...
@@ -118,7 +119,7 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
 def charge(
     session: Session, project_id: str, owner: str, model: str, start: float, end: float
 ) -> None:
-    """Charge device-time that is no job's, and add it to the totals."""
+    """Charge device-time of an evaluation, and add it to the totals."""
     project = lock_project(session, project_id)
     project.usage_log = added(project.usage_log, start, end)
     for day, begun, stop in split_days(start, end):
@@ -138,7 +139,8 @@ def lock_project(session: Session, project_id: str) -> ProjectRow:
 
 def lock_further_project(session: Session, project_id: str) -> ProjectRow | None:
     """Lock a project in a transaction that may hold other projects; return None if another
-    transaction has it. Two transactions that waited for each other's projects would deadlock."""
+    transaction has it. If two transactions waited for each other's projects, they would
+    deadlock."""
     return session.get(
         ProjectRow, project_id, with_for_update={"skip_locked": True}, populate_existing=True
     )
@@ -150,7 +152,8 @@ def _newest_point(session: Session, job: JobRow) -> float:
 
 
 def split_days(start: float, end: float) -> list[tuple[int, float, float]]:
-    """Split a time at midnight (UTC): the day, its start and its end."""
+    """Split a time range at each midnight (UTC); return the day, the start and the end of each
+    part."""
     pieces = []
     while start < end:
         day = int(start // DAY)

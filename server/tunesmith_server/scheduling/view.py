@@ -17,11 +17,12 @@ from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.6, 1.7
-"""Factors on the times of similar jobs, for the range of an estimate."""
+"""Factors that multiply the times of similar jobs, to get the range of an estimate."""
 LONG_QUEUE = 200
 """A view is kept for a moment if at least this many jobs wait."""
 KEEP_FACTOR = 10.0
-"""A view is kept ten times as long as it took, so that views use a tenth of a core at most."""
+"""Time for which a view is kept, as a multiple of the time to compute it; views then use at most a
+tenth of a core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class View:
         return next((job for job in self.snapshot.waiting if job.id == job_id), None)
 
     def position(self, job: Waiting) -> int | None:
-        """Return the job's position; jobs that no worker can run come last."""
+        """Return the job's position in the queue; jobs that no worker can run come last."""
         start = self.starts.get(job.id)
         return start.position if start else None
 

@@ -91,7 +91,7 @@ def list_adapters(session: Session, *, after: str | None, limit: int, order: Ord
 
 
 def _to_wire_listed(row: AdapterRow) -> Adapter:
-    """Return the adapter; without its files if this release cannot read them."""
+    """Return the adapter. If this release cannot read the list of files, leave the files out."""
     try:
         return to_wire(row)
     except NotFound:
@@ -162,8 +162,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return words for a job that uses something of `project_id`; other projects' jobs have no
-    name."""
+    """Return a text that names a job which uses an object of `project_id`; jobs of other projects
+    are not named."""
     if user.project_id != project_id:
         return "a job of another project"
     return f"job {user.id} ({user.state})"

@@ -1,7 +1,7 @@
 """Retries of failed attempts: which failures are retried, when, and how often.
 
 A release (drain, pause, SIGTERM) is not a failed attempt. A failed attempt counts even if it made
-progress, so that a job which loses a worker at every resume point still ends.
+progress, so that a job which loses its worker after every resume point ends at some time.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def fail_attempt(
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
     """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
-    store the failures of all attempts. A user's cancel has precedence; a pause or stop has
-    precedence unless the job fails. The change is conditional on the job's fence. Returns None if
-    nothing was changed."""
+    store the failures of all attempts. If the user has cancelled the job, it is cancelled instead.
+    If the user has paused or stopped it, this command takes effect unless the job fails. The change
+    is conditional on the job's fence. Returns None if nothing was changed."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}
@@ -115,7 +115,8 @@ def _may_retry(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
 
 
 def _readable(failures: object) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the earlier failures; a damaged list must not hide the new failure."""
+    """Return the earlier failures. A damaged list counts as empty, so that the new failure is
+    stored."""
     fields = {"attempt", "at", "code", "message"}
     listed = failures if isinstance(failures, list) else []
     return [record for record in listed if isinstance(record, dict) and fields <= record.keys()]

@@ -1,4 +1,5 @@
-"""Audit log: append-only, and chained by hashes, so that a changed or missing entry is found."""
+"""Audit log: entries are only appended. Each has the hash of the entry before, so that a changed or
+missing entry is found."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Entry:
 
 
 def append(session: Session, entry: Entry, changes: Changes | None = None) -> AuditRow:
-    """Append an entry in the transaction of the action. Call it last: until the commit, no other
-    transaction can append."""
+    """Append an entry in the transaction of the action. Call this function last, because no other
+    transaction can append until the commit."""
     session.flush()  # completes `changes`
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(_LOCK)))
@@ -85,16 +86,16 @@ class Verdict:
     """Result of a verification."""
 
     entries: int
-    """Number of entries before the first wrong one."""
+    """Number of entries before the first wrong entry."""
     head: str
     """sha256 of the last of these entries."""
     problem: str | None
-    """First problem; None if the chain is whole."""
+    """First problem; None if all entries are correct."""
 
 
 def verify(session: Session, head: str | None = None) -> Verdict:
     """Check every entry's number, its hash, and the hash of its predecessor. `head` is a hash that
-    an earlier verification printed: without its entry, the end of the log was cut off."""
+    an earlier verification printed; if no entry has this hash, the end of the log was cut off."""
     count, previous, found = 0, _FIRST, head in (None, _FIRST)
     for row in entries(session):
         problem = None

@@ -159,7 +159,7 @@ def tuned_name(project: str, model: str, suffix: str | None, job_id: str) -> str
 
 
 CHECKPOINT_MARK = ":ckpt-step-"
-"""Part of a checkpoint's name; a tuned model's name ends before it."""
+"""Separator in a checkpoint's name; the tuned model's name is the text before it."""
 
 
 def checkpoint_name(tuned: str, step: int) -> str:

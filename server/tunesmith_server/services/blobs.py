@@ -2,8 +2,9 @@
 be deleted.
 
 Content is written in three steps: `announce` commits its row, the store writes the object, and
-`use` marks it in the transaction of the row that refers to it. A garbage collection marks a row
-with `deleting_at` before it deletes the object, so that a writer never takes it for stored.
+`use` marks the content in the transaction of the row that refers to it. A garbage collection marks
+a row with `deleting_at` before it deletes the object, so that no writer assumes that the object is
+stored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tunesmith_server.models import (
 )
 
 _ABANDONED_SECONDS = 300.0
-"""Time after which a started deletion counts as crashed. A running deletion gives up earlier."""
+"""Seconds after which a started deletion counts as crashed. A garbage collection gives up a
+deletion before this time."""
 _BATCH = 500
 
 
@@ -39,7 +41,8 @@ def announce(session: Session, name: str, size: int) -> None:
 
 
 def use(session: Session, sizes: dict[str, int]) -> None:
-    """Record stored content, size by name, in the transaction of the row that refers to it."""
+    """Record stored content in the transaction of the row that refers to it. `sizes` has the size
+    by name."""
     _upsert(session, sizes, stored=True)
 
 

@@ -32,7 +32,8 @@ from tunesmith_server.scheduling.eligibility import Abilities, abilities
 from . import events, jobs, quarantine, resume_points, stored_job, waiting
 
 MAX_CANDIDATES = 50
-"""Maximum number of jobs that one claim tries; the worker asks again soon."""
+"""Maximum number of jobs that one claim tries. After that, the worker gets no job and asks again
+soon."""
 
 Columns = Row[Any]  # Any: the columns of `next_claim`
 _TRAINING, _VALIDATION = aliased(FileRow), aliased(FileRow)
@@ -46,8 +47,8 @@ _READ = (
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
-    """Lease the first job of the queue that the worker can run; return None if there is none. A job
-    whose row cannot be read fails, and the next job is tried."""
+    """Lease the first job of the queue that the worker can run; return None if there is no such
+    job. A job whose row cannot be read fails, and the next job is tried."""
     worker = session.get(WorkerRow, worker_id)
     offer, names = abilities(worker), reservations.names_of(worker_id, worker)
     tried: list[str] = []
@@ -80,8 +81,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
 
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) -> Select[Any]:
-    """Return the query of the job that the worker gets, with its project, which it locks, its
-    files, the limit of its key, and two facts about its events."""
+    """Return the query of the job that the worker gets, with its project, its files, the limit of
+    its key, and two facts about its events. The query locks the project."""
     choice = order.next_job(worker, tried).subquery("choice")
     project: Bundle[Any] = Bundle(  # Any: its columns
         "project",
@@ -112,8 +113,8 @@ def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) 
 
 
 def _read(session: Session, settings: Settings, found: Columns, ignored: list[str]) -> Claim:
-    """Return the claim that the lease of the job will make true; add the settings that this release
-    does not know to `ignored`. Raises an error if the row cannot be read."""
+    """Return the claim that the worker gets if the job can be leased. Add the settings that this
+    release does not know to `ignored`. Raises an error if the row cannot be read."""
     job: JobRow = found.JobRow
     if found.has_later_event:
         raise Unreadable(f"last_seq: event {job.last_seq + 1} exists already")
@@ -175,7 +176,7 @@ def _data_file(row: Columns, file_id: str, param: str) -> ClaimedFile:
 
 
 def _note(session: Session, job: JobRow, ignored: list[str]) -> None:
-    """Withdraw the warning of a claimed job, and name the settings that are ignored."""
+    """Withdraw the warning of a claimed job, and add an event that names the ignored settings."""
     session.refresh(job)
     waiting.withdraw_at_claim(session, job)
     if ignored:

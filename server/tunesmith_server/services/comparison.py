@@ -28,7 +28,7 @@ from .curve_chunks import Curve
 METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
-"""Events whose times give the hours of all steps."""
+"""Number of events from whose times the hours of all steps are interpolated."""
 
 Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""
@@ -43,8 +43,8 @@ def compare(
     first: int | None = None,
     last: int | None = None,
 ) -> JobComparison:
-    """Compare jobs; each curve has at most `points` values. Curves and best values are those of the
-    steps from `first` to `last`. Raises NotFound."""
+    """Compare jobs; each curve has at most `points` values. Curves and best values are limited to
+    the steps from `first` to `last`. Raises NotFound."""
     known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
     rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
     names = {name for row in known for name in (row.training_file, row.validation_file) if name}
@@ -124,7 +124,7 @@ def _data(files: Mapping[str, FileRow], file_id: str) -> ComparedData:
 
 
 def _result(name: str, curve: Curve, last: float | None) -> MetricResult:
-    """Return last and best value; a thinned curve has the best."""
+    """Return the last and the best value of a curve; a thinned curve still has its best value."""
     known = [pair for pair in zip(curve.values, curve.steps, strict=True) if pair[0] == pair[0]]
     pick = max if name.endswith("reward") else min
     best = pick(known, key=lambda pair: pair[0], default=None)
@@ -136,7 +136,8 @@ def _result(name: str, curve: Curve, last: float | None) -> MetricResult:
 
 
 def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve | None:
-    """Return the curve over the axis; `anchors` is None for the axis of steps."""
+    """Return the curve with positions on the common axis; `anchors` is None if the axis is the
+    step."""
     if anchors is None:
         x = [float(step) for step in curve.steps]
     elif anchors:
@@ -148,7 +149,8 @@ def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve
 
 
 def _between(anchors: Anchors, step: int) -> float:
-    """Return the position of a step, interpolated; outside the anchors, that of the nearest one."""
+    """Return the interpolated position of a step; outside the anchors, the position of the nearest
+    anchor."""
     index = bisect_left(anchors, step, key=lambda anchor: anchor[0])
     if index == len(anchors):
         return anchors[-1][1]
@@ -169,7 +171,8 @@ def _anchors(session: Session, row: JobRow, axis: Axis, tokens: Curve) -> Anchor
 
 
 def _hours(session: Session, row: JobRow) -> Anchors:
-    """Return the hours since the first start of the job at some steps, from the times of events."""
+    """Return some steps with the hours from the job's first start to each, from the times of
+    events."""
     if row.started_at is None:
         return []
     numbers = sorted({1 + row.last_seq * n // _ANCHORS for n in range(_ANCHORS)} | {row.last_seq})

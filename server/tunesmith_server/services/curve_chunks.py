@@ -1,7 +1,7 @@
 """Metrics in packed form: chunks of 512 steps, written in the transaction that stores the metrics.
 
-`jobs.sealed_step` is the end of the packed part: all metrics below it are in chunks, all others are
-read from `job_metrics`. `job_metrics` keeps every value, so a chunk can always be made again.
+All metrics of steps below `jobs.sealed_step` are in chunks; all other metrics are read from
+`job_metrics`. `job_metrics` keeps every value, so a chunk can always be made again.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from sqlalchemy.orm import Session
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
 
 CHUNK = 512
-"""Steps of a chunk."""
+"""Number of steps in a chunk."""
 BLOCK = 32
-"""Steps whose least and greatest value are in `coarse`."""
+"""Number of steps in a block; `coarse` has the minimum and the maximum of each block."""
 _CHUNKS_AT_A_TIME = 4
-"""Chunks that one stored step packs at most; more than one after an update of the service."""
+"""Maximum number of chunks that are packed when one step is stored. After an update of the service,
+more than one can be complete."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one metric, in the order of the steps; NaN is a value."""
+    """Values of one metric, in the order of the steps; a value may be NaN."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def thinned(self, width: int) -> Curve:
-        """Return, of each stretch of `width` steps, the least and the greatest value and the first
-        NaN. Stretches start at multiples of `width`."""
+        """Return the minimum, the maximum and the first NaN of each interval of `width` steps.
+        Intervals start at multiples of `width`."""
         if width <= 1:
             return self
         steps, values = self.steps, self.values
@@ -56,7 +57,7 @@ class Curve:
 
 
 def _picked(values: list[float], has_nan: bool) -> Sequence[int]:
-    """Return the indices of the least value, the greatest value and the first NaN, ascending."""
+    """Return the indices of the minimum, the maximum and the first NaN, in ascending order."""
     if len(values) == 1:
         return (0,)
     if not has_nan:
@@ -70,8 +71,8 @@ def _picked(values: list[float], has_nan: bool) -> Sequence[int]:
 
 
 def note(session: Session, job: JobRow, step: int) -> None:
-    """Pack the chunks that are complete now that `step` is stored. The caller has locked `job`. A
-    value below the end of the packed part makes that part shorter."""
+    """Pack the chunks that are complete now that `step` is stored. The caller has locked `job`. If
+    `step` is in a packed chunk, this chunk and all later chunks are deleted."""
     if step < job.sealed_step:
         _unseal(session, job, step)
     elif step >= job.sealed_step + CHUNK:
@@ -105,7 +106,8 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 
 def ends(session: Session, job_id: str) -> tuple[int, int]:
-    """Return the first and the last step with metrics; void metrics count up to their chunk."""
+    """Return the first and the last step with metrics. Void metrics count with the bounds of their
+    chunks."""
     # SQLite reads an end from the index only if a query asks for one end.
     stored = (
         select(end).where(MetricRow.job_id == job_id).scalar_subquery()
@@ -125,8 +127,8 @@ def ends(session: Session, job_id: str) -> tuple[int, int]:
 def read(
     session: Session, job: JobRow, names: Sequence[str] | None, low: int, high: int, width: int
 ) -> dict[str, Curve]:
-    """Return the curves of `names` (None: all) from step `low` to `high` with the extremes of each
-    stretch of `width` steps. `low` and `high` + 1 are multiples of `width`."""
+    """Return the curves of `names` (None: all) from step `low` to `high`, with the minimum and the
+    maximum of each interval of `width` steps. `low` and `high` + 1 are multiples of `width`."""
     curves = _packed(session, job.id, 0, names, low, min(high, job.sealed_step - 1), width)
     rest = max(low, job.sealed_step)
     if rest <= high:
@@ -204,7 +206,7 @@ def _stored(
 
 
 def _first_chunk(session: Session, job_id: str, step: int) -> int | None:
-    """Return the start of the chunk with the first metrics at or after `step`."""
+    """Return the first step of the chunk that contains the first metrics at or after `step`."""
     first = session.scalar(
         select(func.min(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.step >= step)
     )

@@ -1,4 +1,4 @@
-"""Curves of a job as columns, with few points and no lost spike."""
+"""Curves of a job as columns, with few points that include all extreme values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def columns(
     last: int | None,
 ) -> bytes:
     """Return `MetricColumns` as JSON: the metrics `names` (None: all) from step `first` to `last`
-    with at most `points` numbers a curve."""
+    with at most `points` values per curve."""
     known = curve_chunks.ends(session, job.id)
     low = max(first or 0, known[0])
     high = min(known[1] if last is None else last, 2**31 - 1)
@@ -56,8 +56,8 @@ def columns(
 
 
 def stretch(low: int, high: int, points: int) -> int:
-    """Return the number of steps a stretch, a power of two, for which the range from `low` to
-    `high` has at most `points` / 2 stretches; 1 if it has at most `points` steps."""
+    """Return the width of intervals in steps, a power of two, so that the range from `low` to
+    `high` has at most `points` / 2 intervals. Return 1 if the range has at most `points` steps."""
     if high - low < points:
         return 1
     width = 2

@@ -1,11 +1,11 @@
-"""Leases of evaluations: a train worker claims one between two jobs, renews its lease, and reports
-the end.
+"""Leases of evaluations: a train worker claims an evaluation between two jobs, renews the lease,
+and reports the end.
 
 Every write needs the number of the newest claim, so a result is stored exactly once. Only the
 janitor ends the lease of a silent worker.
 
-Evaluations wait in the queue like jobs of their project. Each renewal charges their device-time,
-and they count for the limits of running jobs and device-hours."""
+Evaluations wait in the queue like jobs of their project. Each renewal charges device-time, and
+evaluations count for the limits of running jobs and device-hours."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ log = logging.getLogger(__name__)
 MAX_LOST = 3
 """Number of lost workers or killed processes after which an evaluation fails."""
 MAX_CANDIDATES = 20
-"""Maximum number of evaluations that one claim tries; the worker asks again soon."""
+"""Maximum number of evaluations that one claim tries. After that, the worker gets none and asks
+again soon."""
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationClaim | None:
-    """Lease the first evaluation that the worker can serve and that comes before all jobs; return
-    None if there is none. An evaluation that cannot run fails."""
+    """Lease the first evaluation that the worker can run, if no job comes before it; return None if
+    there is no such evaluation. An evaluation that cannot run fails."""
     rows = session.scalars(_candidates()).all()
     worker = session.get(WorkerRow, worker_id)
     names = reservations.names_of(worker_id, worker)
@@ -200,8 +201,8 @@ def _model(served: ServedModel) -> ClaimedModel:
 
 
 def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
-    """Return `training_file` if the model was trained on this content. The data of another project,
-    which shares its model, is not compared."""
+    """Return `training_file` if the model was trained on this content. For a model that another
+    project shares, the data is not compared."""
     trained_on = session.scalar(
         select(FileRow.sha256)
         .join(JobRow, JobRow.training_file == FileRow.id)
@@ -255,8 +256,8 @@ def finish(
     evaluation_id: str,
     outcome: EvaluationOutcome,
 ) -> None:
-    """Store the outcome of an evaluation. Repeating the report is safe; a result that comes
-    after a cancel is dropped."""
+    """Store the outcome of an evaluation. Repeating the report is safe. A result that arrives after
+    the evaluation was cancelled is dropped."""
     row = evaluations.retrieve(session, evaluation_id, lock=True)
     reported_by = (outcome.fence, outcome.worker_id)
     if row.status in evaluations.ENDED and (row.fence, row.lease_owner) == reported_by:
@@ -310,9 +311,8 @@ def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
 
 
 def take_back_reserved(session: Session, wake_ups: WakeUps) -> int:
-    """Queue the evaluations again whose worker is drained or reserved for another project; return
-    their number. The worker notices at its next renewal, and another one starts from the first
-    row."""
+    """Queue evaluations again if their worker is drained or reserved for another project; return
+    their number. The worker notices at its next renewal. Another worker starts at the first row."""
     reserved_for = ReservationRow.project_id
     refused = session.scalars(
         select(EvaluationRow)

@@ -125,7 +125,8 @@ def usable_file(session: Session, body: EvaluationCreate) -> FileRow:
 
 
 def refusal(row: FileRow, *, has_grader: bool) -> str | None:
-    """Return the reason why a file cannot be evaluated; None if it can, or is not yet validated.
+    """Return the reason why a file cannot be used for an evaluation; None if it can, or is not yet
+    validated.
 
     A grader needs prompts. Without a grader, the rows must have answers."""
     if has_grader:
@@ -137,10 +138,9 @@ def refusal(row: FileRow, *, has_grader: bool) -> str | None:
 
 
 def _against(session: Session, settings: Settings, body: EvaluationCreate) -> str | None:
-    """Return the name of the second model. Raises NotFound.
-
-    The base of a shared model is left out if it is a tuned model of the other project that is not
-    shared."""
+    """Return the name of the model to compare with, or None. By default it is the base of the
+    evaluated model, unless the base is a tuned model of another project that is not shared. Raises
+    NotFound."""
     if body.against is not None:
         served_models.resolve(session, settings, body.against, param="against")
         return body.against
@@ -156,7 +156,7 @@ def _against(session: Session, settings: Settings, body: EvaluationCreate) -> st
 
 
 def _task_verdict(results: TaskResults) -> str:
-    """Return the first metric of each task, for lists."""
+    """Return the first metric of each task, for lists of evaluations."""
     words = []
     for result in results.tasks:
         for name, value in list(result.metrics.items())[:1]:
@@ -247,7 +247,8 @@ def to_wire(
 
 
 def waiting_for(session: Session, row: EvaluationRow) -> str | None:
-    """Return what a queued evaluation waits for; None for all others."""
+    """Return the reason why a queued evaluation waits; None for an evaluation that is not
+    queued."""
     if row.status != EvaluationStatus.QUEUED:
         return None
     file = session.get(FileRow, row.file or "")

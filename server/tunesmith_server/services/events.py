@@ -29,7 +29,7 @@ from .paging import Order, number_in, unknown_cursor
 MAX_METRICS = 500
 """Maximum number of metrics in an event."""
 _ROWS_AT_A_TIME = 16
-"""A row has up to 64 KiB."""
+"""Number of rows read at a time; a row has up to 64 KiB."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
 _SHOWN_METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
 """Metrics whose last value is part of the job."""
@@ -45,8 +45,8 @@ def add(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Append one event. This transaction must already hold a lock on `job`, from a fenced or state
-    UPDATE."""
+    """Append one event. The transaction must already hold a lock on `job`, from an UPDATE that
+    checked the fence or the state."""
     row = new(job, message, kind=kind, level=level, data=data, created_at=created_at)
     session.add(row)
     return row
@@ -61,7 +61,7 @@ def new(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Number the next event of `job`, without adding it to a session."""
+    """Return the next event of `job` with its number, without adding it to a session."""
     job.last_seq += 1
     return EventRow(
         project_id=job.project_id,
@@ -129,7 +129,7 @@ def seq_of(job_id: str, after: str) -> int:
 
 
 def to_wire(row: EventRow) -> Event:
-    """Return the event. An event that this release cannot read becomes a plain message."""
+    """Return the event; if this release cannot read it, return a message in its place."""
     try:
         return _to_wire(row)
     except (ValueError, TypeError):
@@ -172,8 +172,8 @@ def list_events(
     levels: Sequence[str] = (),
     text: str | None = None,
 ) -> PageBuilder:
-    """Return the events of these kinds and levels (empty: all) with `text` in the message, in upper
-    or lower case."""
+    """Return the events of these kinds and levels (empty: all) with `text` in the message, ignoring
+    case."""
     query = select(EventRow).where(EventRow.job_id == job_id)
     if kinds:
         query = query.where(EventRow.kind.in_(kinds))

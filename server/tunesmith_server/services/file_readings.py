@@ -1,8 +1,6 @@
-"""Reading of uploaded files by light workers, with leases like those of training.
-
-A worker claims the reading of a file, renews its lease, and reports a result or releases the file.
-While the lease is valid, no other worker reads the file. Only the janitor ends a lease, and only
-such an ended lease counts as a lost reading.
+"""Leases of uploaded files, which light workers read and validate. A worker claims a file, renews
+its lease, and reports a result or releases the file. While the lease is valid, no other worker
+reads the file. Only the janitor ends an expired lease; the file then has one more lost worker.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from tunesmith_server.models import EvaluationRow, FileRow, JobRow
 from . import file_stats, files, jobs, quarantine
 
 MAX_LOST = 3
-"""Number of lost readings after which a file is refused."""
+"""Number of lost workers after which a file is refused."""
 
 
 def claim(session: Session, settings: Settings, file_id: str, body: ReadingClaim) -> FileReading:
-    """Lease the reading of a file. `reading` is 0 if the file needs no reading or another worker
+    """Lease a file to a worker. `reading` is 0 if the file needs no validation or another worker
     reads it."""
     row = files.retrieve(session, file_id, lock=True)
     file = files.to_wire(row)
@@ -60,8 +58,8 @@ def renew(session: Session, settings: Settings, file_id: str, lease: ReadingLeas
 def give_back(
     session: Session, wake_ups: WakeUps, file_id: str, lease: ReadingLease, *, crashed: bool
 ) -> None:
-    """End a reading without a result. `crashed`: the reader's process was killed, which counts as a
-    lost reading; an orderly end, for example a shutdown, does not."""
+    """End a lease without a result. `crashed`: the process that read the file was killed, which
+    counts as a lost worker; a shutdown does not count."""
     row = _held(session, file_id, lease)
     _end(session, wake_ups, row, lost=crashed)
 
@@ -73,8 +71,8 @@ def store_result(
     lease: ReadingLease,
     findings: FileFindings,
 ) -> FileRow:
-    """Store a result; queue or fail the jobs that waited for the file. Repeating the report of a
-    reading is safe."""
+    """Store a result; queue or fail the jobs that waited for the file. Repeating the report is
+    safe."""
     row = files.retrieve(session, file_id, lock=True)
     if row.status != "uploaded" and row.reading == lease.reading and row.reader == lease.worker_id:
         return row  # the worker repeats its report, because the reply was lost

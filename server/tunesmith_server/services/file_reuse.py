@@ -1,4 +1,4 @@
-"""Reuse of an uploaded file with the same content, as the SDK does it before an upload."""
+"""Reuse of an uploaded file with the same content, for the SDK's check before an upload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunesmith_server.models import FileRow
 from . import files
 
 _MOST = 100
-"""Number of files with the same content that are compared."""
+"""Maximum number of files with the same content that are examined."""
 
 
 def find(

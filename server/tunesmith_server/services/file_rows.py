@@ -1,7 +1,6 @@
-"""Rows of a stored JSONL file, by page.
-
-A page starts at a byte offset, so it takes the same time anywhere in the file. It reads a bounded
-number of bytes, even if it finds few rows; its cursor is then the offset behind the last byte.
+"""Pages of rows of a stored JSONL file. A page starts at a byte offset, so reading a page takes the
+same time anywhere in the file. A page reads a bounded number of bytes, even if it finds few rows;
+its cursor is then the offset behind the last byte read.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from .pages import PageBuilder, json_of
 from .paging import unknown_cursor
 
 MAX_ROW_BYTES = 1024 * 1024
-"""Size of the largest row that is shown whole, and that is searched whole."""
+"""Maximum size of a row that is shown and searched completely."""
 MAX_READ_BYTES = 4 * 1024 * 1024
-"""Number of bytes that one page parses; more than MAX_ROW_BYTES."""
+"""Maximum number of bytes that one page parses; it must be more than MAX_ROW_BYTES."""
 MAX_SKIP_BYTES = 64 * 1024 * 1024
-"""Number of bytes that one page skips before `offset`."""
+"""Maximum number of bytes that one page skips to reach line `offset`."""
 MAX_TEXT = 2000
-"""Number of characters shown of a row that has a problem."""
+"""Maximum number of characters that are shown of a row with a problem."""
 _BOM = b"\xef\xbb\xbf"
 _OTHER_FORMATS = {".csv": "CSV", ".tsv": "TSV", ".parquet": "Parquet"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Byte of a file, and the number of complete lines before it. The byte may be inside a line
-    whose start an earlier page has shown."""
+    """Byte offset in a file, and the number of complete lines before it. The byte may be inside a
+    line whose start an earlier page has shown."""
 
     lines: int = 0
     byte: int = 0
@@ -50,8 +49,9 @@ class Position:
 def read_page(
     storage: Storage, file: FileRow, *, after: str | None, offset: int, limit: int, text: str | None
 ) -> PageBuilder:
-    """Return rows behind the first `offset` lines and behind the position `after`, and only those
-    with `text` in a key or a string. Raises FileNotFoundError if the content is lost."""
+    """Return rows behind the first `offset` lines and behind the position `after`. With `text`,
+    return only rows with this text in a key or a string. Raises FileNotFoundError if the content is
+    lost."""
     start = _parse(after, file) if after else Position()
     if start.byte == 0:
         _check_format(storage, file)
@@ -95,8 +95,8 @@ def _check_format(storage: Storage, file: FileRow) -> None:
 
 
 def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Position:
-    """Return the start of the line behind the first `offset` lines, or an earlier position if it
-    is too far away or behind the end."""
+    """Return the position behind the first `offset` lines, or an earlier position if that position
+    is too far away or behind the end of the file."""
     if start.lines >= offset:
         return start
     lines, byte = start.lines, start.byte
@@ -116,8 +116,8 @@ def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Posi
 def _rows(
     storage: Storage, file: FileRow, start: Position
 ) -> Iterator[tuple[DataRow | None, Position]]:
-    """Yield the rows behind a position, and the position behind each; None for a blank line and
-    for the rest of a long one."""
+    """Yield the rows behind a position, and the position behind each. Yield None for a blank line
+    and for the rest of a line that is too long."""
     lines, byte = start.lines, start.byte
     end = min(file.bytes, byte + MAX_READ_BYTES)
     with open_stored(storage, file.sha256, max(byte - 1, 0), end) as content:

@@ -1,7 +1,7 @@
 """Lengths and duplicates of a data set, and its overlap with another one.
 
-A light worker computes figures and hashes while it validates a file. Two files are compared by
-their hashes, so a comparison reads no content.
+A light worker computes statistics and row hashes while it validates a file. A comparison of two
+files uses only their row hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import files
 
 
 def store(session: Session, file_id: str, stats: FileStats, row_hashes: str | None) -> None:
-    """Store the figures of a file. `row_hashes` is base64."""
+    """Store the statistics of a file. `row_hashes` is base64."""
     packed = None if row_hashes is None else base64.b64decode(row_hashes)
     session.merge(
         FileStatsRow(file_id=file_id, stats=stats.model_dump(mode="json"), row_hashes=packed)
@@ -29,12 +29,12 @@ def store(session: Session, file_id: str, stats: FileStats, row_hashes: str | No
 
 
 def retrieve(session: Session, file_id: str, *, param: str | None = None) -> FileStats:
-    """Return the figures of a file. Raises NotFound if it has none."""
+    """Return the statistics of a file. Raises NotFound if the file has none."""
     return read_document(FileStats, _row(session, file_id, param=param).stats, "stats")
 
 
 def overlap(session: Session, file_id: str, other_id: str) -> FileOverlap:
-    """Return the rows of a file that another file has too."""
+    """Return the rows of a file that are also in another file."""
     row, other = _row(session, file_id), _row(session, other_id, param="with")
     own = _hashes(session, row, "file_id")
     first = dict[int, int]()

@@ -65,8 +65,8 @@ def read_uses(
 
 
 def count_uses(session: Session, file_ids: Sequence[str]) -> dict[str, int]:
-    """Return the number of jobs and evaluations that use each of the files; unused files are
-    missing."""
+    """Return the number of jobs and evaluations that use each of the files; files without a use are
+    left out."""
     uses = union(
         select(JobRow.training_file.label("file"), JobRow.id).where(
             JobRow.training_file.in_(file_ids)

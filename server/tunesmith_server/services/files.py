@@ -99,8 +99,8 @@ def record(
     expires_in: int | None,
     counted: bool = False,
 ) -> FileRow:
-    """Insert the row for content that is already stored; see `create`. `counted` means that an
-    upload has counted the bytes for the quota."""
+    """Insert the row for content that is already stored; see `create`. `counted`: an upload has
+    already counted the bytes for the quota."""
     if not counted:
         quotas.check(session, size)
     blobs.use(session, {sha256: size})
@@ -187,7 +187,7 @@ def list_files(
 
 
 def newest(session: Session, purpose: FilePurpose, limit: int) -> list[FileObject]:
-    """Return the newest files of a purpose, as `list_files` does."""
+    """Return the newest files of a purpose, in the same format as `list_files`."""
     rows = session.scalars(
         select(FileRow)
         .where(FileRow.purpose == purpose)
@@ -223,9 +223,10 @@ def delete(session: Session, file_id: str) -> None:
 def delete_expired(session: Session) -> None:
     """Delete the rows of expired files that no unfinished job or evaluation needs.
 
-    The rows are locked first, and a later statement reads the jobs. PostgreSQL does not repeat a
-    subquery after it has waited for a lock. A single DELETE could therefore miss a job that another
-    transaction just inserted. Creating a job locks its files too."""
+    The first statement locks the rows, and a later statement reads the jobs. PostgreSQL does not
+    repeat a subquery after it has waited for a lock. A single DELETE could therefore miss a job
+    that another transaction just inserted. A transaction that creates a job also locks the job's
+    files."""
     expired = (
         select(FileRow)
         .where(FileRow.expires_at < time.time(), ~_is_needed())

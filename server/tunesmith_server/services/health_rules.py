@@ -20,11 +20,11 @@ METRICS = (
 """Metrics that the rules read."""
 
 MIN_POINTS = 8
-"""Logged points that a trend needs. With fewer points, only a divergence or a lack of reward spread
-is recognised."""
+"""Number of logged points that a trend needs. With fewer points, only a divergence or a lack of
+reward spread is recognised."""
 CERTAIN = 4.0
-"""A change counts if it exceeds this many standard errors. Without a trend, noise exceeds it in
-about 1 of 1000 runs."""
+"""Number of standard errors that a change must exceed. Without a trend, noise exceeds this number
+in about 1 of 1000 runs."""
 FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
@@ -32,11 +32,12 @@ POSSIBLE = 2.0
 """Number of standard errors added to a change, to get the largest change that the noise may
 hide."""
 NAN_STEPS = 3
-"""Number of logged NaNs that counts as a divergence. This many in a row stop the trainer."""
+"""Number of logged NaNs that counts as a divergence. The trainer stops after this many NaNs in a
+row."""
 
 PEAK_FACTOR, PEAK_NATS = 2.0, 0.5
-"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not fall below
-RECOVERED times its start again."""
+"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not later fall
+below RECOVERED times its start."""
 RECOVERED = 0.9
 RISE_SHARE = 0.1
 """Relative rise of the loss over the whole run that counts as a divergence."""
@@ -44,17 +45,17 @@ REBOUND_FACTOR, REBOUND_NATS = 1.5, 0.2
 """Rise from the lowest loss of the run to its end that counts as a divergence."""
 OVERFIT_SHARE, OVERFIT_NATS = 0.03, 0.02
 """Rise from the lowest to the last validation loss that counts as overfitting. Every evaluation
-reads the same rows, so the noise is small."""
+uses the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
 """Relative fall of the loss that a useful run is expected to show. If the noise may hide a larger
 fall, a flat curve is unclear; otherwise the model barely moved."""
 LOST_SHARE = 0.9
-"""Share of weight updates rounded away at which rounding explains a flat curve."""
+"""Share of weight updates lost by rounding from which rounding explains a flat curve."""
 
 EQUAL_SHARE = 0.9
-"""Share of groups with equal rewards at which there is no reward spread."""
+"""Share of groups with equal rewards from which a run counts as having no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Three changes of the mean reward, in standard deviations of the reward within a group: the
 smallest rise that counts as learning, the expected rise of a useful run, and the fall that counts
@@ -66,11 +67,11 @@ class Point:
     """Mean of a metric over a few consecutive logged steps."""
 
     step: int
-    """Last of these steps."""
+    """Last of the logged steps."""
     value: float | None
-    """Mean of the finite values; None if there are none."""
+    """Mean of the finite values; None if no value is finite."""
     missing: int = 0
-    """Number of NaNs."""
+    """Number of NaNs among the values."""
 
 
 Curves = Mapping[str, Sequence[Point]]
@@ -84,7 +85,7 @@ class _Trend:
     start: float
     end: float
     errors: float
-    """Change in standard errors; positive if the curve rose."""
+    """Change of the curve, in standard errors; positive if the curve rose."""
     hidden: float
     """Largest absolute change that the noise may hide."""
 
@@ -94,7 +95,7 @@ class _Trend:
 
 
 def judge(curves: Curves) -> JobHealth:
-    """Return the health of a run. `curves` may lack any metric."""
+    """Return the health of a run. Any metric may be missing in `curves`."""
     step = max((points[-1].step for points in curves.values() if points), default=0)
     state, text = _reinforcement(curves) if curves.get("reward") else _supervised(curves)
     return JobHealth(state=state, text=text, step=step)
@@ -227,7 +228,7 @@ def _reinforcement(curves: Curves) -> _Verdict:
 
 
 def _equal_share(curves: Curves, spreads: Sequence[float]) -> float | None:
-    """Return the mean share of groups with equal rewards; None if it is unknown."""
+    """Return the mean share of groups with equal rewards; None if the share is unknown."""
     shares = [value for _, value in _finite(curves.get("frac_reward_zero_std", ()))]
     if shares:
         return fmean(shares)
@@ -281,7 +282,8 @@ def _trend(values: Sequence[float]) -> _Trend:
 
 
 def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, float]:
-    """Return the lowest (or highest) mean of a tenth of the points, with the middle step."""
+    """Return the lowest (or highest) mean over a window of a tenth of the points, and the window's
+    middle step."""
     width = max(2, len(points) // 10)
     means = [
         (points[at + width // 2][0], fmean(value for _, value in points[at : at + width]))

@@ -1,7 +1,8 @@
 """User commands for a job (pause, resume, cancel, stop), and the command sent to the job's worker.
 
-Each command first locks the job's row, so commands and worker reports take effect in sequence.
-Repeating a command is safe. docs/contributing/decisions/0015 lists the effect of each command.
+Each command first locks the job's row, so commands and worker reports take effect one after the
+other. Repeating a command is safe. docs/contributing/decisions/0015 lists the effect of each
+command.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def _refuse_ended(job: JobRow, code: ErrorCode, verb: str) -> None:
 
 
 def _move(session: Session, job: JobRow, to: JobState, message: str) -> JobRow:
-    """Move the job, whose row is locked and whose state the caller has checked."""
+    """Change the job's state. The caller has locked the row and checked the state."""
     moved = jobs.move(session, job.id, to, message)
     if moved is None:
         raise BadRequest(

@@ -1,5 +1,4 @@
-"""Changes of what people write on a job: name, notes, pin and metadata. The training does not read
-them."""
+"""Changes of a job's name, notes, pin and metadata. The training does not use these fields."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from . import jobs
 
 
 def edit(session: Session, job_id: str, body: JobPatch) -> JobRow:
-    """Change the fields that the body has; a missing field stays as it is."""
+    """Change the fields that are in the body; other fields keep their values."""
     job = jobs.lock(session, job_id)
     given = body.model_fields_set
     for field in ("name", "notes", "pinned"):

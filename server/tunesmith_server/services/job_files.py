@@ -23,10 +23,10 @@ from tunesmith_server.models.event import NO_METRICS
 from . import adapters, job_fork, result_files, self_checks, verifications
 
 MAX_LINES = 10_000
-"""Lines of a log; older events are left out."""
+"""Maximum number of lines in a log; older events are left out."""
 _MAX_WEIGHTS = 100
 _ENVIRONMENT = ("attempt", "outcome", "device", "settings", "choices")
-"""Fields of a report that tell the environment of an attempt."""
+"""Fields of a report that describe the environment of an attempt."""
 _JSON, _TEXT = "application/json", "text/plain"
 _JOBS = "/v1/fine_tuning/jobs"
 
@@ -73,7 +73,7 @@ def _data_files(session: Session, job: JobRow) -> Iterator[JobFile]:
 
 
 def _weights(session: Session, job: JobRow) -> Iterator[JobFile]:
-    """Yield each result and checkpoint as one archive, and the verdict of its read-back."""
+    """Yield each result and checkpoint as one archive, with its verification.json."""
     rows = session.scalars(
         select(AdapterRow)
         .where(AdapterRow.job_id == job.id)
@@ -114,7 +114,7 @@ def content(session: Session, storage: Storage, job: JobRow, name: str) -> tuple
 
 
 def _log(session: Session, job: JobRow) -> bytes:
-    """Return the newest events but metrics and samples as lines, the oldest first."""
+    """Return the newest events as lines, oldest first, without metrics and samples."""
     rows = session.execute(
         select(EventRow.created_at, EventRow.attempt, EventRow.level, EventRow.message)
         .where(EventRow.job_id == job.id, NO_METRICS, EventRow.kind != EventKind.SAMPLES)
@@ -130,8 +130,8 @@ def _log(session: Session, job: JobRow) -> bytes:
 
 
 def _environment(session: Session, storage: Storage, job: JobRow) -> Any:  # Any: JSON
-    """Return device and settings of each attempt, and the versions of the libraries that made the
-    result, if it was read back."""
+    """Return device and settings of each attempt. If the result was verified, also return the
+    versions of the libraries that made it."""
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt)
     )

@@ -25,8 +25,7 @@ class JobFilters:
     model: str | None = None
     """Name of the base model or of the tuned model."""
     text: str | None = None
-    """Part of the id, the name, the suffix, or the base or tuned model's name, in upper or lower
-    case.
+    """Part of the id, the name, the suffix, or the base or tuned model's name, ignoring case.
     """
     created_after: int | None = None
     """Earliest time of creation, Unix seconds."""
@@ -71,7 +70,7 @@ class JobFilters:
 
 
 def _contains(session: Session, part: str) -> ColumnElement[bool]:
-    """Return an SQL condition: a searched column contains `part`, in upper or lower case."""
+    """Return the SQL condition that a searched column contains `part`, ignoring case."""
     columns = (JobRow.id, JobRow.name, JobRow.suffix, JobRow.model, JobRow.fine_tuned_model)
     pattern = "%" + re.sub(r"([%_\\])", r"\\\1", part) + "%"
     if session.get_bind().dialect.name == "postgresql":
@@ -81,7 +80,7 @@ def _contains(session: Session, part: str) -> ColumnElement[bool]:
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """Return an SQL condition: `metadata` contains this pair. The condition uses no JSON path,
+    """Return the SQL condition that `metadata` contains this pair. The condition uses no JSON path,
     because a path on SQLite cannot express every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each

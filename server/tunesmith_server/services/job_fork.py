@@ -210,8 +210,8 @@ def body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
 
 
 def _with_priority(body: JobCreate, requester: Requester) -> JobCreate:
-    """Return the request with the priority 0 if the old job has a higher one, which only a lead can
-    give, and the caller is not a lead."""
+    """Return the request. A priority above 0, which only a lead may set, becomes 0 if the caller is
+    not a lead."""
     scheduling = body.scheduling
     if scheduling is None or scheduling.priority <= 0 or requester.may_raise_priority:
         return body

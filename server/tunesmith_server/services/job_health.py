@@ -19,15 +19,16 @@ from .health_rules import Point
 log = logging.getLogger(__name__)
 
 MAX_POINTS = 200
-"""Points of a curve; each point is the mean of as many logged steps as necessary."""
+"""Maximum number of points of a curve; each point is the mean of as many logged steps as
+necessary."""
 GROWTH = 1.05
-"""Growth of a job's steps after which its health is derived again. The cost of all derivations
-together then grows linearly with the number of steps."""
+"""Factor by which a job's number of steps must grow before its health is derived again. The cost of
+all derivations together then grows linearly with the number of steps."""
 MAX_LISTED = 64
-"""Points of the curve in a list of jobs."""
+"""Maximum number of points of the curve in a list of jobs."""
 _LARGEST = 1e100
-"""Larger values are replaced by this value, because PostgreSQL's mean of larger values overflows
-with an error."""
+"""Larger values are replaced by this value, because PostgreSQL raises an overflow error for the
+mean of larger values."""
 
 
 def update(session: Session, job: JobRow) -> None:
@@ -38,8 +39,8 @@ def update(session: Session, job: JobRow) -> None:
 
 
 def derive(session: Session, job: JobRow) -> None:
-    """Derive the health of a job that this transaction has locked. A failure of the derivation
-    keeps the previous health, and stops neither a report nor the end of a job."""
+    """Derive the health of a job that this transaction has locked. If the derivation fails, the job
+    keeps its previous health, and the caller's transaction continues."""
     try:
         with session.begin_nested():
             found = curves(session, job.id)
@@ -52,7 +53,8 @@ def derive(session: Session, job: JobRow) -> None:
 
 
 def stored(document: Any) -> JobHealth | None:  # Any: JSON
-    """Return the health in a row; None if there is none, or if this release cannot read it."""
+    """Return the health in a job's row; None if the row has none, or if this release cannot read
+    it."""
     try:
         return None if document is None else JobHealth.model_validate(document)
     except ValueError:
@@ -74,7 +76,7 @@ def _small_curve(job: JobRow, found: dict[str, list[Point]]) -> dict[str, Any]:
 
 
 def curves(session: Session, job_id: str) -> dict[str, list[Point]]:
-    """Return the metrics that the rules read, at most `MAX_POINTS` points each."""
+    """Return the metrics that the rules use, with at most `MAX_POINTS` points each."""
     of_job = (MetricRow.job_id == job_id, MetricRow.name.in_(health_rules.METRICS))
     last = session.scalar(select(func.max(MetricRow.step)).where(MetricRow.job_id == job_id)) or 0
     value = case(

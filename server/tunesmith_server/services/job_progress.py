@@ -18,7 +18,7 @@ UNFINISHED = frozenset(str(state) for state in JobState if state not in TERMINAL
 _IDS_AT_A_TIME = 500
 
 Head = tuple[Any, ...]  # Any: columns of a row
-"""Values that tell whether a job has changed."""
+"""Values of a job that differ if the job has changed."""
 
 
 def heads(
@@ -70,7 +70,7 @@ def _select(session: Session, *conditions: ColumnElement[bool]) -> list[JobProgr
 
 
 def _progress(row: Any) -> JobProgress:  # Any: a row of `_select`
-    """Return the progress. A row that this release cannot read has its id and state only."""
+    """Return the progress of a job; only id and state if this release cannot read the row."""
     try:
         return JobProgress(
             id=row.id,

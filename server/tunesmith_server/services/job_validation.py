@@ -1,4 +1,4 @@
-"""Validation of a create request without creating a job: all refusals at once."""
+"""Validation of a create request without creating a job: all reasons for a refusal at once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_problems(
     session: Session, settings: Settings, fields: Mapping[str, Any], *, owner: str
 ) -> list[RequestProblem]:
     """Return the reasons why `job_create.create` would refuse a request. `fields` has the valid
-    fields of the body as JSON: the checks of other fields are left out."""
+    fields of the body as JSON; other fields are not checked further."""
     checks: list[Callable[[], object]] = [partial(quotas.check, session, 0)]
     if "model" in fields:
         checks.append(partial(base_models.choose, session, settings, fields["model"]))
@@ -83,7 +83,7 @@ def find_problems(
 
 
 def refusal(check: Callable[[], object]) -> RequestProblem | None:
-    """Return the refusal that a check raises, if any."""
+    """Return the error with which a check refuses the request, if any."""
     try:
         check()
     except ServiceError as error:

@@ -1,7 +1,7 @@
-"""Job state; no other module writes it. `insert` sets the first state of a job. Only `move` and
-`start` change a job's state: a conditional UPDATE that allows only legal transitions, with an event
-in the same transaction. `start` is for claims.py; the callers of `move` are leases.py (workers'
-reports) and job_control.py (user commands)."""
+"""State of jobs; no other module writes this column. `insert` sets the first state of a job. Only
+`move` and `start` change a job's state. Each uses a conditional UPDATE that allows only legal
+transitions, and adds an event in the same transaction. `start` is for claims.py; the callers of
+`move` are leases.py (workers' reports) and job_control.py (user commands)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def start(
 ) -> tuple[float, float] | None:
     """Move a queued job to `running`, with a new attempt, fence and lease. Returns the start of the
     lease and the end of the time that is charged in advance; None if the job has been claimed since
-    it was read. The row `job` keeps its old values. The statements are built once."""
+    it was read. The row `job` keeps its old values. SQLAlchemy builds the statements only once per
+    process."""
     values = {"job": job.id, "known": job.fence, "worker": worker_id, "lease": lease_seconds}
     row = session.execute(_START, values | {"now": time.time()}).one_or_none()
     if row is None:

@@ -42,7 +42,7 @@ _WITH_RIGHTS = (
     )
 )
 _BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Every request runs this query, so it is built once and reads only columns."""
+"""Query of each request, so it is built once and selects columns instead of whole rows."""
 _USED_SECONDS = 60.0
 """Time between two writes of a key's last use."""
 
@@ -50,7 +50,7 @@ _names: dict[str, str] = {}
 _MAX_NAMES = 10_000
 """Number of names that a process remembers."""
 _uses: dict[str, float] = {}
-"""Uses of keys that are not stored yet."""
+"""Time of last use by key id, for uses that are not stored yet."""
 _uses_lock = threading.Lock()
 
 
@@ -121,8 +121,8 @@ def name_of(session: Session, key_id: str) -> str | None:
 
 
 def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return those of some pairs of a key's id and a project's id in which the key still opens the
-    project."""
+    """Return, from these pairs of a key's id and a project's id, the pairs whose key still opens
+    the project."""
     named = _WITH_RIGHTS.where(ApiKeyRow.id.in_({key_id for key_id, _ in uses}))
     good = {row.id: row for row in session.execute(named) if _reason_of_refusal(row) is None}
     foreign = {
@@ -181,8 +181,8 @@ def authenticate(
 
 
 def principal_of(session: Session, key_id: str, project: str | None = None) -> Principal | None:
-    """Return the caller with the rights of a key, as `authenticate` does; None if the key does not
-    open its project any more."""
+    """Return the caller with the rights of a key, like `authenticate`; None if the key no longer
+    opens its project."""
     row = session.execute(_WITH_RIGHTS.where(ApiKeyRow.id == key_id)).one_or_none()
     if row is None or _reason_of_refusal(row):
         return None
@@ -230,7 +230,7 @@ def _opened(
     role: Role,
     asked: str | None,
 ) -> ProjectLimits:
-    """Return the project of a request, which an admin key may choose."""
+    """Return the project of a request; an admin key may choose any project."""
     if not asked or asked == row.project_id:
         return _limits(row.project_id, row)
     if role == "admin":
@@ -262,7 +262,7 @@ def _note_use(row: Any) -> None:  # Any: a row of `_WITH_RIGHTS`
 
 
 def store_uses(session: Session) -> None:
-    """Store when keys were last used."""
+    """Store the times at which keys were last used."""
     with _uses_lock:
         uses = dict(_uses)
         _uses.clear()

@@ -1,5 +1,5 @@
-"""Running jobs that must leave their device: for jobs that come before them, or because the worker
-is drained or reserved."""
+"""Requests to running jobs to free their device, for jobs that come before them or because the
+worker is drained or reserved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import job_control
 
 
 def make_room(session: Session) -> int:
-    """Ask workers to free their devices where others come first; return the number of jobs."""
+    """Ask workers to free the devices of these running jobs; return the number of jobs."""
     asked = 0
     for job_id, reason in reservations.jobs_to_move(session):
         asked += job_control.ask_to_yield(session, job_id, reason)

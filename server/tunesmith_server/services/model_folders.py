@@ -15,12 +15,12 @@ _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length
 
 @dataclass(frozen=True, kw_only=True)
 class FolderFacts:
-    """Facts about a base model; None for what is not known."""
+    """Facts about a base model; None for an unknown fact."""
 
     created: int = 0
-    """Unix seconds; 0 if there is no folder."""
+    """Time at which the folder was created, Unix seconds; 0 if there is no folder."""
     bytes: int | None = None
-    """Size of the weights."""
+    """Size of the weights in bytes."""
     context_length: int | None = None
     """Longest sequence in tokens that the model was made for."""
 
@@ -29,7 +29,8 @@ UNKNOWN = FolderFacts()
 
 
 def read(folder: Path | None) -> FolderFacts:
-    """Return the facts about the model in a folder. They are read again if the folder changed."""
+    """Return the facts about the model in a folder. The files are read again if the folder has
+    changed."""
     if folder is None:
         return UNKNOWN
     try:

@@ -22,12 +22,12 @@ from .pages import PageBuilder, json_of, read_page
 from .paging import unknown_cursor
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""Size at which a page of models ends. The `openai` client reads only the first page."""
+"""Number of bytes at which a page of models ends. The `openai` client reads only the first page."""
 
 Kind = Literal["base", "tuned", "lora", "full"]
 """Kind of the listed models; `tuned` means adapters and full weights."""
 Serving = Callable[[str], str]
-"""Function that returns the state of serving of a model, given its name."""
+"""Function that returns the serving state (`registered`, `on_demand` or `off`) of a model name."""
 _TUNED = (
     *(AdapterRow.id, AdapterRow.created_at, AdapterRow.model, AdapterRow.base_model),
     *(AdapterRow.kind, AdapterRow.job_id, AdapterRow.step, AdapterRow.bytes),
@@ -36,15 +36,16 @@ _TUNED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFilters:
-    """A model must meet all of these."""
+    """Conditions that all listed models meet."""
 
     base: str | None = None
-    """Base model that a tuned model was trained from; leaves out base models."""
+    """Base model that the listed models were trained from; with this filter, base models are left
+    out."""
     kind: Kind | None = None
     text: str | None = None
-    """Part of the name, in upper or lower case."""
+    """Part of the name, ignoring case."""
     checkpoints: bool = False
-    """True if checkpoints, whose names are models too, are listed."""
+    """True if checkpoints are listed too."""
 
     def allows_base(self, name: str) -> bool:
         is_wanted = self.base is None and self.kind in (None, "base")
@@ -119,7 +120,7 @@ def retrieve(session: Session, settings: Settings, name: str, serving: Serving) 
 
 
 class _Wire:
-    """Models as the API shows them."""
+    """Models in the format of the API."""
 
     def __init__(self, session: Session, settings: Settings, serving: Serving) -> None:
         self._folders = base_models.local_folders(settings)

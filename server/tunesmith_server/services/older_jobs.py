@@ -1,5 +1,5 @@
-"""Jobs that an earlier release ran: their health, their curve in lists and their packed metrics are
-made up for, some in each round of the janitor."""
+"""Jobs of earlier releases. Each round of the janitor adds health, the curve for lists and packed
+metrics to some of these jobs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from .faults import is_outage
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 50
-"""Jobs of a round."""
+"""Maximum number of jobs in a round."""
 MAX_CHUNKS = 8
-"""Chunks of metrics that a round packs, so that other writers wait for a fraction of a second."""
+"""Maximum number of chunks that a round packs, so that other writers wait only a fraction of a
+second."""
 
 
 class OlderJobs:
-    """One pass over the jobs, newest first. A job that fails or that is locked is passed over."""
+    """One pass over the jobs, newest first. A job that is locked, or whose update fails, is
+    skipped."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -62,8 +64,8 @@ def _is_unpacked(job: JobRow) -> bool:
 
 
 def _seal(session: Session, job: JobRow, most: int) -> int:
-    """Pack up to `most` chunks of an ended job; return their number, which counts gaps without
-    metrics too."""
+    """Pack up to `most` chunks of an ended job; return their number, including chunks without
+    metrics."""
     if not _is_unpacked(job):
         return 0
     before = job.sealed_step

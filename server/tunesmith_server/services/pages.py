@@ -1,5 +1,5 @@
-"""Pages of a list as JSON. A page ends early at a number of bytes, so that no list call costs much
-memory; `has_more` is then true."""
+"""Pages of a list as JSON. A page also ends at a maximum number of bytes, so that a list request
+needs little memory; `has_more` is then true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from .paging import Order, unknown_cursor
 
 PAGE_BYTES = 2 * 1024 * 1024
-"""Size at which a page ends; a larger item gets its own page."""
+"""Number of bytes at which a page ends; a larger item gets its own page."""
 _CHUNK = 50
 """Number of rows read at a time."""
 
@@ -28,7 +28,8 @@ class PageBuilder:
         self._items: list[bytes] = []
         self.has_more = False
         self.cursor: str | None = None
-        """`last_id` of a page that ends behind its last item; None means the last item's id."""
+        """Value of `last_id` if the page was searched beyond its last item; None means the last
+        item's id."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -1,5 +1,5 @@
 """Quarantine of rows: if a job's row makes an operation raise an error, only this job fails, and
-the operation continues with the next job. Outages are raised unchanged.
+the operation continues with the next job. Errors from an outage are raised unchanged.
 """
 
 from __future__ import annotations

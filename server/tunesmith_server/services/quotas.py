@@ -40,8 +40,8 @@ def check(session: Session, added: int) -> None:
 
 
 def stored_bytes(session: Session, project_id: str) -> int:
-    """Return the bytes of a project's files, open uploads, models, resume points and samples. Equal
-    content of two files counts twice."""
+    """Return the bytes of a project's files, open uploads, models, resume points and samples. If
+    two files have the same content, it counts twice."""
     total = 0
     for row in (FileRow, AdapterRow):
         total += _sum(session, select(func.sum(row.bytes)).where(row.project_id == project_id))

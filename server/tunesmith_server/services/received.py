@@ -1,7 +1,7 @@
 """Reading of worker reports, and storage of their events.
 
-An event that cannot be read or stored is quarantined: a warning takes its place, and later events
-are stored.
+An event that cannot be read or stored is quarantined: a warning is stored in its place, and later
+events are stored as usual.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class ReceivedReport(Report):
             RunEvent | Unreadable, PlainValidator(_read_event, json_schema_input_type=RunEvent)
         ]
     ] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)  # type: ignore[assignment]  # wider than in Report
-    """New events in order."""
+    """New events, in the order of their numbers."""
     run_report: Annotated[
         RunReport | Unreadable | None,
         PlainValidator(_read_run_report, json_schema_input_type=BoundedRunReport | None),
     ] = None  # type: ignore[assignment]  # wider than in Report
-    """Run report so far."""
+    """Current run report of the attempt."""
 
 
 def names_files(report: ReceivedReport) -> bool:
@@ -120,8 +120,9 @@ def store_events(
     received: Sequence[RunEvent | Unreadable],
     store: Callable[[RunEvent], None],
 ) -> None:
-    """Store the events that the job does not have yet, each with `store`. Events after a missing
-    number are not stored: the worker keeps them, and sends them again after the missing event."""
+    """Store the events that the job does not have yet, each with `store`. If a number is missing,
+    later events are not stored: the worker keeps them, and sends them again after the missing
+    event."""
     numbered: list[tuple[int, RunEvent | Unreadable]] = []
     last = job.source_seq
     for event in received:
@@ -203,7 +204,7 @@ def _unreadable(event: Any, error: Exception) -> Unreadable:  # Any: JSON or a R
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason in one line, without the value."""
+    """Return the reason in one line, without the invalid value."""
     if isinstance(error, ValidationError):
         first = field_errors(error.errors(include_url=False, include_input=False))[0]
         text = f"{first.name}: {first.message}" if first.name else first.message

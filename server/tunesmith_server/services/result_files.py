@@ -24,14 +24,15 @@ COLUMNS = {
     "valid_loss": "valid_loss",
     "valid_mean_token_accuracy": "valid_mean_token_accuracy",
 }
-"""Metric -> its column in OpenAI's file."""
+"""Column in OpenAI's file, by metric."""
 REWARDS = {"reward": "train_mean_reward", "valid_reward": "valid_mean_reward"}
-"""Additional columns of a reinforcement job."""
+"""Additional columns of a reinforcement job, by metric."""
 _ID = re.compile(r"file-metrics-([0-9a-f]{24})")
 
 
 def ids_of(job_id: str, state: str, has_metrics: bool) -> list[str]:
-    """Return the ids of a job's result files: one if the job has ended and has metrics."""
+    """Return the ids of a job's result files: one id if the job has ended and has metrics, else
+    none."""
     over = state in TERMINAL and has_metrics
     return [f"file-metrics-{job_id.removeprefix('ftjob-')}"] if over else []
 

@@ -17,11 +17,11 @@ from tunesmith_server.core.stored_file import open_stored
 from tunesmith_server.models import SamplesRow
 
 MAX_LINE = 16 * 1024 * 1024
-"""Maximum bytes of one sample; a longer one and those after it are unreadable."""
+"""Maximum bytes of one sample; a longer sample and all samples after it are unreadable."""
 
 
 def prefix(job_id: str) -> str:
-    """Return the start of the ids of a job's samples."""
+    """Return the text with which the ids of a job's samples start."""
     return f"ftsample-{job_id.removeprefix('ftjob-')}"
 
 
@@ -31,7 +31,7 @@ def sample_id(row: SamplesRow, index: int) -> str:
 
 
 def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
-    """Yield the first `count` lines of a step's file, until one cannot be read."""
+    """Yield the first `count` lines of a step's file; stop at a line that cannot be read."""
     with (
         suppress(FileNotFoundError, BadGzipFile, EOFError, zlib.error, ValueError, TypeError),
         open_stored(storage, row.sha256, 0, row.bytes) as stored,
@@ -45,7 +45,8 @@ def read(storage: Storage, row: SamplesRow, count: int) -> Iterator[bytes]:
 
 
 def parse(job_id: str, row: SamplesRow, index: int, line: bytes | None) -> Sample:
-    """Return the sample in a line; one that cannot be read has the finish_reason `unreadable`."""
+    """Return the sample in a line; for an unreadable line, a sample with the finish_reason
+    `unreadable`."""
     head = {
         "id": f"{prefix(job_id)}-{row.step}-{index}",
         "created_at": int(row.created_at) if isinstance(row.created_at, float) else 0,

@@ -28,7 +28,8 @@ from .samples import parse_cursor
 MAX_READ_SAMPLES = 2000
 MAX_READ_BYTES = 2 * 1024 * 1024
 MAX_READ_STEPS = 100
-"""Bounds of one page: no further step is read beyond one of them."""
+"""Maximum numbers of steps, samples and bytes that a page reads; at the first that is reached, no
+further step is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,10 @@ class SampleFilters:
     reward_lt: float | None = None
     reward_gt: float | None = None
     ungraded: bool | None = None
-    """True selects completions without a reward, False those with one."""
+    """True selects completions without a reward, False completions with a reward."""
     finish_reason: str | None = None
     text: str | None = None
-    """Part of the prompt or the completion, in upper or lower case."""
+    """Part of the prompt or the completion, ignoring case."""
     group: int | None = None
     row: int | None = None
     """Row of the training file."""
@@ -68,7 +69,8 @@ class SampleFilters:
 def find_steps(
     session: Session, job_id: str, *, step: int | None, after: str | None, order: Order = "desc"
 ) -> list[SamplesRow]:
-    """Return the steps that a page may read, and one more. Only the database is read."""
+    """Return the steps that a page may read, and one more step. This function reads only the
+    database."""
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
         query = query.where(SamplesRow.step == step)
@@ -129,8 +131,8 @@ def by_spread(
     after: str | None,
     limit: int,
 ) -> PageBuilder:
-    """Return the samples of one step prompt by prompt, the prompt with the widest range of rewards
-    first; prompts without two rewards come last."""
+    """Return the samples of one step, grouped by prompt. The prompt with the widest range of
+    rewards comes first; prompts with fewer than two rewards come last."""
     page = PageBuilder()
     for row in steps[:1]:
         places, rewards = list[tuple[int, int]](), dict[int, list[float]]()
@@ -201,7 +203,7 @@ def _is_behind(index: int, start: int | None, order: Order) -> bool:
 
 
 def _end(row: SamplesRow, order: Order) -> str:
-    """Return the id of a step's last sample in this order."""
+    """Return the id of a step's last sample in the requested order."""
     return sample_lines.sample_id(row, 0 if order == "desc" else max(_count(row) - 1, 0))
 
 
@@ -214,7 +216,7 @@ def _samples(storage: Storage, row: SamplesRow) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:  # Any: JSON
-    """Return a stored sample; an empty one if the line is damaged."""
+    """Return a stored sample; an empty sample if the line is damaged."""
     try:
         sample = from_json(line)
     except ValueError:

@@ -53,7 +53,8 @@ def delete_after(session: Session, job_id: str, step: int) -> None:
 def find_page(
     session: Session, job_id: str, *, step: int | None, after: str | None, limit: int, order: Order
 ) -> tuple[list[Slice], bool]:
-    """Return the slices of a page, and True if more samples follow. Only the database is read."""
+    """Return the slices of a page, and True if more samples follow. This function reads only the
+    database."""
     cursor = parse_cursor(job_id, after) if after else None
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
@@ -83,7 +84,8 @@ def find_page(
 def list_steps(
     session: Session, job_id: str, *, after: str | None, limit: int, order: Order
 ) -> PageBuilder:
-    """Return the steps with samples: their number, and the reward that the job logged."""
+    """Return the steps that have samples, with the number of samples and the reward that the job
+    logged."""
     step = number_in(after) if after else None
     if after and step is None:
         raise unknown_cursor(after, "step")
@@ -147,7 +149,7 @@ def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> r
 
 
 def _read(storage: Storage, job_id: str, part: Slice) -> list[Sample]:
-    """Return the samples of a slice; those that cannot be read are shown as such."""
+    """Return the samples of a slice; unreadable samples have the finish_reason `unreadable`."""
     last = max(part.indices[0], part.indices[-1])
     found = enumerate(sample_lines.read(storage, part.row, last + 1))
     lines = {index: line for index, line in found if index in part.indices}

@@ -21,7 +21,8 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, base_models
 
 _MOST_BASES = 8
-"""Longest chain of full weights that were trained from full weights."""
+"""Maximum length of a chain of models in which each model's full weights were trained from those
+before."""
 
 
 def resolve(
@@ -46,8 +47,8 @@ def resolve(
 def _resolve(
     session: Session, settings: Settings, name: str, depth: int, *, is_base: bool = False
 ) -> ServedModel | None:
-    """`is_base`: the name is that of the base of a model that the session may use. Such a base may
-    be another project's, which has shared the tuned model only."""
+    """Return the model. `is_base`: the name is the base of a model that the session may use. The
+    base may belong to a project that has shared only the tuned model."""
     query = select(AdapterRow).where(AdapterRow.model == name)
     row = session.scalar(all_projects(query) if is_base else query)
     if row is not None and depth:
@@ -83,7 +84,7 @@ def tokenizer(session: Session, settings: Settings, storage: Storage, name: str)
 
 
 def chat_template(session: Session, settings: Settings, storage: Storage, name: str) -> str | None:
-    """Return the chat template in the files of `tokenizer`, without a read of the vocabulary."""
+    """Return the chat template in the files of `tokenizer`, without reading the vocabulary."""
     files = _tokenizer_files(session, settings, storage, name, _TEMPLATE_FILES)
     if _TEMPLATE in files:
         return files[_TEMPLATE]
@@ -97,7 +98,7 @@ def chat_template(session: Session, settings: Settings, storage: Storage, name: 
 def _tokenizer_files(
     session: Session, settings: Settings, storage: Storage, name: str, wanted: Sequence[str]
 ) -> dict[str, str]:
-    """Return those of the `wanted` files that stand beside the model's tokenizer."""
+    """Return the `wanted` files that exist in the folder of the model's tokenizer."""
     model: ServedModel | None = resolve(session, settings, name)
     while model is not None:
         stored = {file.name: file for file in model.files}
@@ -129,6 +130,6 @@ def _is_small(path: Path) -> bool:
 
 
 def existing(session: Session, names: Sequence[str]) -> set[str]:
-    """Return those of some registered models that have not been deleted."""
+    """Return the models from `registered` that have not been deleted."""
     tuned = session.scalars(select(AdapterRow.model).where(AdapterRow.model.in_(names)))
     return {*tuned, *(name for name in names if not name.startswith("ft:"))}

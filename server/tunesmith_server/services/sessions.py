@@ -1,7 +1,7 @@
 """Sessions of the portal: 256 random bits in a cookie, exchanged for an API key.
 
-A session has the rights of its key at the time of each request, so a key that is revoked, expired
-or limited ends or limits its sessions too. A display session may only read.
+A session has the rights of its key at the time of each request, so a session ends when its key
+ends, and has fewer rights when its key has fewer rights. A display session may only read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from . import keys
 Kind = Literal["browser", "display", "link"]
 
 IDLE_SECONDS = 12 * 3600.0
-"""A browser's session ends this long after its last request."""
+"""Seconds from the last request of a browser's session to its end."""
 LONGEST_SECONDS = 7 * 86_400.0
-"""A browser's session ends this long after the sign-in at the latest."""
+"""Maximum seconds from a sign-in to the end of a browser's session."""
 DISPLAY_SECONDS = 90 * 86_400.0
 LINK_SECONDS = 15 * 60.0
 """Lifetime of a link that signs in one browser."""
@@ -37,13 +37,13 @@ _SEEN_SECONDS = 60.0
 _MAX_USER_AGENT = 200
 
 _seen: dict[str, float] = {}
-"""Requests of sessions that are not stored yet: time by id."""
+"""Time of the last request by session id, for times that are not stored yet."""
 _seen_lock = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignedIn:
-    """Session of a request, and who sends it."""
+    """Session of a request, and its caller."""
 
     id: str
     kind: Kind
@@ -87,7 +87,7 @@ def find(session: Session, secret: str, *kinds: Kind) -> SessionRow | None:
 
 def authenticate(session: Session, secret: str, project: str | None = None) -> SignedIn | None:
     """Return the caller whose cookie has `secret`, or None if the session or its key has ended.
-    `project` is the project that an admin key opens, as in the header `OpenAI-Project`."""
+    `project` is the project that an admin key opens, like the header `OpenAI-Project`."""
     row = find(session, secret, "browser", "display")
     principal = None if row is None else keys.principal_of(session, row.key_id, project)
     if row is None or principal is None:
@@ -132,7 +132,7 @@ def end(session: Session, session_id: str) -> None:
 
 
 def seen_at(row: SessionRow) -> float:
-    """Return the time of the session's last request that this process knows of."""
+    """Return the time of the session's last request, as far as this process knows."""
     return max(row.last_seen, _seen.get(row.id, 0.0))
 
 
@@ -156,7 +156,7 @@ def has_seen() -> bool:
 
 
 def store_seen(session: Session) -> None:
-    """Store when sessions were last used, and until when they last."""
+    """Store the last-request and expiry times of sessions."""
     with _seen_lock:
         seen = dict(_seen)
         _seen.clear()

@@ -84,7 +84,7 @@ def method_of(row: JobRow) -> MethodName:
 
 
 def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
-    """Return True if the rows have the same values in these columns, also in different forms."""
+    """Return True if the rows have equal values in these columns, even if their formats differ."""
     return all(
         upgraded(getattr(one, name), one.document_version)
         == upgraded(getattr(other, name), other.document_version)
@@ -93,7 +93,8 @@ def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
 
 
 def to_wire(row: JobRow) -> Job:
-    """Return the job, or, if this release cannot read the row, all that can be read of it."""
+    """Return the job. If this release cannot read the row, return the job with the readable
+    values."""
     try:
         return _to_wire(row)
     except READ_ERRORS as error:
@@ -128,7 +129,7 @@ def _to_wire(row: JobRow) -> Job:
 
 
 def evaluation(stored: Any) -> EvaluationSummary | None:  # Any: JSON
-    """Return the verdict of the job's evaluation; None without one, and if it cannot be read."""
+    """Return the summary of the job's evaluation; None if there is none or it cannot be read."""
     return _read(lambda: EvaluationSummary.model_validate(stored) if stored else None)
 
 
@@ -247,7 +248,8 @@ _SHOWN_INSTEAD = {
     "cancel_requested": False, "stop_requested": False, "pinned": False, "last_metrics": {},
     "result_files": [],
 }  # fmt: skip
-"""Shown for a required column whose value has the wrong type; other columns are shown as null."""
+"""Values shown for required columns whose stored value has the wrong type; other such columns are
+shown as null."""
 
 
 def _readable_recipe(row: JobRow) -> Recipe:

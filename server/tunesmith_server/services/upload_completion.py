@@ -22,7 +22,7 @@ from tunesmith_server.models import UploadPartRow, UploadRow
 from . import blobs, files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Extra time for a completion that started before the upload expired."""
+"""Extra seconds for a completion that started before the upload expired."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""

@@ -1,4 +1,4 @@
-"""Verdict of the probe: how close the stored files are to the model that was trained."""
+"""Verdict of the probe: difference between the stored files and the trained model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 def retrieve(storage: Storage, row: AdapterRow) -> Verification:
-    """Return the content of the adapter's verification.json. Raises NotFound if the adapter has
-    none, or one that this release cannot read."""
+    """Return the content of the adapter's verification.json. Raises NotFound if the adapter has no
+    such file, or if this release cannot read it."""
     files = [file for file in adapters.files_of(row) if file.name == VERIFICATION_FILE]
     if not files:
         raise NotFound(

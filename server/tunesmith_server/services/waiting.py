@@ -25,9 +25,9 @@ from tunesmith_server.scheduling.view import View
 from . import base_models, events, quarantine, workers
 
 PATIENCE_SECONDS = 60.0
-"""Time in which a restarted worker should report its base models again."""
+"""Seconds in which a restarted worker should report its base models again."""
 REASON = "base_model_not_on_workers"
-"""`data.reason` of the warning."""
+"""Value of `data.reason` in the warning."""
 
 
 def warn(session: Session, job: JobRow) -> None:
@@ -89,7 +89,7 @@ def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
 
 
 _WARNINGS = select(EventRow).where(EventRow.job_id == bindparam("job_id"), *_in_force())
-"""Active warnings of a job. Built once, because each claim asks for them."""
+"""Query of a job's active warnings. It is built once, because each claim executes it."""
 
 
 def _withdraw(warning: EventRow, event: EventRow) -> None:
@@ -99,8 +99,8 @@ def _withdraw(warning: EventRow, event: EventRow) -> None:
 
 
 def describe(session: Session, view: View, job: JobRow) -> dict[str, object]:
-    """Return the fields of a job that say why and until when it waits; none for a job that runs or
-    has ended."""
+    """Return the fields of a job that tell why and until when the job waits; an empty result for a
+    job that is running or has ended."""
     if job.state == JobState.VALIDATING_FILES:
         light = workers.ready(session).get(LIGHT_QUEUE)
         message = "its files are being validated" if light else "no light worker validates files"

@@ -113,7 +113,7 @@ def check_reporter(session: Session, worker: Worker, job_id: str) -> None:
 
 
 def check_file(session: Session, worker: Worker, file: FileRow) -> None:
-    """Refuse a file that none of the worker's current work needs."""
+    """Refuse a file that the worker does not need for its current jobs, evaluations or files."""
     if worker.queue == "light":
         allowed = file.reading_until is not None and file.reader == worker.worker_id
     else:
