@@ -1,4 +1,4 @@
-"""Entries of the audit log, as `GET /v1/organization/audit_logs` lists them."""
+"""Entries of the audit log, in the format of `GET /v1/organization/audit_logs`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .base import Response
 
 
 class AuditLogEntry(Response):
-    """An action of a user. The fields from `seq` to `previous` are those that `sha256` covers."""
+    """An action of a user. `sha256` is computed from the fields from `seq` to `previous`."""
 
     id: str
     """`audit-` and the number of the entry."""
     object: Literal["organization.audit_log"] = "organization.audit_log"
     seq: int
-    """Number from 1, without gaps."""
+    """Number of the entry, from 1 and without gaps."""
     at: float
     """Time of the action, Unix seconds."""
     key_id: str | None
@@ -26,11 +26,11 @@ class AuditLogEntry(Response):
     action: str
     """Method and path of the route, such as `DELETE /files/{file_id}`, or a command."""
     target: dict[str, Any]
-    """Ids in the path, by parameter."""
+    """Ids in the request's path, by parameter."""
     address: str | None
     """IP address of the client."""
     request_id: str | None
-    """Id of the request, as in its header `X-Request-ID`."""
+    """Id of the request, from its header `X-Request-ID`."""
     before: list[dict[str, Any]]
     """Changed and deleted rows: their ids, and the values before the change."""
     after: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Upper bounds of values in requests, chosen by the cost of storing, sending and reading a value.
+"""Upper bounds of values in requests, chosen from the cost to store, send and read a value.
 
 `tests/server/test_bounds.py` refuses a request field without a bound.
 """
@@ -29,7 +29,7 @@ from pydantic_core import (
 from .base import Text
 
 MAX_STEP = 2**31 - 1
-"""Largest step and largest number of steps; a database column has 32 bits."""
+"""Largest step and largest number of steps; the database column has 32 bits."""
 MAX_COUNT = 2**63 - 1
 """Largest number in a database column of 64 bits."""
 MAX_FILE_BYTES = 2**40
@@ -111,8 +111,9 @@ def check_json(document: Any, finite: bool = False) -> None:  # Any: JSON
 
 
 def at_most(members: int) -> BeforeValidator:
-    """Return a validator that refuses an object with more members before it reads them. Pydantic
-    has an error for each wrong member: thousands of them would block the server for seconds."""
+    """Return a validator that refuses an object with more members before it validates the members.
+    Pydantic adds an error for each wrong member, and thousands of errors would block the server for
+    seconds."""
 
     def check(value: Any) -> Any:  # Any: whatever JSON the caller sent
         if isinstance(value, dict) and len(value) > members:

@@ -29,7 +29,7 @@ class TextPart(Request):
     """One part of a message; only text is supported."""
 
     type: Literal["text"]
-    """Images, audio and files are not supported."""
+    """Always `text`: images, audio and files are not supported."""
     text: str = Field(max_length=MAX_TEXT)
     """Text of the part; the parts of a message are joined."""
 
@@ -38,7 +38,7 @@ class ChatMessage(Request):
     """One message of a conversation. An answer's `message` can be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    """`developer` means `system`. Tools are not supported."""
+    """Role of the author; `developer` means `system`. Tools are not supported."""
     content: (
         Annotated[str, Field(max_length=MAX_TEXT)]
         | Annotated[list[TextPart], Field(min_length=1, max_length=1000, fail_fast=True)]
@@ -85,17 +85,18 @@ def _named_schema(value: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
 NamedSchema = Annotated[
     dict[str, Any], JsonBound(MAX_SCHEMA_BYTES, finite=True), AfterValidator(_named_schema)
 ]  # Any: JSON
-"""`name` and `schema` of the answers, with `description` and `strict`, which change nothing."""
+"""`name` and `schema` of the answers. `description` and `strict` are accepted and have no
+effect."""
 
 
 class ResponseFormat(Request):
     """Form of the answers."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """Any text, any JSON object, or JSON that fulfils `json_schema`."""
+    """Form of the answers: any text, any JSON object, or JSON that fulfils `json_schema`."""
     json_schema: NamedSchema | None = None
-    """Schema in `schema`, and its name in `name`. Answers always fulfil the schema, also without
-    `strict`, unless they are cut off."""
+    """Name and schema of the answers. Answers fulfil the schema, even without `strict`, unless they
+    are cut off."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
@@ -178,7 +179,7 @@ class ChatRequest(Sampling):
 
 
 class TopLogprob(Response):
-    """A likely token at one position, and its log-probability."""
+    """A probable token at one position, and its log-probability."""
 
     token: str
     """Text of the token."""
@@ -188,7 +189,7 @@ class TopLogprob(Response):
 
 
 class TokenLogprob(TopLogprob):
-    """A generated token, its log-probability, and the likeliest tokens at its position."""
+    """A generated token, its log-probability, and the most probable tokens at its position."""
 
     top_logprobs: list[TopLogprob] = Field(default_factory=list)
     """Most probable tokens; the request's `top_logprobs` sets their number."""
@@ -220,7 +221,8 @@ class ChatChoice(Response):
     message: ChatAnswer
     """The answer."""
     finish_reason: FinishReason
-    """`stop`: end of the text or a stop text; `length`: the maximum number of tokens."""
+    """Reason why the answer ended. `stop`: the model ended it, or a stop text occurred; `length`:
+    it reached the maximum number of tokens."""
     logprobs: ChoiceLogprobs | None = None
     """Log-probabilities of the tokens; null without `logprobs`."""
 
@@ -243,7 +245,7 @@ class ChatDelta(Response):
     """New part of an answer."""
 
     role: str | None = None
-    """Only in the first chunk of an answer."""
+    """Role of the author, only in the first chunk of an answer."""
     content: str | None = None
     """Text to append to the answer."""
 
@@ -256,7 +258,7 @@ class ChatChunkChoice(Response):
     delta: ChatDelta
     """The new part."""
     finish_reason: FinishReason | None = None
-    """Only in the last chunk of an answer."""
+    """Reason why the answer ended, only in the last chunk of an answer."""
     logprobs: ChoiceLogprobs | None = None
     """Log-probabilities of the tokens of this part; null without `logprobs`."""
 

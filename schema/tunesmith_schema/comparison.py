@@ -17,9 +17,9 @@ class MetricResult(Response):
     """Last and best value of a metric."""
 
     last: float | None = None
-    """Null means NaN."""
+    """Last value; null means NaN."""
     best: float | None = None
-    """Least loss, or greatest reward; null if all values are NaN."""
+    """Lowest loss, or highest reward; null if all values are NaN."""
     best_step: int | None = None
 
 
@@ -28,14 +28,14 @@ class ComparedData(Response):
 
     id: str
     filename: str | None = None
-    """Null if the file was deleted."""
+    """Name of the file; null if the file was deleted."""
     sha256: str | None = None
-    """Files with equal contents have the same hash."""
+    """sha256 of the content, equal for files with equal contents; null if the file was deleted."""
     rows: int | None = None
 
 
 class ComparedJob(Response):
-    """Results of one of the jobs."""
+    """Results of one of the compared jobs."""
 
     id: str
     name: str | None = None
@@ -57,9 +57,10 @@ class AlignedCurve(Response):
 
     job_id: str
     x: list[float]
-    """Steps, trained tokens, or hours since the first start of the job, by `axis`."""
+    """Positions of the values: steps, trained tokens, or hours since the job's first start (see
+    `axis`)."""
     values: list[float | None]
-    """Six significant figures; null means NaN."""
+    """Values of the metric with six significant figures; null means NaN."""
 
 
 class JobComparison(Response):
@@ -71,7 +72,8 @@ class JobComparison(Response):
     """Settings in which the jobs differ, by dotted name: model, method, files, recipe,
     hyperparameters, grader, seed."""
     automatic: dict[str, list[Any]]
-    """Values that `"auto"` became, in which the jobs differ; null for a job without a report."""
+    """Values chosen for `"auto"`, by dotted name, if they differ between the jobs; null for a job
+    without a report."""
     axis: Axis
     curves: dict[str, list[AlignedCurve]]
-    """Curves by metric; a job without the metric, or without positions on the axis, is missing."""
+    """Curves by metric. A job without the metric, or without positions on the axis, is left out."""

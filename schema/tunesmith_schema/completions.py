@@ -30,10 +30,10 @@ class CompletionRequest(Sampling):
     )
     """A text, a list of token ids, or a list of several prompts; each prompt gets `n` answers."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Return the log-probability of each token, and of this number of most probable tokens at each
-    position."""
+    """Return the log-probability of each token. At each position, also return this number of most
+    probable tokens."""
     echo: bool | None = None
-    """Put the prompt before the answer."""
+    """Return the prompt in front of the answer."""
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     """Only the value of `n` is supported."""
     suffix: Unsupported = None
@@ -55,7 +55,7 @@ class CompletionLogprobs(Response):
     token_logprobs: list[float | None] | None = None
     """Natural logarithms of the probabilities; null for the first token of a prompt."""
     top_logprobs: list[dict[str, float] | None] | None = None
-    """Most probable tokens with their log-probabilities."""
+    """Most probable tokens at each position, with their log-probabilities."""
     text_offset: list[int] | None = None
     """Position of each token in the text, in characters."""
 
@@ -68,9 +68,10 @@ class CompletionChoice(Response):
     text: str
     """Text of the answer, or the text to append."""
     finish_reason: FinishReason | None = None
-    """`stop`: end of the text or a stop text; `length`: the maximum number of tokens."""
+    """Reason why the answer ended. `stop`: the model ended it, or a stop text occurred; `length`:
+    it reached the maximum number of tokens."""
     logprobs: CompletionLogprobs | None = None
-    """Only with `logprobs`."""
+    """Log-probabilities of the tokens, if the request has `logprobs`."""
 
 
 class Completion(Response):
@@ -82,6 +83,6 @@ class Completion(Response):
     """Unix seconds."""
     model: str
     choices: list[CompletionChoice]
-    """The answers; empty in the chunk with `usage`."""
+    """The answers; empty in the event with `usage`."""
     usage: Usage | None = None
     """Token counts."""

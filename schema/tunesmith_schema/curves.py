@@ -12,7 +12,7 @@ class Curve(Response):
 
     steps: list[int]
     values: list[float | None]
-    """Six significant figures; null means NaN."""
+    """Values at `steps`, with six significant figures; null means NaN."""
 
 
 class VoidCurves(Response):
@@ -26,14 +26,15 @@ class VoidCurves(Response):
 
 
 class MetricColumns(Response):
-    """Curves of a job, down-sampled so that no spike is lost."""
+    """Curves of a job, down-sampled so that all extreme values remain."""
 
     object: Literal["fine_tuning.job.metrics_columns"] = "fine_tuning.job.metrics_columns"
     job_id: str
     stretch: int
-    """Steps of a stretch: a power of two. A stretch starts at a multiple of it, and has its least
-    and its greatest value and its first NaN. 1 means that all values are here."""
+    """Number of steps per interval, a power of two. Intervals start at multiples of this number. Of
+    each interval, the curve has the minimum, the maximum and the first NaN; with 1, it has all
+    values."""
     curves: dict[str, Curve]
     """Curves by metric."""
     void: list[VoidCurves]
-    """Steps that a later attempt repeated."""
+    """Metrics of steps that a later attempt repeated."""

@@ -1,11 +1,10 @@
 """Stored documents of every release: recipes, hyperparameters, methods, spec.json, plan.json,
 manifests of resume points, run reports.
 
-Each document has the version of its form, in a column of its row or in its field
-`document_version`. When a document is read, older forms are upgraded step by step, and unknown
-fields of another release are ignored. A wrong value of a known field makes the document unreadable.
-Requests are never read this way. spec.json, which users write too, is upgraded and then read as a
-request.
+The version of a document is in a column of its row or in its field `document_version`. When a
+document is read, older forms are upgraded step by step, and unknown fields of another release are
+ignored. A wrong value of a known field makes the document unreadable. Requests are validated
+without these rules. spec.json, which users write too, is upgraded and then read as a request.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ DOCUMENT_VERSION = 2
 VERSION_FIELD = "document_version"
 
 UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
-"""Function that turns a document of the given version into the next version. Version 2 uses the
+"""Functions that convert a document of the given version to the next version. Version 2 uses the
 current names (decision 0021)."""
 
 _MAX_NAMED = 3
@@ -41,7 +40,7 @@ class Unreadable(ValueError):
 
 def upgraded(document: Json, version: int = 1) -> Json:
     """Return a document in the current form. A newer version is returned unchanged. If the row is
-    damaged and the version is not a number, it counts as 1."""
+    damaged and the version is not a number, the version counts as 1."""
     first = max(1, version) if type(version) is int else 1
     for step in range(first, DOCUMENT_VERSION):
         document = UPGRADES[step](document)
@@ -49,7 +48,8 @@ def upgraded(document: Json, version: int = 1) -> Json:
 
 
 def upgraded_file(document: Json) -> Json:
-    """Return a document that has its version in its own field in the current form."""
+    """Return a document in the current form. The document's own field `document_version` has its
+    version."""
     if not isinstance(document, dict):
         return document
     version = document.get(VERSION_FIELD)
@@ -59,7 +59,7 @@ def upgraded_file(document: Json) -> Json:
 
 
 def read_file(model: type[M], content: bytes, *, strict: bool = False) -> M:
-    """Validate a JSON file that has its version in its own field. Raises ValidationError.
+    """Validate a JSON file whose field `document_version` has its version. Raises ValidationError.
 
     `strict`: refuse unknown fields, as in a request."""
     with suppress(ValueError):  # not JSON: the validation reports the position

@@ -11,15 +11,15 @@ class ErrorCategory(StrEnum):
     """Part of the system that must change to fix an error."""
 
     USER = "user"
-    """The request or the recipe: change it and send it again."""
+    """The request or the recipe is wrong: change it and send it again."""
     DATA = "data"
-    """The data set: fix the named rows."""
+    """The data set is wrong: fix the named rows."""
     GRADER = "grader"
-    """The reward function."""
+    """The reward function failed."""
     OUT_OF_MEMORY = "out_of_memory"
-    """The recipe: it needs more memory than the device has."""
+    """The recipe needs more memory than the device has."""
     INFRASTRUCTURE = "infrastructure"
-    """The host: a lost worker, a full disk or a bug in Tunesmith."""
+    """The service failed: a lost worker, a full disk or a bug in Tunesmith."""
 
 
 class ErrorCode(StrEnum):
@@ -101,7 +101,7 @@ class ErrorBody(Response):
     code: str | None = None
     """One of `ErrorCode`."""
     hint: str | None = None
-    """Next thing to try."""
+    """Suggested next step."""
     retryable: bool = False
     """True if the unchanged request may succeed later."""
     request_id: str | None = None

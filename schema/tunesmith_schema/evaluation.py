@@ -18,11 +18,12 @@ MAX_TEXT = 2000
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
-job's result. `best` is the best checkpoint, if it is not the result. `last` is the last step, with
-LoRA and if it is not the result. On demand, `model` and `against` are the models of the request."""
+job's result. `best` is the best checkpoint, if the result is another one. `last` has the weights of
+the last step; it exists only with LoRA, and if the result is another step. On demand, `model` and
+`against` are the models of the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
-figures show the fit and not generalisation. `file`: the file of an evaluation on demand."""
+scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""
 Outcome = Literal["better", "worse", "no_difference"]
 
 
@@ -34,16 +35,16 @@ class ModelScores(Response):
     step: int | None = None
     """Optimiser step of the weights; null for the base model."""
     loss: float | None = None
-    """Mean negative log-likelihood of an answer token, in nats; null if not finite, and for
-    reinforcement."""
+    """Mean negative log-likelihood per answer token, in nats; null for reinforcement, or if not
+    finite."""
     perplexity: float | None = None
-    """exp(`loss`)."""
+    """Perplexity: exp(`loss`)."""
     token_accuracy: float | None = None
     """Share of answer tokens that are the model's most likely token."""
     reward: float | None = None
-    """Mean reward of the greedy answers (with a grader)."""
+    """Mean reward of the greedy answers; only with a grader."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Mean score by grader (with a grader)."""
+    """Mean score of each grader; only with a grader."""
 
 
 class ModelComparison(Response):
@@ -59,12 +60,12 @@ class ModelComparison(Response):
     """Advantage of `model`: nats of loss per token, or reward per answer. Null if a loss is not
     finite."""
     low: float | None = None
-    """Lower bound of the paired bootstrap confidence interval; null without bounds."""
+    """Lower bound of the paired bootstrap confidence interval; null if there is no interval."""
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval. With 99 % probability, all intervals of an evaluation
-    contain the true differences."""
+    """Confidence level of the interval, chosen so that all intervals of an evaluation together
+    contain the true differences with 99 % probability."""
     outcome: Outcome
     """`no_difference` means that the rows show no difference: the interval contains 0, or there are
     fewer than 8 rows."""
@@ -91,7 +92,7 @@ class EvaluationSummary(Response):
     """Result of an evaluation in one sentence."""
 
     verdict: str
-    """Verdict of the first comparison, with the rows it was measured on."""
+    """Verdict of the first comparison, with number and origin of the rows."""
     outcome: Outcome | None = None
     """Outcome as a stable code for programs; null if there was no comparison."""
     metric: Literal["loss", "reward"]
@@ -101,10 +102,10 @@ class EvaluationSummary(Response):
     rows: int
     """Number of rows."""
     base: float | None = None
-    """Value of the metric for the base model, on demand for `against`; null if not measured or not
-    finite."""
+    """Metric of the base model, or of `against` in an evaluation on demand; null if not measured or
+    not finite."""
     tuned: float | None = None
-    """Value of the metric for the tuned model, on demand for `model`."""
+    """Metric of the tuned model, or of `model` in an evaluation on demand."""
 
 
 class Evaluation(EvaluationSummary):
@@ -119,17 +120,18 @@ class Evaluation(EvaluationSummary):
     models: list[ModelScores] = Field(default_factory=list)
     """Scores of each model."""
     comparisons: list[ModelComparison] = Field(default_factory=list)
-    """Comparisons, the most important first."""
+    """Comparisons of two models each, the most important first."""
     answers: Annotated[list[EvaluatedAnswer], Field(max_length=MAX_ANSWERS)] = Field(
         default_factory=list
     )
-    """Greedy answers side by side."""
+    """Greedy answers of all models to some prompts."""
     left_out: list[str] = Field(default_factory=list)
-    """Parts that were left out, with the reason: time, memory or missing weights."""
+    """Parts of the evaluation that were left out, each with the reason: time, memory or missing
+    weights."""
     seconds: float = 0.0
-    """Duration of the evaluation."""
+    """Duration of the evaluation in seconds."""
     job_share: float | None = None
-    """Duration of the evaluation, divided by the time that the trainer ran before it."""
+    """Duration of the evaluation, divided by the trainer's running time before the evaluation."""
 
     def summary(self) -> EvaluationSummary:
         return EvaluationSummary.model_validate(
@@ -144,4 +146,4 @@ class JobEvaluation(Evaluation):
     job_id: str
     """Id of the job."""
     attempt: int
-    """Attempt that evaluated its result."""
+    """Number of the attempt that made this evaluation."""

@@ -23,7 +23,7 @@ from .worker import ClaimedFile
 
 MAX_TASKS = 1000
 MAX_ANSWER_TOKENS = 512
-"""Longest answer that a grader scores, in tokens."""
+"""Maximum length of an answer that a grader scores, in tokens."""
 _Name = Annotated[Text, Field(min_length=1, max_length=200)]
 
 
@@ -49,7 +49,7 @@ class TaskResult(Request):
     errors: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)] = Field(default_factory=dict)
     """Standard errors of the values, with the same keys."""
     samples: int | None = Field(default=None, ge=0, le=MAX_COUNT)
-    """Number of documents."""
+    """Number of evaluated documents."""
     n_shot: int | None = Field(default=None, ge=0, le=MAX_STEP)
     """Number of examples in each prompt."""
     version: Text | None = Field(default=None, max_length=64)
@@ -77,12 +77,12 @@ class EvaluationCreate(Request):
     model: ModelName
     """Base model, tuned model (`ft:...`) or checkpoint (`ft:...:ckpt-step-N`)."""
     against: ModelName | None = None
-    """Model to compare with. Default: the base model of a tuned model or checkpoint; a base model
-    is not compared."""
+    """Model to compare with. The default for a tuned model or checkpoint is its base model; a base
+    model is not compared by default."""
     file: ObjectId | None = None
     """Id of a file with the purpose `fine-tune`; required for `data`."""
     grader: Grader | None = None
-    """Grader that scores greedy answers."""
+    """Grader that scores the model's greedy answers."""
     task_results: Annotated[TaskResults, JsonBound(512 * 1024)] | None = None
     """Results of lm-eval; required for `tasks`."""
 
@@ -131,12 +131,12 @@ class RequestedEvaluation(Response):
     error: JobError | None = None
     """Reason of the failure, if `status` is `failed`."""
     waiting_for: str | None = None
-    """Reason for which the evaluation is still queued; lists leave it out."""
+    """Reason why the evaluation is still queued; left out in lists."""
     verdict: str | None = None
-    """Result in words."""
+    """Result in one sentence."""
     result: Evaluation | None = None
-    """Result, if `kind` is `data`. It has the form of a job's evaluation, in which `model` and
-    `against` name the models. Lists leave it out."""
+    """Result, if `kind` is `data`, in the form of a job's evaluation. Its models are named `model`
+    and `against`. Left out in lists."""
     task_results: TaskResults | None = None
     """Results of lm-eval, if `kind` is `tasks`."""
 
@@ -155,7 +155,7 @@ class ClaimedModel(Response):
     name: str
     """Name in the request."""
     base: str
-    """Name of the base model, which the worker finds as for a job."""
+    """Name of the base model. The worker finds the base model in the same way as for a job."""
     base_files: list[StoredFile] | None = None
     """Files of the base model, if Tunesmith trained it; `/internal/evaluations/{id}/files/{sha256}`
     returns them."""
@@ -170,7 +170,7 @@ class EvaluationClaim(Response):
     fence: int
     """Number of the claim. Only the worker with the newest claim may report."""
     lease_seconds: float
-    """Duration of the lease, counted from now."""
+    """Seconds from now to the end of the lease."""
     model: ClaimedModel
     against: ClaimedModel | None = None
     file: ClaimedFile
@@ -183,7 +183,7 @@ class EvaluationClaim(Response):
 
 
 class EvaluationLease(Request):
-    """A held evaluation."""
+    """Worker and claim that hold an evaluation."""
 
     worker_id: Annotated[Text, Field(min_length=1, max_length=128)]
     fence: int = Field(ge=1, le=MAX_STEP)
@@ -193,19 +193,19 @@ class EvaluationRenewal(Response):
     """Answer to a renewed lease."""
 
     lease_seconds: float
-    """New duration of the lease, counted from now."""
+    """Seconds from now to the new end of the lease."""
 
 
 class EvaluationOutcome(EvaluationLease):
-    """Outcome of an evaluation, as a worker reports it."""
+    """Outcome of an evaluation, reported by a worker."""
 
     state: Literal["succeeded", "failed", "released", "crashed"]
-    """`released`: the worker shuts down; another worker evaluates. `crashed`: the process was
-    killed; after several crashes the evaluation fails."""
+    """`released`: the worker shuts down, and another worker starts the evaluation again. `crashed`:
+    the process was killed; after several crashes the evaluation fails."""
     result: Annotated[Evaluation, JsonBound(512 * 1024)] | None = None
     """Result, if `state` is `succeeded`."""
     error: JobFailure | None = None
-    """Reason, if `state` is `failed` or `crashed`."""
+    """Reason of the failure, if `state` is `failed` or `crashed`."""
 
     @model_validator(mode="after")
     def _has_what_its_state_needs(self) -> Self:

@@ -45,7 +45,7 @@ class Event(Response):
     """One event of a job."""
 
     id: str
-    """Event id `ftevent-<job>-<seq>`, also a cursor for `after`."""
+    """Event id `ftevent-<job>-<seq>`, also a cursor for the parameter `after`."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     created_at: int
     level: Literal["info", "warn", "error"] = "info"
@@ -55,7 +55,7 @@ class Event(Response):
     data: dict[str, JsonValue] = Field(default_factory=dict)
     """Data of the event; `kind` determines its keys."""
     kind: EventKind | str = Field(default=EventKind.MESSAGE, union_mode="left_to_right")
-    """Kind of the event; a newer server may send a value that `EventKind` lacks."""
+    """Kind of the event; a newer server may send a kind that is not in `EventKind`."""
     seq: int
     """Number of the event within its job, from 1 without gaps; also the SSE id."""
     job_id: str = ""
@@ -66,7 +66,7 @@ class MetricPoint(Response):
     """All metrics of one optimiser step."""
 
     id: str
-    """Step number as text, also a cursor for `after`."""
+    """Step number as text, also a cursor for the parameter `after`."""
     object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     step: int
     values: dict[str, float | None]
@@ -88,12 +88,12 @@ class MetricPoint(Response):
     `completion_length_max` are in tokens. `rollout_gap` is the mean absolute difference of a
     token's log-prob between generation and training. With `recipe.rollout.importance_sampling`,
     `importance_ratio` (mean) and `importance_ratio_max` are probability ratios, and
-    `importance_masked_share` is the share of them above the limit. About once a second, a
+    `importance_masked_share` is the share of ratios above the limit. About once a second, a
     reinforcement step also has shares of the time outside evaluations and checkpoints:
     `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share` and
-    `backward_share`. `idle_share` is the share of grading and of all time outside these phases and
-    the optimiser. `generated_tokens_per_second`, also sent about once a second, covers only the
-    generation time.
+    `backward_share`. `idle_share` is the share of time for grading and for work outside these
+    phases and the optimiser. `generated_tokens_per_second`, also sent about once a second, covers
+    only the generation time.
     """
 
 

@@ -22,8 +22,8 @@ _TAG = re.compile(r"<\w+>")
 
 
 _MAX_JOINED = 8
-"""Maximum number of pydantic errors in one message. A list of wrong items has an error for each
-item and each union member."""
+"""Maximum number of pydantic errors in one message. For a list of wrong items, pydantic reports an
+error per item and union member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class FieldError:
 
     @property
     def name(self) -> str:
-        """Dotted path; empty for the whole object."""
+        """Dotted path of the field; empty for the whole object."""
         return ".".join(str(part) for part in self.path)
 
 

@@ -1,4 +1,4 @@
-"""Figures about the rows of a data set, and its overlap with another one."""
+"""Statistics of the rows of a data set, and its overlap with another data set."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from .base import Response
 MAX_BINS = 40
 MAX_EXAMPLES = 20
 MAX_COMPARED_ROWS = 500_000
-"""Row number up to which rows are compared with those of another file."""
+"""Last row number that is compared with another file; later rows are ignored."""
 
 
 class LengthBin(Response):
     """Number of rows in a range of lengths."""
 
     upto: int
-    """Largest length in the bin, in characters; the bin starts behind the bin before it."""
+    """Largest length in the bin, in characters. The bin starts after the largest length of the
+    previous bin."""
     rows: int
     """Number of rows in the bin."""
 
 
 class RowLengths(Response):
-    """Lengths of the readable rows, in characters of their texts without names of fields and
+    """Lengths of the readable rows, in characters. Only texts count, not the names of fields and
     roles."""
 
     total: int
     """Sum of all lengths."""
     min: int
-    """Shortest row."""
+    """Length of the shortest row."""
     median: int
-    """Half of the rows are not longer."""
+    """Median length: half of the rows are not longer."""
     p95: int
-    """95 % of the rows are not longer."""
+    """Length that 95 % of the rows do not exceed."""
     max: int
-    """Longest row."""
+    """Length of the longest row."""
     histogram: list[LengthBin] = Field(max_length=MAX_BINS)
-    """Bins of equal width up to the longest row; the last bin has the rest."""
+    """Histogram of the lengths. All bins have the same width except the last one, which ends at the
+    longest row."""
 
 
 class RepeatedRow(Response):
@@ -59,12 +61,12 @@ class FileStats(Response):
     rows: int
     """Number of readable rows."""
     lengths: RowLengths | None = None
-    """Lengths in characters; null if no row can be read. Tokens depend on the model: a run report
-    counts them."""
+    """Lengths in characters; null if no row can be read. Lengths in tokens depend on the model and
+    are in run reports."""
     duplicates: int = 0
     """Number of rows that are equal to an earlier row."""
     repeated: list[RepeatedRow] = Field(default_factory=list, max_length=MAX_EXAMPLES)
-    """Rows that occur most often, first."""
+    """Examples of repeated rows, the most frequent first."""
 
 
 class RowPair(Response):
@@ -77,16 +79,16 @@ class RowPair(Response):
 
 
 class FileOverlap(Response):
-    """Rows of a file that another file has too."""
+    """Rows of a file that are also in another file."""
 
     object: Literal["file.overlap"] = "file.overlap"
     file_id: str
-    """File whose rows are looked up."""
+    """Id of the file whose rows are looked up."""
     other_id: str
-    """File that has them too."""
+    """Id of the file in which the rows are looked up."""
     rows: int
-    """Number of rows of the file that the other file has too."""
+    """Number of rows of the file that are also in the other file."""
     share: float
     """`rows` as a share of the file's readable rows, from 0 to 1."""
     pairs: list[RowPair] = Field(max_length=MAX_EXAMPLES)
-    """First of these rows."""
+    """First rows that are in both files."""

@@ -40,7 +40,7 @@ class RowFormat(StrEnum):
     SHAREGPT = "sharegpt"
     """`{"conversations": [{"from", "value"}, ...]}`."""
     TEXT = "text"
-    """`{"text"}`: plain text; every token is trained."""
+    """`{"text"}`: plain text; the loss includes every token."""
 
 
 class PromptFormat(StrEnum):
@@ -60,9 +60,10 @@ class RowProblem(Response):
     """A row that cannot be used for training, with the reason."""
 
     row: int
-    """Row number, counted from 1: the line in JSONL, the record in other formats."""
+    """Row number, counted from 1: the number of the line in JSONL, of the record in other
+    formats."""
     message: Annotated[str, AfterValidator(lambda text: text[:MAX_PROBLEM])]
-    """Reason; longer text is cut."""
+    """Reason why the row cannot be used, cut after `MAX_PROBLEM` characters."""
 
 
 class BadRows(Response):
@@ -97,7 +98,7 @@ class FileValidation(Request):
     prompt_format: PromptFormat | None = None
     """Row format for reinforcement; null if not recognised."""
     rows: int = Field(default=0, ge=0)
-    """Number of rows, good and bad."""
+    """Number of all rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
     """First bad rows of a file that no method can use. The listed problems are for supervised
     training, or for reinforcement if only reinforcement can use some rows."""
@@ -124,16 +125,17 @@ class FileObject(Response):
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     expires_at: int | None = None
     """Expiry time, Unix seconds; absent if the file does not expire."""
     filename: str
     purpose: str
     """Purpose given at the upload."""
     status: Literal["uploaded", "processed", "error"] = "uploaded"
-    """`uploaded` until the file has been validated."""
+    """`uploaded` until the file has been validated, then `processed`, or `error` if no method can
+    use the file."""
     status_details: str | None = None
-    """Reason for `status: "error"`."""
+    """Reason if `status` is `error`."""
     sha256: str | None = None
     """SHA-256 of the content, hexadecimal."""
     validation: FileValidation | None = None
@@ -150,10 +152,11 @@ class DataRow(Response):
     """A line of a JSONL file."""
 
     id: str
-    """Position behind the row, as `LINES-BYTES`; also a cursor for `after`."""
+    """Position behind the row, as `LINES-BYTES`; also a cursor for the parameter `after`."""
     object: Literal["file.row"] = "file.row"
     line: int
-    """Line number, from 1. It equals the row number in the result of the validation."""
+    """Line number, from 1. The line number equals the row number in the result of the
+    validation."""
     data: Any = None  # Any: JSON
     """JSON value of the line; null if `problem` is set."""
     text: str | None = None
@@ -172,7 +175,7 @@ class FileUse(Response):
     role: Literal["training_file", "validation_file", "file"] | str
     """Field of the job or the evaluation that has the file's id."""
     created_at: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     status: str
     """State of the job, or status of the evaluation."""
     model: str

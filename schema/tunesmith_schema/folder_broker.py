@@ -1,8 +1,8 @@
 """Celery's file-system broker with complete files only.
 
-kombu creates a message file and then writes it, so a reader in another process can take it while
-it is empty. The reader's `json.loads` then raises, which ends a Celery worker. This transport
-writes a temporary file and renames it. kombu loads the class by name; no other module imports it.
+kombu creates a message file and then writes it, so another process can receive the file while it is
+empty. `json.loads` then raises an error, which ends a Celery worker. This transport writes a
+temporary file and renames it. kombu loads the class by name; no other module imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Untyped = Any  # Any: kombu is not typed
 
 class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu is untyped
     def _put(self, queue: str, payload: Untyped, **_: Untyped) -> None:
-        """Add a message to a queue. The name sorts by time, as in kombu."""
+        """Add a message to a queue. File names sort by time, as in kombu."""
         name = f"{round(monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         _write(Path(self.data_folder_out) / name, dumps(payload))
 

@@ -23,8 +23,8 @@ class JobFork(Request):
     checkpoint: ObjectId | None = None
     """Id of a checkpoint of the job (`ftckpt-...`), as an alternative to `step`."""
     step: int | None = Field(default=None, ge=1, le=MAX_STEP)
-    """Start from the newest resume point at or before this optimiser step. Without `step` and
-    `checkpoint`, the fork starts from the newest resume point."""
+    """Optimiser step: the fork starts from the newest resume point at or before this step. Without
+    `step` and `checkpoint`, the fork starts from the newest resume point."""
     recipe: Annotated[dict[str, JsonValue], JsonBound(MAX_RECIPE_BYTES)] = Field(
         default_factory=dict
     )
@@ -43,7 +43,7 @@ class JobFork(Request):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Random seed; the default is the original job's seed."""
     metadata: Metadata | None = None
-    """Metadata, limited as in a create request; the default is the original job's metadata."""
+    """Metadata with the limits of a create request; the default is the original job's metadata."""
 
     @model_validator(mode="after")
     def _one_place_to_start(self) -> Self:

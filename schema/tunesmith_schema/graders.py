@@ -38,7 +38,7 @@ MAX_GRADERS = 32
 MAX_LENGTH = 100_000_000
 """Largest length in a length grader."""
 OUTPUT = "{{sample.output_text}}"
-"""Template of the whole completion."""
+"""Template whose value is the whole completion."""
 Overlap = Literal["cosine", "fuzzy_match", "bleu", "gleu", "meteor"]
 Rouge = Literal["rouge_1", "rouge_2", "rouge_3", "rouge_4", "rouge_5", "rouge_l"]
 
@@ -126,7 +126,7 @@ class MathAnswerGrader(Request):
     reference: Template
     """A number, or a text that ends in a number."""
     tolerance: float = Field(default=1e-6, ge=0.0, le=1e6, allow_inf_nan=False)
-    """Largest relative difference between numbers that count as equal."""
+    """Maximum relative difference of two numbers that count as equal."""
     format: Literal["any", "hashes", "boxed"] = "any"
     """Required place of the answer: anywhere (`any`), after `####` (`hashes`) or in `\\boxed{}`
     (`boxed`)."""
@@ -148,14 +148,14 @@ class RegexGrader(Request):
 
 
 class JsonSchemaGrader(Request):
-    """Score 1 if `input` is JSON that is valid under a schema, else 0."""
+    """Score 1 if `input` is JSON that fulfils a schema, else 0."""
 
     type: Literal["json_schema"]
     """Kind of grader."""
     name: Name = "json_schema"
     """Name of the score."""
     input: Template = OUTPUT
-    """Text to validate; a Markdown fence around it is ignored."""
+    """Text to validate; a Markdown code fence around the text is ignored."""
     json_schema: Annotated[dict[str, JsonValue], JsonBound(MAX_SCHEMA_BYTES, finite=True)]
     """JSON Schema, draft 2020-12. `$ref` may only refer to the schema itself."""
 
@@ -211,12 +211,13 @@ class MultiGrader(Request):
     ]
     """Graders by the names used in the formula, or a single grader with its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Reward formula from these parts: + - * / ** % (`^` means `**`), comparisons, and, or, not, `a
-    if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders' names."""
+    """Formula of the reward. It may contain: + - * / ** % (`^` means `**`), comparisons, and, or,
+    not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders'
+    names."""
 
     @property
     def by_name(self) -> dict[str, SingleGrader]:
-        """Graders by their names in the formula."""
+        """Return the graders by their names in the formula."""
         return _by_name(self.graders)
 
     @field_validator("graders")

@@ -64,8 +64,8 @@ class GRPORecipe(Request):
     mask_truncated_completions: bool = False
     """Exclude completions that reached `max_completion_length` from the loss."""
     top_entropy_quantile: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Train only this share of the tokens, selected by highest entropy in a forward pass; 1 trains
-    all tokens."""
+    """Train only this share of the tokens: those with the highest entropy in a forward pass. 1
+    trains all tokens."""
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
@@ -103,10 +103,10 @@ class RolloutRecipe(Request):
     installed, else our own engine, else transformers, which supports every model."""
     importance_sampling: ImportanceSampling = "auto"
     """Correction for an engine whose log-probs differ from the trainer's: weight each token or
-    whole completion by the ratio of both probabilities. `_truncate` limits ratios to 3, `_mask`
-    ignores tokens or completions with a larger ratio. `"auto"`: with vLLM `sequence_mask`
-    (`loss_type="vespo"`: `token_truncate`), else `off`. For long completions, token modes ignore
-    less."""
+    whole completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to 3;
+    modes with `_mask` ignore tokens or completions whose ratio is larger. `"auto"`: with vLLM
+    `sequence_mask` (`loss_type="vespo"`: `token_truncate`), else `off`. For long completions, the
+    token modes ignore fewer tokens."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
     `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""

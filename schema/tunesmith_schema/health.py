@@ -26,11 +26,11 @@ class HealthState(StrEnum):
 
 
 class JobHealth(Response):
-    """Health of a job, derived from its metrics; it says nothing about the quality of answers."""
+    """Health of a job, derived from its metrics; it does not show the quality of answers."""
 
     state: HealthState | str
-    """One word; a newer server may send a value that `HealthState` lacks."""
+    """Health in one word; a newer server may send a value that is not in `HealthState`."""
     text: str
-    """One sentence with the figures behind the word."""
+    """One sentence that explains `state` with figures."""
     step: int
     """Last optimiser step that was considered."""

@@ -1,4 +1,4 @@
-"""Files of a job: what it was asked, what happened, and what it made."""
+"""Files of a job: its inputs, its records and its results."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class JobFile(Response):
         | str
     )  # fmt: skip
     """`recipe`: the create request, with all fields of the recipe. `environment`: device, settings
-    and library versions. `log`: all events but metrics and samples."""
+    and library versions. `log`: all events except metrics and samples."""
     media_type: str
     bytes: int | None = None
-    """Size; null for a file that is made when it is read."""
+    """Size in bytes; null for a file that is made when it is read."""
     sha256: str | None = None
     path: str
     """Path of the content on this server, for example `/v1/files/file-1/content`."""

@@ -128,7 +128,8 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
 
 
 def _not_the_step(recipe: Recipe, prompts: int, group: int) -> Iterator[Misfit]:
-    """Yield an error if the forward passes of a step do not hold `prompts` x `group` rows."""
+    """Yield an error if the forward passes of a step do not have `prompts` x `group` rows in
+    total."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
     both = "auto" not in (rows, passes)

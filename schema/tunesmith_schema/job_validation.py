@@ -18,7 +18,7 @@ class RequestProblem(Response):
     code: str
     """One of `ErrorCode`."""
     hint: str | None = None
-    """Next thing to try."""
+    """Suggested next step."""
 
 
 class JobValidation(Response):

@@ -26,7 +26,7 @@ class JobState(StrEnum):
     VALIDATING_FILES = "validating_files"
     """A light worker validates the data set."""
     QUEUED = "queued"
-    """Waiting for a train worker."""
+    """The job waits for a train worker."""
     RUNNING = "running"
     """A worker holds the lease."""
     PAUSING = "pausing"
@@ -86,7 +86,8 @@ class JobCreate(Request):
     training_file: ObjectId
     """Id of the uploaded training file."""
     validation_file: ObjectId | None = None
-    """Id of the uploaded validation file, for `valid_loss` or, with reinforcement, `valid_reward`.
+    """Id of the uploaded validation file, which `valid_loss` or (reinforcement) `valid_reward` is
+    computed on.
     """
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Part of the tuned model's name. Characters that are not allowed in a name become hyphens."""
@@ -98,7 +99,7 @@ class JobCreate(Request):
     integrations: Annotated[list[JsonValue], JsonBound(64 * 1024)] | None = None
     """Not available; only null or an empty list is accepted."""
     hyperparameters: Hyperparameters | None = None
-    """Deprecated by OpenAI in favour of `method`."""
+    """OpenAI's hyperparameters; deprecated by OpenAI in favour of `method`."""
     method: Method | None = None
     """Kind of training and its hyperparameters, in OpenAI's current format."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
@@ -154,7 +155,7 @@ class JobCreate(Request):
 
 
 def _same(legacy: Hyperparameters, of_method: Hyperparameters) -> bool:
-    """Compare the hyperparameters that both formats have."""
+    """Return True if the hyperparameters that both formats have are equal."""
     return legacy.model_dump() == of_method.model_dump(include=set(Hyperparameters.model_fields))
 
 
@@ -182,7 +183,7 @@ class JobError(Response):
     category: ErrorCategory | None = None
     """Part of the system that must change to fix the error."""
     hint: str | None = None
-    """Next thing to try."""
+    """Suggested next step."""
 
 
 class JobDeleted(Response):
@@ -199,13 +200,13 @@ class JobCurve(Response):
     name: str
     """`train_loss`, or `reward` for a reinforcement job."""
     steps: list[int]
-    """Last step of each point."""
+    """Step of each point: the last step that its mean includes."""
     values: list[float]
     """Mean of the metric over the steps of each point."""
 
 
 class JobPatch(Request):
-    """Body of `PATCH /v1/fine_tuning/jobs/{id}`; fields that are missing stay as they are."""
+    """Body of `PATCH /v1/fine_tuning/jobs/{id}`; missing fields keep their values."""
 
     model_config = with_example({"name": "support, slower", "pinned": True})
 
@@ -214,9 +215,9 @@ class JobPatch(Request):
     notes: Text | None = Field(default=None, max_length=10_000)
     """Notes of the team; null removes them."""
     pinned: bool = False
-    """True pins the job."""
+    """New value of `pinned`: true pins the job."""
     metadata: Metadata | None = None
-    """New metadata in place of the old; null removes all pairs."""
+    """New metadata, which replaces all old pairs; null removes all pairs."""
 
 
 class Job(Response):
@@ -240,19 +241,20 @@ class Job(Response):
     training_file: str
     """Id of the training file."""
     validation_file: str | None = None
-    """Id of the validation file, for `valid_loss` or, with reinforcement, `valid_reward`."""
+    """Id of the validation file, which `valid_loss` or (reinforcement) `valid_reward` is computed
+    on."""
     hyperparameters: Hyperparameters
     """Effective OpenAI hyperparameters, from `method` or `hyperparameters`."""
     method: dict[str, Any] | None = None
     """Kind of training, its hyperparameters and the reinforcement grader, in OpenAI's current
     format."""
     result_files: list[str] = Field(default_factory=list)
-    """Id of a CSV file with the metrics of each step, once the job has ended; see
+    """Id of a CSV file with the metrics of each step, once the job has ended. Download:
     `/v1/files/{id}/content`. The trained weights are at `/v1/adapters/{adapter_id}`."""
     trained_tokens: int | None = None
-    """Number of tokens that contributed to the loss in the whole run. Reinforcement counts the
-    tokens of all completions, even with zero gradient, except completions excluded by
-    `mask_truncated_completions`."""
+    """Number of tokens that contributed to the loss in the whole run. In reinforcement, tokens of
+    all completions count, even those with zero gradient, except completions that
+    `mask_truncated_completions` excludes."""
     error: JobError | None = None
     """Reason for the failure; null unless the job failed."""
     integrations: list[Any] | None = None
@@ -273,9 +275,9 @@ class Job(Response):
     attempt: int = 0
     """Number of times a worker has claimed the job."""
     step: int = 0
-    """Optimiser steps done in this attempt; after success, the step of the kept weights."""
+    """Last completed optimiser step; after success, the step of the kept weights."""
     total_steps: int | None = None
-    """Optimiser steps of the whole run; null until known."""
+    """Number of optimiser steps of the whole run; null until known."""
     cancel_requested: bool = False
     """True if the worker has been asked to cancel."""
     stop_requested: bool = False
@@ -310,16 +312,17 @@ class Job(Response):
     curve: JobCurve | None = None
     """Curve of the main metric; only in a list with `include=curve`."""
     evaluation: EvaluationSummary | None = None
-    """Verdict of the evaluation at the end of the job; null before, and without an evaluation. See
-    `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
+    """Summary of the evaluation at the end of the job; null before the evaluation, or if there is
+    none. See `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
     """Priority, lane, and requirements on the worker."""
     queue_position: int | None = None
-    """Position in the queue: 1 is the next job; null unless the job is queued, and in a list."""
+    """Position in the queue: 1 is the next job. Null in a list, or if the job is not queued."""
     waiting_because: WaitingBecause | None = None
-    """Reason for which the job does not run yet; null if it runs or has ended, and in a list."""
+    """Reason why the job is not running yet. Null in a list, or if the job is running or has
+    ended."""
     estimated_start: EstimatedStart | None = None
     """Expected start of a queued job; null in a list, or if there is no estimate."""
     omitted: list[str] = Field(default_factory=list)
-    """In a list: names of the fields whose values are too large for a list (`recipe`, `method`).
-    Retrieve the job for their values."""
+    """In a list, the names of the fields (`recipe`, `method`) that are left out because their
+    values are too large. Retrieve the job to get the values."""

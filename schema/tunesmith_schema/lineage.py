@@ -25,10 +25,10 @@ class SelfCheck(Response):
     job_id: str
     attempt: int
     created_at: int
-    """Time of the check, Unix seconds."""
+    """Time of the self-check, Unix seconds."""
     message: str
     seconds: float
-    """Duration of the check."""
+    """Duration of the self-check in seconds."""
     checks: list[SelfCheckItem]
     """All checks, in the order in which they ran."""
 
@@ -37,7 +37,7 @@ class StoredResumePoint(Response):
     """Resume point from which a fork of the job can start."""
 
     id: str
-    """Step as text."""
+    """Step number as text."""
     object: Literal["fine_tuning.job.resume_point"] = "fine_tuning.job.resume_point"
     step: int
     created_at: int
@@ -58,12 +58,12 @@ class RelatedJob(Response):
 
 
 class RelatedModel(Response):
-    """Result or checkpoint of a job."""
+    """Result or checkpoint of a job, as a model."""
 
     adapter_id: str
     model: str
     kind: str
-    """`lora` or `full`."""
+    """Kind of weights: `lora` or `full`."""
     step: int
 
 
@@ -75,7 +75,7 @@ class JobLineage(Response):
     model: str
     """Name of the base model."""
     base_adapter_id: str | None = None
-    """Weights of the base model, if Tunesmith trained it."""
+    """Id of the base model's weights, if Tunesmith trained the base model."""
     training_file: str
     """Id of the training file."""
     validation_file: str | None = None

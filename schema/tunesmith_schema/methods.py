@@ -14,7 +14,8 @@ from .recipe import Auto
 
 
 class Hyperparameters(Request):
-    """OpenAI's three hyperparameters; `recipe` has absolute settings for the same purpose."""
+    """OpenAI's three hyperparameters. `recipe` has fields for absolute values of the same
+    settings."""
 
     n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
     """Number of passes over the data."""

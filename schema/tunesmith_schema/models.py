@@ -16,7 +16,7 @@ class Model(Response):
     id: str
     object: Literal["model"] = "model"
     created: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     owned_by: str
     """`base` for a base model on this server, `tunesmith` for a model that Tunesmith trained."""
     adapter_id: str | None = None
@@ -24,21 +24,21 @@ class Model(Response):
     base_model: str | None = None
     """Tuned models only: name of the base model."""
     kind: Literal["base", "lora", "full"] | str | None = None
-    """`base`: a base model; `lora`: a PEFT adapter; `full`: all weights."""
+    """Kind of model. `base`: a base model; `lora`: a PEFT adapter; `full`: all weights."""
     job_id: str | None = None
     """Tuned models only: job that trained the model."""
     step: int | None = None
     """Tuned models only: optimiser step of the weights."""
     bytes: int | None = None
-    """Size of all files of a tuned model, or of the weights of a base model; null if no folder of
-    the base model is on the API's host."""
+    """Size in bytes of a tuned model's files, or of a base model's weights; null if the API's host
+    has no folder of the base model."""
     context_length: int | None = None
-    """Longest sequence in tokens that the base model was made for; null if unknown, as `bytes`."""
+    """Context length of the base model in tokens; null if unknown."""
     workers: list[str] | None = None
     """Base models only: ids of the live train workers that have the model."""
     serving: Literal["off", "on_demand", "registered"] | str | None = None
-    """`off`: this server answers no chat requests; `on_demand`: the first request loads the model;
-    `registered`: the model has answered requests of this API process."""
+    """Serving state. `off`: this server answers no chat requests; `on_demand`: the first request
+    loads the model; `registered`: the model has answered requests of this API process."""
 
 
 class ModelUse(Response):
@@ -49,10 +49,10 @@ class ModelUse(Response):
     kind: Literal["fine_tuning.job", "evaluation"] | str
     """Kind of the object with this id."""
     role: Literal["base_model", "model", "against"] | str
-    """`base_model`: a job starts from the model; `model`: an evaluation measures the model;
-    `against`: an evaluation compares another model with it."""
+    """Use of the model. `base_model`: a job starts from the model; `model`: an evaluation measures
+    the model; `against`: an evaluation compares another model with the model."""
     created_at: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     status: str
     """State of the job, or status of the evaluation."""
     model: str
@@ -66,8 +66,8 @@ class ModelTokenizer(Response):
     model: str
     """Name of the model."""
     files: dict[str, str]
-    """Contents by name: tokenizer.json, and tokenizer_config.json, config.json,
-    special_tokens_map.json and chat_template.jinja if the model has them."""
+    """Contents of the files by name: tokenizer.json, and, if the model has them,
+    tokenizer_config.json, config.json, special_tokens_map.json and chat_template.jinja."""
 
 
 class ModelDeleted(Response):
@@ -103,11 +103,11 @@ class Adapter(Response):
     step: int
     """Optimiser step of the weights."""
     bytes: int
-    """Total size of `files`."""
+    """Total size of `files` in bytes."""
     files: list[StoredFile]
     """Files of the adapter. Download: `/v1/adapters/{id}/content/{name}`."""
     verified: bool | None = None
     """True if the trainer read the files back and they were equal to the model in memory. None if
-    the files were not read back, for example those of a checkpoint."""
+    the files were not read back, for example the files of a checkpoint."""
     verification_sha256: str | None = None
     """SHA-256 of verification.json, which has the checksums of all other files."""

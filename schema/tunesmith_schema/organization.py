@@ -10,8 +10,8 @@ from .base import Request, Response, Text
 from .bounds import MAX_COUNT, ObjectId
 
 Role = Literal["viewer", "member", "lead", "admin"]
-"""`viewer` reads; `member` also uploads, trains and chats; `lead` also manages members and keys of
-the project; `admin` may do everything in all projects."""
+"""Role of a caller. A `viewer` may only read. A `member` may also upload, train and chat. A `lead`
+may also manage members and keys of the project. An `admin` may do everything in all projects."""
 ProjectRole = Literal["viewer", "member", "lead"]
 UserRole = Literal["admin", "member"]
 """Role in the organization: an `admin` may do everything; the rights of a `member` come from
@@ -76,7 +76,7 @@ class ProjectUpdate(Request):
 
 
 class OrganizationUser(Response):
-    """A person."""
+    """A user of the organization."""
 
     id: str
     object: Literal["organization.user"] = "organization.user"
@@ -91,7 +91,7 @@ class OrganizationUser(Response):
 
 
 class UserCreate(Request):
-    """Request to add a person."""
+    """Request to add a user."""
 
     email: Email
     """E-mail address; another user must not have the same address."""
@@ -158,7 +158,7 @@ class KeyUser(Response):
 
 
 class KeyService(Response):
-    """Service that uses a key of no user."""
+    """Service that uses a key which belongs to no user."""
 
     id: str
     name: str
@@ -235,7 +235,7 @@ class AdminKeyOwner(Response):
     id: str
     object: str = "organization.user"
     type: str = "user"
-    """OpenAI's field."""
+    """OpenAI's field, with the value `user`."""
     name: str
     """Name of the key."""
     role: str = "owner"
@@ -311,7 +311,7 @@ class Me(Response):
     role: Role
     """Role in `project`."""
     verbs: list[Verb]
-    """What the key allows in `project`."""
+    """Verbs that the key allows in `project`."""
     expires_at: int | None = None
     """Time when the key stops working; None means never."""
     project: MyProject

@@ -10,7 +10,7 @@ from .base import Response
 
 
 class JobProgress(Response):
-    """The parts of a job that change while it waits and runs."""
+    """The fields of a job that change while the job waits and runs."""
 
     id: str
     object: Literal["fine_tuning.job.progress"] = "fine_tuning.job.progress"

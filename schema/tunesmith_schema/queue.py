@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 TRAIN_QUEUE = "train"
-"""Queue of training jobs; one slot per device or device group."""
+"""Queue of training jobs; each train worker runs one job at a time."""
 LIGHT_QUEUE = "light"
-"""Queue of the API's short CPU tasks."""
+"""Queue of short CPU tasks for light workers."""
 
 TRAIN_TASK = "tunesmith.train"
 """Task that wakes a train worker; the worker then claims the best eligible job. The task's argument

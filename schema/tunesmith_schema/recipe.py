@@ -44,10 +44,10 @@ class LoraRecipe(Request):
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
-    """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers except
-    routers of experts (in a Llama-like block, its seven projections), `"all-linear"` all linear
-    layers. Experts that the model stores as one tensor are not adapted. If the list names the
-    embedding or the head, the whole matrix is trained: see `allow_full_embeddings`."""
+    """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers, except
+    routers of experts; in a Llama-like block, these are its seven projections. `"all-linear"` means
+    all linear layers. Experts that the model stores as one tensor are not adapted. If the list
+    names the embedding or the head, the whole matrix is trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False
@@ -129,9 +129,9 @@ class Recipe(Request):
     frozen base model; the adapter is always fp32. In full tuning, each parameter needs this many
     bytes for its weight and AdamW state: 12 with `"fp32"` or `"bf16_split_master"`, 6 with
     `"bf16"`, 4 with `"bf16_sr8"`. `"bf16_split_master"` keeps bf16 weights plus the low 16 bits of
-    their fp32 masters, so it follows the fp32 trajectory with bf16 gradients. `"bf16_sr8"` keeps
-    bf16 weights with stochastic rounding and 8-bit moments. Plain `"bf16"` rounds small updates
-    away and logs a warning. On a GPU with bf16, `"auto"` is `"bf16"` for LoRA and
+    their fp32 masters, so the weights follow the fp32 trajectory with bf16 gradients. `"bf16_sr8"`
+    keeps bf16 weights with stochastic rounding and 8-bit moments. Plain `"bf16"` rounds small
+    updates away and logs a warning. On a GPU with bf16, `"auto"` is `"bf16"` for LoRA and
     `"bf16_split_master"` for full tuning; elsewhere it is `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
@@ -148,7 +148,7 @@ class Recipe(Request):
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
     """Allow the embedding or the head in `lora.target_modules`, although they make the adapter
-    large. Without this setting, the job fails with an error that states the size of these
+    large. Without this setting, the job fails with an error that shows the size of these
     matrices."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
@@ -160,8 +160,8 @@ class Recipe(Request):
     evaluations per run."""
     save_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two checkpoints. For LoRA, `"auto"` saves one checkpoint per epoch,
-    at most ten per run; for full tuning, it saves none. A number in `save_steps` also sets the
-    interval of the resume points."""
+    at most ten per run; for full tuning, it saves none. A number also sets the interval of the
+    resume points."""
     save_total_limit: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     """Number of newest checkpoints to keep; None keeps all. The checkpoint with the lowest
     `valid_loss` (reinforcement: the highest `valid_reward`) is always kept as well."""
@@ -179,16 +179,15 @@ class Recipe(Request):
     reinforcement. The earliest of several equal evaluations wins. `"best"` requires a validation
     file and disk space on the worker for two copies of the weights."""
     validation_split: float = Field(default=0.0, ge=0.0, le=0.5)
-    """Share of the training rows that are kept out of training and evaluated instead, as a
-    validation file would be; only without a validation file. The job's seed determines the
-    rows."""
+    """Share of the training rows that are not trained on but evaluated like the rows of a
+    validation file; only without a validation file. The job's seed determines the rows."""
     evaluate: bool = True
     """At the end of the job, evaluate the base model, the tuned model and the best checkpoint on
     the validation rows, or on a sample of training rows if there are none. The evaluation takes at
     most a tenth of the job's time, or a few seconds; see docs/reference/report.md."""
     assistant_only_loss: bool | Auto = "auto"
-    """Train only on assistant turns and completions. `"auto"` means true, but `text` rows are
-    always trained whole."""
+    """Compute the loss only on assistant turns and completions. `"auto"` means true. In `text`
+    rows, the loss always includes all tokens."""
     grpo: GRPORecipe | None = None
     """Group size, sampling and loss settings of reinforcement tuning; only with `method.type:
     "reinforcement"`."""

@@ -1,5 +1,5 @@
-"""Descriptions of all recipe fields, from the schema: for the docs and for programs that show a
-form."""
+"""Descriptions of all recipe fields, made from the schema, for the docs and for programs that show
+a form."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RecipeField(Response):
     maximum_allowed: bool = True
     """False if a number must be below `maximum`."""
     default: Any = None  # Any: JSON
-    """Value of a field that is not set."""
+    """Value of the field if the request does not set it."""
     values: str
     """Allowed values in words."""
     description: str
@@ -86,7 +86,7 @@ def _field(name: str, field: FieldInfo, schema: dict[str, Any]) -> RecipeField:
 
 
 def _members(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the members of a union, without null; the schema itself if it is no union."""
+    """Yield the members of a union, without null; yield the schema itself if it is not a union."""
     for member in schema.get("anyOf", [schema]):
         if "anyOf" in member:
             yield from _members(member)

@@ -81,7 +81,7 @@ STARTUP = (
     *(PhaseName.CLAIM, PhaseName.DOWNLOAD, PhaseName.SPAWN, PhaseName.IMPORT, PhaseName.LOAD),
     *(PhaseName.DATA, PhaseName.PACK, PhaseName.PLAN, PhaseName.SETUP, PhaseName.SELF_CHECK),
 )
-"""Phases before the first step."""
+"""Phases of an attempt before its first step."""
 ROLLOUT = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.GRADE, PhaseName.LOG_PROBS)
 """Phases of a reinforcement step before its training pass."""
 COMPUTE = (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER)
@@ -90,7 +90,7 @@ TRAINING = (
     *(PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN),
     *(PhaseName.EVALUATION, PhaseName.CHECKPOINTING),
 )
-"""Phases from the first step to the last."""
+"""Phases of an attempt from its first to its last step."""
 
 
 class PeakMemory(Response):
@@ -102,7 +102,7 @@ class PeakMemory(Response):
     """GPU memory held by torch's allocator, including its cache; nvidia-smi shows about the same
     value."""
     device_total: int | None = None
-    """Total memory of the GPU."""
+    """Total memory of the GPU, in bytes."""
     pinned: int | None = None
     """Page-locked host memory held by torch's allocator."""
     rss: int | None = None
@@ -117,15 +117,15 @@ class Throughput(Response):
     steps_per_second: float | None = None
     """Optimiser steps per second."""
     input_tokens: int = 0
-    """Tokens in the training batches, without padding."""
+    """Number of tokens in the training batches, without padding."""
     trained_tokens: int = 0
-    """Tokens that contribute to the loss."""
+    """Number of tokens that contribute to the loss."""
     tokens_per_second: float | None = None
     """Input tokens per second."""
     trained_tokens_per_second: float | None = None
     """Trained tokens per second."""
     slots: int = 0
-    """Token positions in the training batches, including padding."""
+    """Number of token positions in the training batches, including padding."""
     padding_share: float | None = None
     """Share of token positions that hold padding; null if rows share the tokens of a prompt."""
     micro_batches: int = 0
@@ -145,7 +145,7 @@ class Rollouts(Response):
     rounds: int
     """Number of generation rounds."""
     num_iterations: int
-    """Optimiser steps per round (`recipe.grpo.num_iterations`)."""
+    """Number of optimiser steps per round (`recipe.grpo.num_iterations`)."""
     completions: int
     """Number of generated completions."""
     generated_tokens: int
@@ -174,13 +174,14 @@ class Rollouts(Response):
     """Training layout: `shared` computes a group's prompt once, `plain` computes it once per
     completion."""
     token_ratio: float | None = None
-    """Number of tokens that layout `plain` would compute, divided by the number computed."""
+    """Number of tokens that the layout `plain` would compute, divided by the number of computed
+    tokens."""
     engine: RolloutEngineName | None = None
     """Engine that generated the last round (`recipe.rollout.fast_inference`); null in reports of
     earlier versions."""
     weights: Literal["merged", "in_place"]
-    """Weights that generated completions: `merged` is a copy with the adapter merged, `in_place` is
-    the training weights with the adapter merged temporarily."""
+    """Weights that generated the completions. `merged`: a copy with the adapter merged; `in_place`:
+    the training weights, with the adapter merged temporarily."""
 
 
 class Utilization(Response):
@@ -190,7 +191,7 @@ class Utilization(Response):
     mfu: float | None = None
     """MFU; null if the device's peak or the model's FLOPs are unknown."""
     reason: str
-    """Formula with its figures, or the reason why `mfu` is null."""
+    """Formula of `mfu` with its numbers, or the reason why `mfu` is null."""
     model_flops: float | None = None
     """Floating-point operations of the run so far."""
     peak_tflops: float | None = None
@@ -205,9 +206,9 @@ class TrainingSettings(Response):
     precision: str
     """Number format of weights and computation, see `recipe.precision`."""
     per_device_train_batch_size: int
-    """Rows per forward pass."""
+    """Number of rows per forward pass."""
     gradient_accumulation_steps: int
-    """Forward passes per optimiser step."""
+    """Number of forward passes per optimiser step."""
     packing: bool
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
@@ -217,20 +218,21 @@ class TrainingSettings(Response):
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int
-    """Steps between two metric events."""
+    """Number of steps between two metric events."""
     eval_steps: int | None = None
-    """Steps between two evaluations; null without a validation file."""
+    """Number of steps between two evaluations; null without a validation file."""
     save_steps: int | None = None
-    """Steps between two checkpoints; null if only the final weights are saved."""
+    """Number of steps between two checkpoints; null if only the final weights are saved."""
 
 
 class LayerMemory(Response):
-    """Handling of each layer's activations, starting at layer 0; null if not counted."""
+    """Handling of each layer's activations. The lists start at layer 0; a list is null if its
+    values are unknown."""
 
     planned: list[Literal["keep", "recompute", "offload"]] | None = None
-    """Planned handling per layer."""
+    """Planned handling of each layer's activations."""
     recomputes: list[int] | None = None
-    """Number of recomputed forward passes per layer."""
+    """Number of recomputed forward passes of each layer."""
     offloads: list[int] | None = None
     """Number of times a layer's activations were moved to host memory."""
 
@@ -239,15 +241,15 @@ class BoundBy(StrEnum):
     """Bottleneck of a run: the part that takes most of its time."""
 
     STARTUP = "startup"
-    """Everything before the first step."""
+    """All phases before the first step."""
     GENERATION = "generation"
     """Generating completions, including weight sync."""
     GRADING = "grading"
     """Waiting for graders after the last completion."""
     DATA = "data"
-    """Waiting for batches."""
+    """Waiting for batches of data."""
     HOST = "host"
-    """The GPU waits for the host program."""
+    """Waiting of the GPU for the program on the host."""
     DEVICE_COMPUTE = "device_compute"
     """Forward, backward, optimiser and reference model computation on the device."""
     MEMORY = "memory"
@@ -267,18 +269,18 @@ class Bound(Response):
     by: BoundBy
     """Bottleneck as a stable code for programs."""
     text: str
-    """Rule that identified the bottleneck, with its figures."""
+    """Rule that identified the bottleneck, with its numbers."""
 
 
 class Saturation(Response):
-    """Effect of more rows per forward pass on throughput."""
+    """Change of the throughput if a forward pass has more rows."""
 
     state: Literal["saturated", "not_saturated", "not_measured"]
-    """`saturated` means that more rows would only use more memory."""
+    """`saturated` means that more rows would use more memory without a higher throughput."""
     text: str
-    """Figures behind `state`, or the reason why it was not measured."""
+    """Measurements that explain `state`, or the reason why nothing was measured."""
     doubling_gain: float | None = None
-    """Relative gain in tokens per second with twice the rows: 0.1 means 10 % more."""
+    """Relative gain in tokens per second with twice as many rows: 0.1 means 10 % more."""
 
 
 class Advice(Response):
@@ -288,7 +290,7 @@ class Advice(Response):
     """Name of the rule that gave the advice; `none` means that no change would gain more than 3 %.
     """
     text: str
-    """Suggested change, its expected gain, and the figures behind it."""
+    """Suggested change, its expected gain, and the measurements that led to it."""
     gain_share: float | None = None
     """Largest share of the attempt's wall time that the change could save."""
 
@@ -314,9 +316,9 @@ class RunReport(Response):
     """Time during which the trainer was suspended because the server was unreachable. The suspended
     time is also part of the current phase."""
     steps: int = 0
-    """Optimiser steps done."""
+    """Number of completed optimiser steps."""
     total_steps: int | None = None
-    """Optimiser steps of the whole run; null until known."""
+    """Number of optimiser steps of the whole run; null until known."""
     settings: TrainingSettings | None = None
     """Settings of the attempt; null until chosen."""
     device: str | None = None
@@ -330,7 +332,7 @@ class RunReport(Response):
     utilization: Utilization | None = None
     """Model FLOPs utilisation; null before the first step."""
     device_waits_share: float | None = None
-    """Share of steps that ended with an idle GPU, which waits for the host; null on a CPU."""
+    """Share of steps at whose end the GPU was idle and waited for the host; null on a CPU."""
     layers: LayerMemory = Field(default_factory=LayerMemory)
     """Planned and actual recomputation and offload of each layer."""
     choices: list[Choice] = Field(default_factory=list)
@@ -338,16 +340,17 @@ class RunReport(Response):
     bound: Bound
     """Bottleneck of the run."""
     saturation: Saturation
-    """Effect of more rows per forward pass on throughput."""
+    """Change of the throughput if a forward pass has more rows."""
     advice: Advice
     """Change with the largest expected gain."""
     first_step: str | None = None
-    """Comparison of the attempt's first step with plain torch, and the values that were not
-    compared; null before this step, and with `recipe.self_check: false`."""
+    """Text about the comparison of the attempt's first step with plain torch, including the values
+    that were not compared. Null before this step, or with `recipe.self_check: false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
     no_evaluation: str | None = None
-    """Reason why the result could not be evaluated; null if it was, or was not to be."""
+    """Reason why the result could not be evaluated; null if it was evaluated, or if no evaluation
+    was requested."""
 
 
 class AttemptSummary(Response):
@@ -355,11 +358,11 @@ class AttemptSummary(Response):
 
     attempt: int
     outcome: str | None = None
-    """Outcome, as in `RunReport`."""
+    """Outcome of the attempt; see `RunReport`."""
     wall_seconds: float
-    """Wall time, as in `RunReport`."""
+    """Wall-clock seconds of the attempt; see `RunReport`."""
     steps: int
-    """Optimiser steps done."""
+    """Number of completed optimiser steps."""
 
 
 class JobReport(RunReport):
@@ -378,5 +381,5 @@ class JobReport(RunReport):
     health: JobHealth | None = None
     """Health of the job's training, over all attempts."""
     earlier_attempts: list[AttemptSummary] = Field(default_factory=list)
-    """Earlier attempts that have a report, oldest first. Do not add up attempt times, because
-    attempts may repeat steps."""
+    """Earlier attempts that have a report, oldest first. Do not add up the times of attempts,
+    because attempts may repeat steps."""

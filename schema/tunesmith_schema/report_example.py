@@ -1,4 +1,4 @@
-"""Two run reports for the OpenAPI document. The figures are invented, but consistent."""
+"""Two run reports for the OpenAPI document. The numbers are invented, but consistent."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from .recipe import Recipe
 
 NEWEST_RESUME_POINTS = 2
-"""Number of newest resume points to keep; if the newest is damaged, the second newest is used."""
+"""Number of newest resume points to keep; if the newest one is damaged, the second newest is
+used."""
 
 
 def keeps_step(step: int, keep_every: int | None) -> bool:

@@ -1,4 +1,5 @@
-"""Limits of a reinforcement run: the trainer warns above them, and the portal draws them."""
+"""Limits for metrics of a reinforcement run. The trainer warns about values above a limit; the
+portal draws the limits."""
 
 from __future__ import annotations
 
@@ -7,6 +8,6 @@ _GAP_16_BITS = 0.1
 
 
 def largest_gap(precision: str) -> float:
-    """Return the maximum mean |generation log-prob - training log-prob| in nats per token. Rounding
-    causes 1e-6 in fp32, and 1e-3 to 2e-2 in 16 bits."""
+    """Return the limit of the mean |generation log-prob - training log-prob|, in nats per token.
+    Rounding causes 1e-6 in fp32, and 1e-3 to 2e-2 in 16 bits."""
     return _GAP.get(precision, _GAP_16_BITS)

@@ -62,7 +62,8 @@ class RunSpec(Request):
     """User's name for the training file, shown in messages; None means the name in
     `training_file`."""
     validation_file_name: str | None = None
-    """User's name for the validation file, shown in messages."""
+    """User's name for the validation file, shown in messages; None means the name in
+    `validation_file`."""
     method: MethodName = "supervised"
     """Kind of training."""
     grader: Grader | None = None
@@ -112,9 +113,9 @@ class Choice(Request):
     value: JsonValue
     """Chosen value."""
     reason: str
-    """Reason for the value, with the deciding number."""
+    """Reason for the value, with the number that decided."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
-    """Measurements, and values that a repeated run needs to make the same choice."""
+    """Measurements, and other values that a repeated run needs to make the same choice."""
 
 
 class Plan(Request):
@@ -135,7 +136,7 @@ class RunEvent(Request):
     """Number of the event within its attempt, counted from 1. The server uses this number to skip
     repeated events."""
     created_at: float = Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)
-    """Unix seconds."""
+    """Time of the event, Unix seconds."""
     kind: EventKind = EventKind.MESSAGE
     """Kind of the event; determines the content of `data`."""
     level: Literal["info", "warn", "error"] = "info"
@@ -159,14 +160,14 @@ class JobFailure(Request):
     """Stable code for programs."""
     message: str = Field(max_length=4000)
     hint: str | None = Field(default=None, max_length=1000)
-    """Next thing to try."""
+    """Suggested next step."""
     param: str | None = Field(default=None, max_length=200)
     """Request field that caused the failure."""
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written exactly once, by an atomic rename. Only the evaluation
-    of a success follows."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. Afterwards, only a
+    successful run does more: it evaluates its result."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """`stopped` means that the run saved its state at a step boundary on request; the job is not

@@ -9,7 +9,8 @@ from pydantic import Field
 from .base import Response
 
 MAX_SAMPLES_PAGE = 100
-"""Maximum page size; texts are not shortened, so larger pages would be unwieldy."""
+"""Maximum number of samples on a page; texts are not shortened, so pages with more samples would be
+too large."""
 
 
 class Sample(Response):
@@ -47,7 +48,7 @@ class Sample(Response):
 
 
 class SampleStep(Response):
-    """A step with samples."""
+    """A step of which samples are stored."""
 
     id: str
     """The step's number as text; also a cursor for `after`."""

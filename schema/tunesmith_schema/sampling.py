@@ -16,7 +16,7 @@ from .bounds import JsonBound
 MAX_TEXT = 1_000_000
 """Maximum length of a prompt or a message, in characters; a request's body has at most 1 MiB."""
 MAX_TOKENS = 1_000_000
-"""Largest number of tokens in a request's parameter."""
+"""Largest value of `max_tokens` and like parameters."""
 MAX_CHOICES = 128
 NOT_SUPPORTED = "not_supported"
 """Type of the validation error for a parameter that is not supported."""
@@ -31,7 +31,7 @@ def _absent(value: Any) -> Any:  # Any: whatever JSON the caller sent
 Unsupported = Annotated[Any, JsonBound(64 * 1024), AfterValidator(_absent)]  # Any: JSON
 """Parameter that is not supported; only null and empty values are accepted."""
 IGNORED = "ignored"
-"""Marks a field that is not sent to the inference server."""
+"""Mark of a field that is not sent to the inference server."""
 Ignored = Annotated[Any, JsonBound(64 * 1024), IGNORED]  # Any: JSON
 """Parameter that does not change the output."""
 ModelName = Annotated[Text, Field(min_length=1, max_length=512)]
@@ -42,7 +42,7 @@ class StreamOptions(Request):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    """Send the token counts in one more chunk before the end."""
+    """Send the token counts in an additional chunk before the end."""
     include_obfuscation: bool | None = None
     """Ignored: chunks are not padded."""
 
@@ -63,15 +63,18 @@ class Sampling(Request):
     temperature: float | None = Field(default=None, ge=0, le=2)
     """Sampling temperature; the default is 1, and 0 takes the most probable token."""
     top_p: float | None = Field(default=None, ge=0, le=1)
-    """Sample only from the most probable tokens with this total probability; the default is 1."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
+    this; the default is 1."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Subtracted from a token's logit for each time it occurs in the answer; the default is 0."""
+    """Value subtracted from a token's logit for each occurrence of the token in the answer; the
+    default is 0."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    """Subtracted from the logit of each token that occurs in the answer; the default is 0."""
+    """Value subtracted once from the logit of each token that occurs in the answer; the default is
+    0."""
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     """Seed of the sampling. The same seed and parameters give the same answer."""
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
-    """Up to 4 texts; generation ends before the first of them."""
+    """Up to 4 texts; the answer ends before the first occurrence of any of them."""
     logit_bias: Unsupported = None
     """Not supported."""
     user: Ignored = None
@@ -100,9 +103,9 @@ class Usage(Response):
     """Token counts of one request."""
 
     prompt_tokens: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     completion_tokens: int
-    """Generated tokens of all answers."""
+    """Number of generated tokens of all answers."""
     total_tokens: int
     """Sum of prompt tokens and generated tokens."""
 

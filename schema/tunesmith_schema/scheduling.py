@@ -1,4 +1,4 @@
-"""Scheduling of jobs: the requests of a job, and the reason and the time for which it waits."""
+"""Scheduling of jobs: a job's requirements, the reason why it waits, and its expected start."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Scheduling(Request):
     """Priority of a job, and the properties that its worker must have."""
 
     priority: int = Field(default=0, ge=-100, le=100)
-    """Jobs with a higher priority are claimed earlier, among the jobs of the project. They may
+    """Among the jobs of a project, jobs with a higher priority are claimed earlier. They may
     pre-empt jobs with a lower priority."""
     interactive: bool = False
-    """Interactive job of a few minutes: it is claimed first, and it can pre-empt other jobs. A key
-    runs one interactive job at a time. After 10 minutes on a device, it becomes an ordinary job.
+    """True for an interactive job of a few minutes, which is claimed first and can pre-empt other
+    jobs. Each key can run one interactive job at a time. After 10 minutes on a device, the job
+    becomes an ordinary job.
     """
     worker_labels: WorkerLabels = Field(default_factory=dict)
     """Labels that the worker must have, for example `{"gpu": "h100"}`."""
     device_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Smallest memory of the device, in bytes. The default is the predicted peak of an earlier
-    attempt, if there was one."""
+    """Memory in bytes that the device must have. The default is the predicted peak of an earlier
+    attempt, if there was such an attempt."""
 
 
 class WaitingCode(StrEnum):
@@ -38,7 +39,7 @@ class WaitingCode(StrEnum):
     VALIDATING_FILES = "validating_files"
     PAUSED = "paused"
     BACKING_OFF = "backing_off"
-    """The delay before the next attempt is not over."""
+    """The job waits for the end of the delay after a failed attempt."""
     NO_WORKER = "no_worker"
     """No live worker accepts jobs."""
     NO_MODEL = "no_model"
@@ -54,7 +55,7 @@ class WaitingCode(StrEnum):
     LANE_BUSY = "lane_busy"
     """Another interactive job of the key is running."""
     BEHIND = "behind"
-    """Other jobs come first."""
+    """Other jobs come before this job in the queue."""
     DEVICES_BUSY = "devices_busy"
     """All devices that can run the job are busy, and this job starts next."""
     STARTING = "starting"
@@ -62,7 +63,7 @@ class WaitingCode(StrEnum):
 
 
 class WaitingBecause(Response):
-    """Reason for which a job waits."""
+    """Reason why a job waits."""
 
     code: WaitingCode
     """Stable code for programs."""
@@ -101,15 +102,15 @@ class QueuedJob(Response):
     estimated_end: int | None = None
     """Expected end, Unix seconds; null for a waiting job."""
     step: int | None = None
-    """Optimiser steps done; null for a waiting job."""
+    """Number of completed optimiser steps; null for a waiting job."""
     total_steps: int | None = None
-    """Optimiser steps of the whole run; null until known."""
+    """Number of optimiser steps of the whole run; null until known."""
     steps_per_second: float | None = None
     """Optimiser steps per second of the current attempt; null before the first step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
     waiting_because: WaitingBecause | None = None
-    """Reason for which the job waits; null for a running job."""
+    """Reason why the job waits; null for a running job."""
     estimated_start: EstimatedStart | None = None
     """Expected start; null for a running job, and if there is no estimate."""
 
@@ -140,30 +141,32 @@ class ProjectShare(Response):
     weight: float
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int
-    """Devices that the project gets before another project gets more than its guarantee."""
+    """Number of devices that the project gets before another project gets more than its
+    guarantee."""
     max_running_jobs: int | None = None
-    """Most jobs of the project that run at a time; null means no limit."""
+    """Maximum number of the project's running jobs; null means no limit."""
     max_queued_jobs: int | None = None
-    """Most jobs of the project that wait at a time; null means no limit."""
+    """Maximum number of the project's waiting jobs; null means no limit."""
     max_device_hours: float | None = None
     """Most device-hours in 30 days; null means no limit."""
     running_jobs: int
-    """Jobs that run now."""
+    """Number of jobs that are running now."""
     queued_jobs: int
-    """Jobs that wait now."""
+    """Number of jobs that are waiting now."""
     decayed_device_seconds: float
-    """Used device-time, which halves each day. The queue is ordered by this time / weight."""
+    """Used device-time in seconds, halved each day. Projects are ordered by this value divided by
+    their weight."""
 
 
 class Limits(Request):
     """New limits of a key. A missing field stays unchanged; null removes the limit."""
 
     max_running_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
-    """Most jobs that run at a time."""
+    """Maximum number of running jobs."""
     max_queued_jobs: int | None = Field(default=None, ge=0, le=MAX_STEP)
-    """Most jobs that wait at a time."""
+    """Maximum number of waiting jobs."""
     max_device_hours: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
-    """Most device-hours in 30 days."""
+    """Maximum device-hours in 30 days."""
 
 
 class ShareChange(Limits):
@@ -172,7 +175,7 @@ class ShareChange(Limits):
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
-    """Devices that the project gets before others get more than their guarantee."""
+    """Number of devices that the project gets before others get more than their guarantee."""
 
 
 class KeyLimits(Response):
@@ -183,9 +186,9 @@ class KeyLimits(Response):
     name: str
     """Name of the key."""
     max_running_jobs: int | None = None
-    """Most jobs of the key that run at a time; null means no limit."""
+    """Maximum number of the key's running jobs; null means no limit."""
     max_queued_jobs: int | None = None
-    """Most jobs of the key that wait at a time; null means no limit."""
+    """Maximum number of the key's waiting jobs; null means no limit."""
     max_device_hours: float | None = None
     """Most device-hours in 30 days; null means no limit."""
 
@@ -211,7 +214,7 @@ class WorkerStatus(Response):
     device: str
     """`cpu`, or the GPU's name."""
     device_bytes: int | None = None
-    """Memory of the device; null if unknown."""
+    """Memory of the device in bytes; null if unknown."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the worker, which jobs can ask for."""
     state: WorkerState
@@ -221,13 +224,14 @@ class WorkerStatus(Response):
     project: str | None = None
     """Name of the running job's project."""
     since: int | None = None
-    """Start of the running attempt, or else of the worker, Unix seconds."""
+    """Start of the running attempt, Unix seconds; without a running attempt, the start of the
+    worker."""
     last_hello: int
-    """Time of the worker's last report."""
+    """Time of the worker's last report, Unix seconds."""
     models: list[str]
-    """Base models on the worker's host."""
+    """Names of the base models on the worker's host."""
     reason: str | None = None
-    """Reason for which the worker takes no job, or the reservation that limits it."""
+    """Reason why the worker takes no jobs, or the reservation that limits its jobs."""
     version: str
     """Version of Tunesmith on the worker."""
 
@@ -245,30 +249,32 @@ class ReservationCreate(Request):
     worker: Text = Field(min_length=1, max_length=255)
     """Id of a worker, or name of a host."""
     project_id: ObjectId | None = None
-    """Project whose jobs may run meanwhile; null if no job may run (maintenance)."""
+    """Id of the project whose jobs may run during the reservation; null if no job may run
+    (maintenance)."""
     starts_at: int = Field(ge=0, le=MAX_SECONDS)
-    """Start, Unix seconds. Jobs of other projects then save a resume point and leave."""
+    """Start, Unix seconds. At the start, running jobs of other projects save a resume point and are
+    queued again."""
     ends_at: int | None = Field(default=None, ge=0, le=MAX_SECONDS)
     """End, Unix seconds; null if the reservation lasts until it is deleted."""
     reason: Text = Field(default="", max_length=200)
-    """Shown to users whose jobs wait."""
+    """Reason, which is shown to users whose jobs wait."""
 
 
 class Reservation(Response):
-    """Time in which a worker or host takes no jobs, or jobs of one project."""
+    """Time in which a worker or host takes no jobs, or only jobs of one project."""
 
     id: str
     object: Literal["reservation"] = "reservation"
     worker: str
     """Id of a worker, or name of a host."""
     project_id: str | None = None
-    """Project whose jobs may run meanwhile; null for a drain."""
+    """Id of the project whose jobs may run during the reservation; null for a drain."""
     starts_at: int
     """Start, Unix seconds."""
     ends_at: int | None = None
     """End, Unix seconds; null if the reservation has no end yet."""
     reason: str
-    """Text for users whose jobs wait."""
+    """Reason, which is shown to users whose jobs wait."""
 
 
 class ReservationDeleted(Response):
@@ -283,7 +289,8 @@ class DeviceUsageItem(Response):
     """Device-time of one group."""
 
     project: str | None = None
-    """Name of the project. A field is null if `group_by` does not name it."""
+    """Name of the project. `project`, `user`, `model` and `day` are each null if `group_by` does
+    not have this name."""
     user: str | None = None
     """Name of the user, or of the key of a service."""
     model: str | None = None
@@ -291,9 +298,9 @@ class DeviceUsageItem(Response):
     day: str | None = None
     """Day in UTC, `2026-01-31`."""
     device_seconds: float
-    """Time in which jobs had a device, including lost work."""
+    """Seconds in which jobs had a device, including lost work."""
     lost_seconds: float
-    """Time whose work was lost with a worker; projects are not charged for it."""
+    """Seconds whose work was lost with a worker; projects are not charged for this time."""
 
 
 class DeviceUsage(Response):
@@ -303,10 +310,10 @@ class DeviceUsage(Response):
     days: int
     """Number of days, today included."""
     device_seconds: float
-    """Time in which jobs had a device, lost work included."""
+    """Seconds in which jobs had a device, including lost work."""
     lost_seconds: float
-    """Time whose work was lost with a worker."""
+    """Seconds whose work was lost with a worker."""
     idle_seconds: float
-    """Time in which ready workers had no job of any project."""
+    """Seconds in which ready workers had no job of any project."""
     data: list[DeviceUsageItem]
     """One item per group, the largest first."""

@@ -8,16 +8,18 @@ from .base import Request, Response
 from .organization import Name
 
 SessionKind = Literal["browser", "display"]
-"""`browser`: somebody signed in; `display`: read-only, for an office screen."""
+"""Kind of session. `browser`: session of a user who signed in; `display`: read-only session for an
+office screen."""
 
 
 class PortalSession(Response):
-    """A sign-in to the portal. It has the rights of its API key, and ends with it."""
+    """A sign-in to the portal. A session has the rights of its API key, and ends when the key
+    ends."""
 
     id: str
     object: Literal["portal.session"] = "portal.session"
     kind: SessionKind
-    """`browser` or `display`."""
+    """Kind of session: `browser` or `display`."""
     name: str | None = None
     """Name of a display session."""
     key_id: str
@@ -28,14 +30,14 @@ class PortalSession(Response):
     expires_at: int
     """Time when the session ends without another request."""
     user_agent: str | None = None
-    """Browser, as it names itself."""
+    """Name of the browser in its `User-Agent` header."""
 
 
 class DisplaySessionCreate(Request):
-    """Request to create a display session: read-only, 90 days, for a screen that all can see."""
+    """Request to create a display session: a read-only session of 90 days for an office screen."""
 
     name: Name
-    """Name of the session, for example of the screen."""
+    """Name of the session, for example the name of the screen."""
 
 
 class DisplaySessionCreated(PortalSession):

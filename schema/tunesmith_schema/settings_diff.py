@@ -1,4 +1,4 @@
-"""Settings of jobs by dotted name: changes from the defaults, and differences of jobs."""
+"""Settings of jobs by dotted name: changes from the defaults, and differences between jobs."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ def differing_settings(jobs: Sequence[Job]) -> dict[str, list[Any]]:  # Any: JSO
 
 
 def differing(every: Sequence[Settings]) -> dict[str, list[Any]]:
-    """Return the names whose values are not the same in all, with each value; None if missing."""
+    """Return the names whose values differ between the settings, with all values; None for a
+    missing value."""
     names = list(dict.fromkeys(name for settings in every for name in settings))
     rows = {name: [settings.get(name) for settings in every] for name in names}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
 def automatic_values(report: JobReport | None) -> Settings:
-    """Return the values that "auto" became, by name."""
+    """Return the values that were chosen for "auto", by name."""
     return {choice.name: choice.value for choice in report.choices} if report else {}
 
 

@@ -1,4 +1,4 @@
-"""Checks for unsafe settings: secrets that are easy to guess and files that every user can read.
+"""Checks for unsafe settings: secrets that are easy to guess, and files that other users can read.
 Server and worker refuse to start with unsafe settings. Messages name the variable or file and the
 remedy, never the secret."""
 
@@ -65,8 +65,8 @@ def check_password(name: str, password: str, user: str = "") -> None:
 
 
 def check_url(variable: str, url: str, *, needs_password: bool) -> None:
-    """Raise ValueError if a URL contains a default password, or if it lacks a password and
-    `needs_password` is set. URLs of this machine, a socket or a folder need no password."""
+    """Raise ValueError if a URL contains a default password, or if `needs_password` is set and the
+    URL has no password. The URL of this machine, of a socket or of a folder needs no password."""
     for part in re.split(r";(?=[\w+.-]+://)", url):  # Celery accepts several brokers
         _check_single_url(variable, part, needs_password)
 

@@ -1,4 +1,4 @@
-"""Uploads: large files sent in parts, as in OpenAI's `uploads` API."""
+"""Uploads: large files sent in parts, in the format of OpenAI's `uploads` API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .base import Request, Response, Text, with_example
 from .files import FileObject, FilePurpose
 
 MAX_UPLOAD_BYTES = 8 * 1024**3
-"""Maximum size of an upload."""
+"""Maximum size of an upload in bytes."""
 MAX_PART_BYTES = 64 * 1024**2
-"""Maximum size of a part."""
+"""Maximum size of a part in bytes."""
 MAX_UPLOAD_PARTS = 10_000
 """Maximum number of parts of an upload."""
 UPLOAD_SECONDS = 3600
-"""Lifetime of an upload; afterwards it accepts no parts and cannot be completed."""
+"""Lifetime of an upload in seconds. An expired upload accepts no parts and cannot be completed."""
 
 PartId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")]
@@ -27,13 +27,13 @@ class UploadStatus(StrEnum):
     """State of an upload (OpenAI's closed set)."""
 
     PENDING = "pending"
-    """Accepts parts."""
+    """The upload accepts parts."""
     COMPLETED = "completed"
-    """Completed: the file exists."""
+    """The parts were joined, and the file exists."""
     CANCELLED = "cancelled"
-    """Cancelled by the client."""
+    """The client cancelled the upload."""
     EXPIRED = "expired"
-    """Not completed in time."""
+    """The upload was not completed in time."""
 
 
 class ExpiresAfter(Request):
@@ -58,7 +58,7 @@ class UploadCreate(Request):
     )
 
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
-    """Size of the whole file."""
+    """Size of the whole file in bytes."""
     filename: Annotated[Text, StringConstraints(min_length=1, max_length=1024)]
     """Name of the file; folder names in it are removed."""
     mime_type: Annotated[Text, StringConstraints(max_length=255)]
@@ -85,11 +85,11 @@ class UploadPart(Response):
     id: str
     object: Literal["upload.part"] = "upload.part"
     created_at: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     upload_id: str
     """Id of the upload that the part belongs to."""
     bytes: int
-    """Size of the part."""
+    """Size of the part in bytes."""
     sha256: str
     """SHA-256 of the part, hexadecimal."""
 
@@ -100,11 +100,11 @@ class Upload(Response):
     id: str
     object: Literal["upload"] = "upload"
     bytes: int
-    """Announced size of the whole file."""
+    """Announced size of the whole file in bytes."""
     created_at: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     expires_at: int
-    """Expiry time, Unix seconds; afterwards the upload accepts no parts and cannot be completed."""
+    """Expiry time, Unix seconds; an expired upload accepts no parts and cannot be completed."""
     filename: str
     """Name of the file."""
     purpose: str

@@ -1,4 +1,4 @@
-"""All TUNESMITH_* variables, and hints for misspelled ones.
+"""All TUNESMITH_* variables, and hints for misspelled names.
 
 Server, worker and client share an environment but must not import each other's settings, so the
 names are listed here. A test compares the list with the settings classes and

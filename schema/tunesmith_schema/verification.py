@@ -11,7 +11,7 @@ from .documents import DOCUMENT_VERSION
 
 VERIFICATION_FILE = "verification.json"
 Arithmetic = Literal["fp32", "tf32", "bf16", "int8"]
-"""Arithmetic of matrix multiplications; determines the tolerance of logits."""
+"""Arithmetic of matrix multiplications, which determines the tolerance of logits."""
 Quantization = Literal["none", "nf4", "int8"]
 
 
@@ -41,19 +41,19 @@ class Verification(Request):
     quantization: Quantization
     """Quantization of the base model."""
     vocabulary: int
-    """Rows of the embedding. A base model with fewer rows must be resized before the adapter is
-    loaded."""
+    """Number of rows of the embedding. The embedding of a base model with fewer rows must be
+    resized before the adapter is loaded."""
     arithmetic: Arithmetic
     """Arithmetic in which the logits were computed."""
     probe: list[list[int]]
-    """Token ids of the probe; probe.safetensors has their logits."""
+    """Token ids of the probe; probe.safetensors has the logits for these tokens."""
     max_difference: float
     """Largest difference of a logit between the loaded files and the model in memory."""
     tolerance: float
-    """Largest difference that rounding explains."""
+    """Largest difference that rounding can explain."""
     rule: str
     """Formula of the tolerance."""
     made_with: dict[str, str]
-    """Versions of the libraries."""
+    """Versions of the libraries that wrote the files, by library."""
     files: dict[str, VerifiedFile]
     """Files of the result, by name."""

@@ -27,11 +27,12 @@ _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
 class WorkerEnrollment(Request):
-    """First request of a worker, with the shared token. All others carry the worker's secret."""
+    """First request of a worker, with the shared token. All later requests have the worker's
+    secret."""
 
     worker_id: str = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
-    """Queue that the worker serves; decides what the worker may read."""
+    """Queue that the worker serves, which determines what the worker may read."""
     secret_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the worker's secret."""
 
@@ -67,7 +68,7 @@ class WorkerWelcome(Response):
     jobs_waiting: bool
     """True if a claim would return a job or an evaluation now."""
     files_waiting: list[str] = Field(default_factory=list)
-    """Ids of the oldest uploaded files that no worker reads. Empty for train workers."""
+    """Ids of the oldest uploaded files that wait for validation. Empty for train workers."""
 
 
 class ClaimRequest(Request):
@@ -94,14 +95,14 @@ class ResumePoint(Response):
 
 
 class Claim(Response):
-    """A leased job. Every report contains the fence number, and each new claim of the job has a
-    higher fence."""
+    """A leased job. Every report contains the claim's fence; each new claim of the job has a higher
+    fence."""
 
     job_id: str
     attempt: int
     fence: int
     lease_seconds: float
-    """Duration of the lease, counted from the last report that the server answered."""
+    """Seconds from the last report that the server answered to the end of the lease."""
     queued_seconds: float
     """Time that the job waited in the queue before the claim."""
     model: str
@@ -111,7 +112,7 @@ class Claim(Response):
     training_file: ClaimedFile
     """Training data."""
     validation_file: ClaimedFile | None = None
-    """Validation data, for `valid_loss` or, with reinforcement, `valid_reward`."""
+    """Validation data, which `valid_loss` or (reinforcement) `valid_reward` is computed on."""
     recipe: Recipe
     """Training settings, including defaults."""
     method: MethodName = "supervised"
@@ -133,59 +134,59 @@ class Claim(Response):
 
 
 class ReadingClaim(Request):
-    """A light worker's request to read an uploaded file."""
+    """A light worker's request to read and validate an uploaded file."""
 
     worker_id: Text = Field(min_length=1, max_length=128)
 
 
 class FileReading(Response):
-    """Answer to a light worker: the file, and the lease of its reading."""
+    """Answer to a light worker: the file, and the worker's lease of the file."""
 
     file: FileObject
     """The file to read."""
     reading: int
-    """Number of this reading of the file, from 1; 0 if the file needs no reading or another worker
+    """Number of this lease of the file, from 1; 0 if the file needs no validation or another worker
     reads it."""
     lease_seconds: float
-    """Duration of the lease, counted from now."""
+    """Seconds from now to the end of the lease."""
 
 
 class ReadingLease(Request):
-    """A held reading; only the worker with the newest `reading` of a file may report."""
+    """A held lease of a file; only the worker with the newest `reading` of a file may report."""
 
     worker_id: Text = Field(min_length=1, max_length=128)
     reading: int = Field(ge=1, le=2**31 - 1)
-    """Number of the reading, as the claim returned it."""
+    """Number of the lease, from the answer to the claim."""
 
 
 class ReadingEnd(ReadingLease):
-    """End of a reading without a result."""
+    """End of a lease of a file without a result."""
 
     crashed: bool = False
-    """True if the reader's process was killed; the file may be the cause."""
+    """True if the process that read the file was killed; the file may be the cause."""
 
 
 class FileFindings(Request):
-    """Findings of a light worker in a file."""
+    """Results of a light worker about a file."""
 
     result: Annotated[FileValidation, JsonBound(512 * 1024)]
     """Result of the validation."""
     stats: Annotated[FileStats, JsonBound(64 * 1024)] | None = None
     """Lengths and duplicates of the rows; null if the file could not be read."""
     row_hashes: str | None = Field(default=None, max_length=_MAX_HASHES, pattern=_BASE64)
-    """Hash of each row, in base64: eight bytes for each row number, zero if the row is not
-    readable; null for a file with too many rows."""
+    """Hashes of the rows in base64, eight bytes per row in file order; zero for an unreadable row.
+    Null for a file with too many rows."""
 
 
 class ReadingResult(ReadingLease, FileFindings):
-    """End of a reading with a result."""
+    """End of a lease of a file with a result."""
 
 
 class Outcome(Request):
     """Outcome of an attempt."""
 
     state: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released` means that the worker shut down or paused the job; the attempt is not counted as
+    """`released` means that the worker shut down or paused the job; the attempt does not count as
     failed."""
     error: JobFailure | None = None
     """Reason for the failure, if the attempt failed."""
@@ -213,10 +214,10 @@ class Report(Request):
     phase: Text | None = Field(default=None, max_length=64)
     """Current phase, shown as the job's `phase`."""
     events: list[RunEvent] = Field(default_factory=list, max_length=MAX_EVENTS_PER_REPORT)
-    """New events in order; the server skips events that it already has."""
+    """New events in the order of their numbers; the server skips events that it already has."""
     run_report: RunReport | None = None
-    """Run report so far; it replaces the previous run report. None keeps the previous run
-    report."""
+    """Current run report of the attempt, which replaces the previous run report. None keeps the
+    previous run report."""
     outcome: Outcome | None = None
     """Outcome of the attempt; only in the last report."""
 
@@ -240,4 +241,4 @@ class ReportReply(Response):
     accepted_seq: int
     """Highest stored `source_seq` of this attempt."""
     lease_seconds: float
-    """New duration of the lease, counted from now."""
+    """Seconds from now to the new end of the lease."""

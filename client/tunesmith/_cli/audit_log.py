@@ -1,7 +1,7 @@
 """`tunesmith audit search`: the audit log, through the API.
 
-`tunesmith audit list` and `verify` read the database on the API's host; server_and_worker.py runs
-all of them.
+`tunesmith audit list` and `verify` read the database on the API's host; server_and_worker.py starts
+all three commands.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def search(
 
 
 def _line(entry: AuditLogEntry) -> str:
-    """Return an entry on one line, as `tunesmith audit list` prints it."""
+    """Return an entry on one line, in the format of `tunesmith audit list`."""
     caller = entry.user_id or entry.key_id or "on the host"
     named = " ".join(str(value) for value in entry.target.values())
     time = moment(int(entry.at))

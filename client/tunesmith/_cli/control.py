@@ -149,7 +149,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def confirm_deletion(name: str, details: str) -> None:
-    """Ask in a terminal whether to delete something; exit if the user declines."""
+    """Ask in a terminal whether to delete an object; exit if the user declines."""
     if _stdin_is_terminal() and not typer.confirm(f"Delete {name}, {details}?", err=True):
         typer.echo(f"{name} was not deleted", err=True)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""One conversation with one model: history, and answers as they arrive."""
+"""One conversation with one model: the earlier messages, and answers as they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunesmith._sdk.chat import ChatParameters
 from tunesmith._sdk.client import Client
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters that could change the terminal. Line feeds and tabs are not included."""
+"""Control characters that could change the terminal. Line feeds and tabs are kept."""
 _NOTES = {"length": "cut off at the model's maximum length"}
 
 

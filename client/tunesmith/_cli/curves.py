@@ -1,4 +1,4 @@
-"""Curves as text: each curve uses one letter or sign."""
+"""Curves drawn as text, each with one letter or sign."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.text import Text
 
 WIDTH, HEIGHT = 62, 14
-"""Columns and lines of the drawing, without axes."""
+"""Numbers of columns and lines of the drawing, without axes."""
 COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue")
 
 
@@ -28,7 +28,7 @@ class Line:
 
 def draw(lines: Sequence[Line], label: str) -> Text:
     """Return the curves over the optimiser steps, with a legend. Extreme values are cut off, so
-    that one peak does not flatten the rest."""
+    that one peak does not make the rest of the curve flat."""
     drawn = [line for line in lines if line.values]
     if not drawn:
         return Text(f"{label}: no values")
@@ -56,8 +56,8 @@ def draw(lines: Sequence[Line], label: str) -> Text:
 
 
 def _columns(line: Line, first: int, last: int) -> list[tuple[int, float]]:
-    """Return the value of a curve in each column: the mean of its points there, interpolated
-    between points if they are joined."""
+    """Return the value of a curve in each column: the mean of the points in the column. If the
+    points are joined by a line, columns without points are interpolated."""
     span = max(1, last - first)
     sums: dict[int, list[float]] = {}
     for step, value in zip(line.steps, line.values, strict=True):
@@ -73,7 +73,8 @@ def _columns(line: Line, first: int, last: int) -> list[tuple[int, float]]:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of the y axis: all values, except for peaks far above most others."""
+    """Return the limits of the y axis, which include all values except peaks far above most
+    others."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     most = ordered[int(0.98 * (len(ordered) - 1))]

@@ -29,7 +29,7 @@ from .session import connected, fail
 app = typer.Typer(help="Data sets on the server.", no_args_is_help=True)
 
 _MAX_ROW = 300
-"""Maximum number of characters shown of a row."""
+"""Maximum number of characters that are shown of a row."""
 
 FileId = Annotated[str, typer.Argument(metavar="ID", help="file-...")]
 

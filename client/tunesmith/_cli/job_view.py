@@ -28,7 +28,7 @@ _STATE_WIDTH = 26
 
 
 def show_job(job: Job, report: JobReport | None = None) -> None:
-    """Print all fields of a job; `report` has the values that "auto" became."""
+    """Print all fields of a job; `report` has the values that were chosen for "auto"."""
     error = job.error
     show_fields(
         [
@@ -133,7 +133,7 @@ def health_text(job: Job) -> str | None:
 
 
 def evaluation_text(job: Job) -> str | None:
-    """Return the verdict of the job's evaluation; None without one."""
+    """Return the verdict of the job's evaluation; None without an evaluation."""
     return None if job.evaluation is None else job.evaluation.verdict
 
 
@@ -155,7 +155,7 @@ def duration_text(job: Job) -> str | None:
 
 
 def metrics_text(job: Job) -> str:
-    """Return the last reward, or else the last losses."""
+    """Return the last reward as text; for other jobs, the last losses."""
     names = {"reward": "reward", "valid_reward": "valid"}
     if "reward" not in job.last_metrics:
         names = {"train_loss": "loss", "valid_loss": "valid"}
@@ -171,7 +171,7 @@ def method_of(job: Job) -> str:
 
 
 def start_text(start: EstimatedStart | None) -> str | None:
-    """Return when a waiting job is expected to start, with the range."""
+    """Return the expected start of a waiting job and its range, as text."""
     if start is None:
         return None
     seconds = [max(0, at - int(time.time())) for at in (start.at, start.earliest, start.latest)]

@@ -47,7 +47,7 @@ class EventLevel(StrEnum):
 
 
 SHORT_PHASE_SECONDS = 0.1
-"""The log leaves out phases shorter than this many seconds."""
+"""Minimum seconds of a phase that the log shows."""
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 
@@ -163,7 +163,7 @@ def recipe_fields(
 
 
 def _validate(client: Client, body: dict[str, Any], as_json: bool) -> None:  # Any: JSON
-    """Print the problems of a create request; exit with 1 if there are some."""
+    """Print the problems of a create request; exit with status 1 if there are any."""
     result = client.fine_tuning.jobs.validate({k: v for k, v in body.items() if v is not None})
     if as_json:
         show_json(result)

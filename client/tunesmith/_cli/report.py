@@ -14,9 +14,10 @@ from .evaluation import render as render_evaluation
 from .output import health_word, size
 
 BAR_COLUMNS = 26
-"""Columns of the longest bar."""
+"""Number of columns of the longest bar."""
 MIN_SHARE = 0.001
-"""Phases with a smaller share of the time are shown together in one line."""
+"""Minimum share of the time with which a phase gets its own line; all smaller phases share one
+line."""
 
 
 def show_report(report: JobReport) -> None:
@@ -25,7 +26,7 @@ def show_report(report: JobReport) -> None:
 
 
 def render(report: JobReport) -> RenderableType:
-    """Return the phases with their times, the figures, the bottleneck and the advice."""
+    """Return the phases with their times, the measurements, the bottleneck and the advice."""
     parts: list[RenderableType] = [_title(report), "", _phases(report), ""]
     parts += [_fields(_figures(report)), "", _fields(_advice(report))]
     if report.evaluation is not None:

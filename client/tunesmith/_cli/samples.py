@@ -19,7 +19,7 @@ from .output import AsJson, Limit, show_page_json, visible
 from .session import connected
 
 MAX_CHARACTERS = 1200
-"""Maximum number of characters shown of one text; a longer text is cut in the middle."""
+"""Maximum number of characters that are shown of one text; a longer text is cut in the middle."""
 
 
 def samples(
@@ -89,8 +89,8 @@ def _newest_step(newest: list[Sample]) -> str:
 
 
 def render(samples: Iterable[Sample], *, in_order: bool = False) -> RenderableType:
-    """Return samples for display. They come newest first, or `in_order`; the samples of a step are
-    shown in generation order."""
+    """Return samples for display. The samples arrive newest first, and each step is shown in
+    generation order. With `in_order`, the samples arrive in the order in which they are shown."""
     parts: list[RenderableType] = []
     for _, step_samples in groupby(samples, key=lambda sample: sample.step):
         shown = list(step_samples)

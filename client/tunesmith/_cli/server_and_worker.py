@@ -1,4 +1,4 @@
-"""Commands of the server and the worker, run by exec in place of this process.
+"""Commands of the server and the worker, which replace this process (exec).
 
 This module imports no server or worker code; it only checks that the required libraries are
 installed.
@@ -92,7 +92,7 @@ def _exec(name: str) -> Callable[[typer.Context], None]:
 
 
 def verify_adapter(arguments: list[str]) -> NoReturn:
-    """Run `tunesmith adapters verify` with the worker's libraries."""
+    """Execute `tunesmith adapters verify` with the worker's libraries."""
     _run("adapters verify", _VERIFY, arguments)
 
 

@@ -16,7 +16,7 @@ from tunesmith._http.settings import ClientSettings, unknown_variables
 from tunesmith._sdk.client import Client
 
 _KEY_FILE = Path(".tunesmith") / "api-key"
-"""File for the API key of a `tunesmith serve` that runs in this directory."""
+"""File with the API key of the `tunesmith serve` that was started in this directory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Two answers at the same time: in two columns on a wide terminal, else one below the other."""
+"""Two answers at the same time, in two columns on a wide terminal, else one below the other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WIDE = 100
 _SECONDS = 0.1
 """Time between two updates of the screen."""
 _LEAVE_SECONDS = 2.0
-"""Maximum seconds to wait until the connection of a stopped answer is closed."""
+"""Maximum seconds for which a stopped answer's connection may stay open before the command
+continues."""
 
 
 def answer_both(conversations: Sequence[Conversation], question: str) -> list[Answer]:
@@ -55,7 +56,7 @@ def _read(conversation: Conversation, question: str, answer: Answer, stop: Event
 
 
 def _show_columns(console: Console, names: Sequence[str], answers: Sequence[Answer]) -> None:
-    """Show the ends of the answers while they grow, then the whole answers."""
+    """Show the last lines of the answers while they arrive, then the whole answers."""
     pause = Event()
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:

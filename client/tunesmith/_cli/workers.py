@@ -1,7 +1,7 @@
 """`tunesmith worker list|drain|undrain`: the workers of the whole service, through the API.
 
-`tunesmith worker` starts a worker on this host, and `tunesmith worker drain` without a name drains
-the workers of this host; server_and_worker.py runs both.
+server_and_worker.py has `tunesmith worker`, which starts a worker on this host, and `tunesmith
+worker drain` without a name, which drains the workers of this host.
 """
 
 from __future__ import annotations

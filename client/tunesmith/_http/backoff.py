@@ -1,4 +1,4 @@
-"""Retry rules: which responses to retry, and with which delay."""
+"""Retry rules: which requests are repeated, and after which delay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import httpx
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 8.0
 _LONGEST_RETRY_AFTER = 120.0
-"""Longest `Retry-After` that the client accepts; with a longer delay, it does not retry."""
+"""Longest `Retry-After`, in seconds, that the client waits for; if the delay is longer, the client
+does not retry."""
 
 
 def backoff(attempt: int) -> float:

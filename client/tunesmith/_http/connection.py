@@ -88,7 +88,8 @@ class Http:
         read_timeout: float | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> M:
-        """Send a POST. All tries send the same `Idempotency-Key`, so the server acts only once."""
+        """Send a POST. All tries send the same `Idempotency-Key`, so the server executes the
+        request only once."""
         response = self.send(
             "POST",
             path,
@@ -112,7 +113,7 @@ class Http:
         return self.parse_json(model, response.content, response)
 
     def parse_json(self, model: type[M], text: str | bytes, response: httpx.Response) -> M:
-        """Parse `text` from `response` as a `model` object."""
+        """Parse `text`, a part of the body of `response`, as an object of the class `model`."""
         try:
             return model.model_validate_json(text, context={FROM_SERVER: True})
         except ValidationError as error:
@@ -205,6 +206,6 @@ def _reason(error: httpx.RequestError) -> str:
 
 
 def path_of(*parts: str) -> str:
-    """Return a path relative to the base URL. Parts are quoted, because an id may contain a
-    slash."""
+    """Return a path relative to the base URL. The parts are percent-encoded, because an id may
+    contain a slash."""
     return "/".join(quote(part, safe="") for part in parts)

@@ -130,7 +130,7 @@ class InternalServerError(APIStatusError):
 
 
 class WaitTimeoutError(TunesmithError, TimeoutError):
-    """A wait exceeded `timeout`. The job or the validation continues on the server."""
+    """Waiting took longer than `timeout`. The job or the validation continues on the server."""
 
 
 class UploadError(TunesmithError, OSError):
@@ -139,7 +139,8 @@ class UploadError(TunesmithError, OSError):
 
 
 class DownloadError(TunesmithError, OSError):
-    """The download failed: no result yet, a wrong sha256, or a target that already exists."""
+    """The download failed: there is no result yet, a sha256 is wrong, or the target already
+    exists."""
 
 
 _BY_STATUS: dict[int, type[APIStatusError]] = {

@@ -33,7 +33,7 @@ _NAMES: tuple[tuple[str, str, str], ...] = (
     ("", "base_url=", "--base-url"),
 )
 """HTTP route, SDK call and CLI command for each action. ID stands for any id. An empty string means
-that the interface lacks the action."""
+that the interface does not have the action."""
 
 
 def in_python(hint: str) -> str:

@@ -25,7 +25,8 @@ class Page(Generic[T]):
     data: list[T]
     has_more: bool
     last_id: str | None
-    """Cursor of the next page: the id of the last item, or of the last item that a search read."""
+    """Cursor of the next page: the id of the last item, or, after a search, the id of the last item
+    that was searched."""
     _fetch: Callable[[str], Page[T]] = field(repr=False)
 
     def __iter__(self) -> Iterator[T]:
@@ -43,8 +44,8 @@ class Page(Generic[T]):
 
 
 def first_page(fetch: Callable[[str | None], wire.Page[T]], after: str | None) -> Page[T]:
-    """Fetch the page after the id `after`. `fetch` requests the page after an id from the
-    server."""
+    """Fetch the page that starts after the id `after`. `fetch`: function that requests the page
+    after a given id."""
     answer = fetch(after)
     return Page(
         data=answer.data,

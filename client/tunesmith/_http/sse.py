@@ -22,7 +22,8 @@ class ServerSentEvent:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield lines without line ends. As the standard requires, drop an incomplete last line."""
+    """Yield lines without line ends. An incomplete last line is dropped, because the standard
+    requires this."""
     rest = b""
     first = True
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""`client.adapters`: trained adapters. A download is complete or has no effect."""
+"""`client.adapters`: trained adapters. A download that fails changes no files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Adapters:
     def list(
         self, *, after: str | None = None, limit: int | None = None, order: Order | None = None
     ) -> Page[Adapter]:
-        """List results and checkpoints of all jobs with their files, newest first."""
+        """List the trained weights of all jobs, results and checkpoints, with their files, newest
+        first."""
 
         def fetch(cursor: str | None) -> wire.Page[Adapter]:
             params = {"after": cursor, "limit": limit, "order": order}
@@ -39,8 +40,8 @@ class Adapters:
         return first_page(fetch, after)
 
     def verification(self, adapter_id: str) -> Verification:
-        """Return the verdict of the probe. Raises NotFoundError for weights that were not read
-        back, such as a checkpoint's."""
+        """Return the verdict of the probe. Raises NotFoundError for weights that were not verified,
+        such as those of a checkpoint."""
         return self._http.get(Verification, path_of("adapters", adapter_id, "verification"))
 
     def retrieve(self, adapter_id: str) -> Adapter:
@@ -49,9 +50,9 @@ class Adapters:
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
         """Download an adapter into `dir`, by its id (`adp-...`) or by the job's id (`ftjob-...`).
 
-        Every file is verified by sha256. If the trainer verified the adapter, all files, with the
-        probe, must be those in verification.json. After an error, `dir` is unchanged. If `dir`
-        already has the adapter's files, nothing is downloaded.
+        Every file is verified by sha256. If the trainer verified the adapter, all files including
+        the probe must match verification.json. After an error, `dir` is unchanged. If `dir` already
+        has the adapter's files, nothing is downloaded.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))

@@ -15,9 +15,9 @@ from tunesmith_schema import ChatChunk, ChatCompletion, ChatRequest, Completion,
 from .stream import M, Stream
 
 Message = Mapping[str, Any] | BaseModel  # Any: JSON
-"""`{"role": ..., "content": ...}`, or the `message` of an answer."""
+"""Message of a conversation: `{"role": ..., "content": ...}`, or the `message` of an answer."""
 _READ_TIMEOUT = 600.0
-"""Seconds without a byte; the first request loads the model and may wait in a queue."""
+"""Maximum seconds without a byte. The first request loads the model and may wait in a queue."""
 
 
 class SamplingParameters(TypedDict, total=False):
@@ -53,7 +53,7 @@ class CompletionParameters(SamplingParameters, total=False):
 
 
 class ChatCompletions:
-    """`client.chat.completions`."""
+    """Chat completions: `client.chat.completions`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -105,7 +105,7 @@ class Chat:
 
 
 class Completions:
-    """`client.completions`."""
+    """Text completions: `client.completions`."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -147,7 +147,7 @@ class Completions:
 
 
 def _checked(kind: type[BaseModel], **arguments: Any) -> dict[str, Any]:  # Any: JSON
-    """Return the request as JSON. Raises InvalidArgumentError."""
+    """Return the request as JSON. Raises InvalidArgumentError for an invalid request."""
     try:
         body = kind.model_validate({k: v for k, v in arguments.items() if v is not None})
     except ValidationError as error:

@@ -29,9 +29,9 @@ class Client:
     """Client for one Tunesmith server, with the same methods as the `openai` client.
 
     `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout` is the
-    longest time without a byte from the server, in seconds. `max_retries` is the number of tries
-    after the first. `project` is the id of the project in which an admin key acts; other keys open
-    one project only.
+    maximum number of seconds without a byte from the server. `max_retries` is the number of tries
+    after the first try. `project` is the id of the project in which an admin key acts; other keys
+    open one project only.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Client:
 
     @property
     def base_url(self) -> str:
-        """URL of the API, ending in `/v1`."""
+        """Return the URL of the API, which ends in `/v1`."""
         return self._http.base_url
 
     def close(self) -> None:

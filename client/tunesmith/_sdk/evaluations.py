@@ -23,7 +23,8 @@ from tunesmith_schema import (
 from .files import DataFile, Files, Order
 
 _CHECKED_LATER = "file-"
-"""File id for the check of the other arguments, because a path may be longer than an id."""
+"""File id that replaces a path while the other arguments are checked, because a path may be longer
+than an id."""
 _FIRST_POLL, _SLOWEST_POLL = 0.25, 2.0
 
 
@@ -44,7 +45,7 @@ _END = {EvaluationStatus.FAILED: "failed", EvaluationStatus.CANCELLED: "was canc
 
 
 class Evaluations:
-    """Evaluations of models."""
+    """Evaluations of models: `client.evaluations`."""
 
     def __init__(self, http: Http, files: Files) -> None:
         self._http, self._files = http, files
@@ -62,8 +63,9 @@ class Evaluations:
         """Start the evaluation of a model on a file, or store results of lm-eval.
 
         `model`: base model, tuned model or checkpoint. `file`: file id, or a local path, which is
-        uploaded. `against`: second model; the default is the base model of a tuned model. `grader`:
-        scores greedy answers. `task_results`: results of lm-eval, in place of `file`.
+        uploaded. `against`: model to compare with; the default is the base model of a tuned model.
+        `grader`: grader that scores greedy answers. `task_results`: results of lm-eval, instead of
+        `file`.
         """
         arguments = {
             "kind": "data" if task_results is None else "tasks",
@@ -99,7 +101,8 @@ class Evaluations:
         order: Order | None = None,
         model: str | None = None,
     ) -> Page[RequestedEvaluation]:
-        """List evaluations, newest first, without `result`. `model`: only those of this model."""
+        """List evaluations, newest first, without `result`. `model`: list only evaluations of this
+        model."""
 
         def fetch(cursor: str | None) -> wire.Page[RequestedEvaluation]:
             params = {"limit": limit, "after": cursor, "order": order, "model": model}
@@ -125,8 +128,8 @@ class Evaluations:
     ) -> RequestedEvaluation:
         """Wait until an evaluation has succeeded, and return it. `timeout` is in seconds.
 
-        `on_state`: called with each state that is read. Raises EvaluationNotSucceededError if it
-        fails or is cancelled, and WaitTimeoutError.
+        `on_state`: function that is called with each fetched state. Raises
+        EvaluationNotSucceededError if it fails or is cancelled, and WaitTimeoutError.
         """
         deadline = None if timeout is None else self._http.now() + timeout
         pause = _FIRST_POLL

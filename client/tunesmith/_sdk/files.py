@@ -27,7 +27,7 @@ DataFile = str | os.PathLike[str]
 _FILE_ID = re.compile(r"file-[A-Za-z0-9_-]+")
 
 _PARTS_ABOVE = 64 * 1024**2
-"""Files larger than this are uploaded in parts."""
+"""Size in bytes above which a file is uploaded in parts."""
 _PART_SIZE = 16 * 1024**2
 """Size of one part in bytes; a broken connection loses at most one part."""
 _MIME_TYPE = "application/octet-stream"
@@ -61,7 +61,7 @@ class Files:
         If the server already has the same content for the same purpose, the existing file is
         returned and `reused` is true. A file that failed validation or has an expiry is not reused.
 
-        Content is streamed; files above 64 MiB are sent in parts. A repeated call for a path
+        The content is streamed; files above 64 MiB are sent in parts. A repeated call for a path
         resumes an upload that was interrupted less than an hour ago. A stream without seek is
         always uploaded, and is not sent again after an error. `progress` shows a bar.
         """
@@ -128,9 +128,9 @@ class Files:
         q: str | None = None,
         include: Literal["num_uses"] | None = None,
     ) -> Page[File]:
-        """List files, newest first. `purpose` and `sha256` select files by purpose and content, `q`
-        by a part of the name or the id. `include="num_uses"` counts the jobs and evaluations that
-        use each file."""
+        """List files, newest first. `purpose` and `sha256` select files by purpose and content; `q`
+        selects files by a part of the name or the id. `include="num_uses"` counts the jobs and
+        evaluations that use each file."""
 
         def fetch(cursor: str | None) -> wire.Page[File]:
             params: dict[str, str | int | None] = {"limit": limit, "after": cursor}
@@ -177,9 +177,9 @@ class Files:
         after: str | None = None,
         limit: int | None = None,
     ) -> Page[DataRow]:
-        """List the rows of a JSONL file. `offset` skips lines, `q` selects rows with a text. A page
-        has at most 100 rows; iterating fetches the following pages. A page may be empty although
-        `has_more` is true."""
+        """List the rows of a JSONL file. `offset` skips lines; `q` selects rows that contain a
+        text. A page has at most 100 rows; iterating over a page also fetches the following pages. A
+        page may be empty although `has_more` is true."""
         path = path_of("files", file_id, "rows")
 
         def fetch(cursor: str | None) -> wire.Page[DataRow]:
@@ -210,16 +210,15 @@ class Files:
         return self._http.get(FileStats, path_of("files", file_id, "stats"))
 
     def overlap(self, file_id: str, other_id: str) -> FileOverlap:
-        """Return the rows of a data set that another one has too."""
+        """Return the rows of a data set that are also in another data set."""
         return self._http.get(FileOverlap, path_of("files", file_id, "overlap"), {"with": other_id})
 
     def delete(self, file_id: str) -> FileDeleted:
         return self._http.delete(FileDeleted, path_of("files", file_id))
 
     def id_of(self, argument: str, file: DataFile) -> str:
-        """Return a file id, or upload a local path. `argument`: name for errors.
-
-        Raises InvalidArgumentError for anything else."""
+        """Return a file id, or upload a local path. `argument`: name of the argument in errors.
+        Raises InvalidArgumentError for any other value."""
         if isinstance(file, str) and _FILE_ID.fullmatch(file):
             return file
         path = Path(file)

@@ -22,7 +22,7 @@ from tunesmith_schema import Event, EventKind, JobState
 from .job import Job
 
 SERVER_TIMEOUT = 300.0
-"""Seconds without an answer from the server after which following fails."""
+"""Seconds without an answer from the server after which `follow` fails."""
 READ_TIMEOUT = 60.0
 """Seconds without an event or heartbeat after which the client reconnects."""
 
@@ -41,7 +41,7 @@ def follow(
     """Yield each event once, in order, then the finished job.
 
     `timeout` is checked at every server message, including heartbeats. `on_connection` is called
-    with the problem when the connection is lost, and with None when there is a connection.
+    with the problem when the connection is lost, and with None when the connection is back.
     """
     on_connection = on_connection or (lambda problem: None)
     follower = _Follower(http, job_id, after_seq, timeout, on_connection)

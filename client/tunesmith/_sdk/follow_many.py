@@ -30,9 +30,9 @@ _MODELS: dict[str, type[BaseModel]] = {
 def follow_many(
     http: Http, jobs: Mapping[str, int] | Sequence[str], *, everything: bool
 ) -> Generator[Item, None, None]:
-    """Yield each event of `jobs` (ids, or ids with the number of the last known event) once, each
-    job at its end and, with `everything`, the progress of all jobs of the project. Without
-    `everything`, the generator ends after the last job."""
+    """Yield each event of `jobs` once, and each job when it has ended. `jobs`: ids, or ids with the
+    number of the last known event. With `everything`, also yield the progress of all jobs of the
+    project. Without `everything`, the generator ends after the last job."""
     start = jobs if isinstance(jobs, Mapping) else dict.fromkeys(jobs, 0)
     parts = [f"{job_id}:{seq}" for job_id, seq in start.items()]
     position = ",".join([*parts, "*"] if everything else parts)
@@ -68,7 +68,7 @@ def _is_complete(position: str) -> bool:
 
 
 def _read(http: Http, position: str) -> Generator[tuple[str, Item], None, None]:
-    """Yield the items of one connection, each with the position after it."""
+    """Yield the items of one connection, each with the position after the item."""
     response = http.send(
         "GET",
         "fine_tuning/events",
@@ -90,7 +90,7 @@ def _read(http: Http, position: str) -> Generator[tuple[str, Item], None, None]:
 
 
 def _parse(http: Http, message: ServerSentEvent, response: httpx.Response) -> Item | None:
-    """Return the item; None for a message that a newer server sent."""
+    """Return the item of a message; None for a message whose kind only newer servers send."""
     model = _MODELS.get(message.event)
     if model is None:
         return None

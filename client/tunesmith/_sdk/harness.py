@@ -1,4 +1,5 @@
-"""Standard tasks by lm-eval, which runs as a program and asks the server's `/v1/completions`."""
+"""Evaluation on standard tasks by the program lm-eval, which sends its prompts to the server's
+`/v1/completions`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .client import Client
 
 _LIBRARIES = ("lm_eval", "aiohttp", "requests", "tenacity", "transformers")
 _CONCURRENT = 8
-"""Number of requests at a time; the server computes them in one batch."""
+"""Number of concurrent requests; the server computes them in one batch."""
 
 
 def run_harness(
@@ -32,11 +33,10 @@ def run_harness(
     include_path: Path | None = None,
     limit: int | None = None,
 ) -> TaskResults:
-    """Run tasks of lm-eval on a model of the server, and return their results.
-
-    `tasks`: names, separated by commas. `include_path`: folder with more tasks. `limit`: maximum
-    number of documents of a task. lm-eval writes its progress on stderr. Raises
-    InvalidArgumentError without lm-eval, and TunesmithError if lm-eval fails."""
+    """Evaluate a model of the server on tasks of lm-eval, and return the results. `tasks`:
+    comma-separated names. `include_path`: folder with more tasks. `limit`: maximum number of
+    documents of a task. lm-eval writes its progress on stderr. Raises InvalidArgumentError if
+    lm-eval is not installed, and TunesmithError if lm-eval fails."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise InvalidArgumentError(
@@ -67,7 +67,7 @@ def run_harness(
 
 
 def _model_args(client: Client, model: str, folder: Path) -> str:
-    """Return lm-eval's settings of a model; its tokenizer is written into `folder`."""
+    """Return lm-eval's settings for a model. The model's tokenizer is written into `folder`."""
     files = client.models.tokenizer(model).files
     folder.mkdir()
     for name, text in files.items():
@@ -111,7 +111,8 @@ def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  #
 
 
 def _numbers(items: Iterable[tuple[str, object]]) -> Iterable[tuple[str, float]]:
-    """Yield the metrics with finite values. Their names have a filter after a comma."""
+    """Yield the metrics with finite values. A metric's name has the name of a filter after a
+    comma."""
     for name, value in items:
         if "," not in name or isinstance(value, bool) or not isinstance(value, int | float):
             continue

@@ -86,7 +86,7 @@ class Job(wire.Job):
         return self._requests.report(self.id, attempt=attempt)
 
     def full_evaluation(self) -> JobEvaluation:
-        """Return scores, comparisons and answers behind `evaluation`; see `jobs.evaluation`."""
+        """Return the evaluation with scores, comparisons and answers; see `jobs.evaluation`."""
         return self._requests.evaluation(self.id)
 
     def cancel(self) -> Self:

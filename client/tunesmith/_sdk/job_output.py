@@ -23,7 +23,7 @@ from .follow import follow
 
 
 class JobOutput:
-    """Methods of `client.fine_tuning.jobs` that read the output of jobs."""
+    """Methods of `client.fine_tuning.jobs` that return the output of jobs."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -40,7 +40,8 @@ class JobOutput:
         level: str | Sequence[str] | None = None,
         q: str | None = None,
     ) -> Page[Event]:
-        """List events, newest first, of these kinds and levels, with `q` in the message."""
+        """List events, newest first. `kind` and `level` select events of these kinds and levels;
+        `q` is a part of the message."""
         path = path_of("fine_tuning", "jobs", job_id, "events")
 
         filters = {
@@ -80,7 +81,7 @@ class JobOutput:
         last: int | None = None,
     ) -> wire.MetricColumns:
         """Return the curves of the metrics `names` (default: all) from step `first` to `last`, with
-        at most `points` values a curve (default 2000) and every spike."""
+        at most `points` values per curve (default 2000), which include all extreme values."""
         params = {
             "format": "columns",
             "names": ",".join(names) if names else None,
@@ -137,9 +138,10 @@ class JobOutput:
         order: Order | None = None,
     ) -> Page[Sample]:
         """List a reinforcement job's completions and scores, newest first; `step` selects one step,
-        `row` one prompt across steps, `q` texts with these words. `sort="spread"` puts the prompts
-        of a step with the widest range of rewards first. A page has at most 100 samples; iterating
-        fetches the following pages. A filtered page may be empty although `has_more` is true."""
+        `row` selects one prompt in all steps, `q` selects samples by a part of their text.
+        `sort="spread"` lists the prompts of a step with the widest range of rewards first. A page
+        has at most 100 samples; iterating over a page also fetches the following pages. A filtered
+        page may be empty although `has_more` is true."""
         path = path_of("fine_tuning", "jobs", job_id, "samples")
         filters: dict[str, str | int | float | None] = {
             "step": step,
@@ -177,10 +179,10 @@ class JobOutput:
         return self._http.get(JobReport, path, {"attempt": attempt})
 
     def evaluation(self, job_id: str) -> JobEvaluation:
-        """Return the evaluation of the job's result: base against tuned model.
-
-        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, with
-        `recipe.evaluate: false`, and if the evaluation failed; the message then has the reason.
+        """Return the evaluation of the job's result: the base model compared with the tuned model.
+        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, and with
+        `recipe.evaluate: false`. It is also raised if the evaluation failed; the message then has
+        the reason.
         """
         path = path_of("fine_tuning", "jobs", job_id, "evaluation")
         return self._http.get(JobEvaluation, path)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from .progress import ProgressView
 
 _CHECKED_LATER = "file-"
-"""File id for the check of the other arguments, because a path may be longer than an id."""
+"""File id that replaces a path while the other arguments are checked, because a path may be longer
+than an id."""
 
 
 class Jobs(JobOutput):
@@ -67,8 +68,9 @@ class Jobs(JobOutput):
         `client.files.create`. `grader` replaces `method` and selects reinforcement.
         `scheduling` has the priority, the lane, and requirements on the worker.
 
-        A second call with the same `idempotency_key` returns the job of the first call. With a key,
-        pass file ids instead of paths: a path may get a new file id in the second call.
+        A second call with the same `idempotency_key` returns the job of the first call. With an
+        `idempotency_key`, pass file ids instead of paths, because a path may get a new file id in
+        the second call.
         """
         arguments = {
             "model": model,
@@ -99,8 +101,8 @@ class Jobs(JobOutput):
         return self._bind(job)
 
     def validate(self, body: Mapping[str, Any]) -> JobValidation:  # Any: JSON
-        """Validate the body of a create request, such as `{"model": ..., "training_file": ...}`,
-        on the server. Nothing is created; the result lists all problems. Files are given by id."""
+        """Validate the body of a create request, such as `{"model": ..., "training_file": ...}`, on
+        the server. Nothing is created; the result lists all problems. Files must be given by id."""
         return self._http.post(
             JobValidation, "fine_tuning/jobs", params={"validate_only": "true"}, json=dict(body)
         )
@@ -124,12 +126,12 @@ class Jobs(JobOutput):
         pinned: bool | None = None,
         with_curve: bool = False,
     ) -> Page[Job]:
-        """List jobs, newest first, that meet all of the filters.
-
-        `metadata`: all of these pairs. `state`: one of these states. `method`: `supervised` or
-        `reinforcement`. `model`: this base model or tuned model. `text`: a part of the id, the
-        suffix or a model's name. `created_after` (included), `created_before`: Unix seconds.
-        `owner`: id or name of the API key. `with_curve` adds a small curve of the main metric.
+        """List jobs that meet all of the filters, newest first. `metadata`: the job has all of
+        these pairs. `state`: the job is in one of these states. `method`: `supervised` or
+        `reinforcement`. `model`: name of the base model or the tuned model. `text`: a part of the
+        id, the suffix or a model's name. `created_after` (included), `created_before`: Unix
+        seconds. `owner`: id or name of the API key. `with_curve` adds a small curve of the main
+        metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
             "state": [state] if isinstance(state, str) else state,
@@ -159,8 +161,8 @@ class Jobs(JobOutput):
         return self._bind(self._http.get(Job, path_of("fine_tuning", "jobs", job_id)))
 
     def edit(self, job_id: str, **fields: Any) -> Job:  # Any: as JobPatch checks
-        """Change `name`, `notes`, `pinned` or `metadata` of a job. Other fields stay; None removes
-        a name, notes or metadata."""
+        """Change `name`, `notes`, `pinned` or `metadata` of a job. Other fields keep their values;
+        None removes a name, notes or metadata."""
         try:
             body = JobPatch.model_validate(fields)
         except ValidationError as error:
@@ -224,9 +226,9 @@ class Jobs(JobOutput):
         idempotency_key: str | None = None,
     ) -> Job:
         """Start a new job from a resume point of this job. `step`, or the step of `checkpoint`,
-        selects the newest resume point at or before this step; the default is the newest of all.
-        Arguments replace this job's values. In a Recipe or Hyperparameters object, only the fields
-        that are set replace values.
+        selects the newest resume point at or before this step. The default is the newest resume
+        point. The other arguments replace this job's values. Of a Recipe or Hyperparameters object,
+        only the fields that were set explicitly replace values.
 
         Raises BadRequestError (`not_forkable`) if there is no resume point. Raises BadRequestError
         with `param` if a change contradicts the trained weights, such as `recipe.lora.r`.
@@ -258,7 +260,7 @@ class Jobs(JobOutput):
 
     def retry(self, job_id: str) -> Job:
         """Repeat a failed or cancelled job as a new job from the newest resume point. Each call
-        creates a job; the SDK's own retries do not.
+        creates a new job; automatic retries of the same call by the SDK do not.
 
         Raises BadRequestError (`not_retryable`) for a job that is unfinished or has succeeded.
         """
@@ -277,7 +279,7 @@ class Jobs(JobOutput):
         self, job_id: str, timeout: float | None, progress: bool, known: Job | None
     ) -> Job:
         """Wait until the job has succeeded, failed or been cancelled, and return the job. `known`
-        is its state for the first line of the progress."""
+        is the job with its last known state, for the first line of the progress."""
         if not progress:
             return self._until_over(job_id, timeout, None)
         from .progress import ProgressView  # importing rich is slow
@@ -314,10 +316,10 @@ class FineTuning:
     def stream(
         self, jobs: Mapping[str, int] | Sequence[str] = (), *, everything: bool = False
     ) -> Generator[Item, None, None]:
-        """Yield the events of up to 20 jobs, past and future, over one connection, and each job at
-        its end. A mapping has the number of the last known event by job id. With `everything`,
-        also yield `JobProgress` of each unfinished job of the project now and after each change,
-        and do not end."""
+        """Yield the past and future events of up to 20 jobs over one connection, and each job when
+        it has ended. If `jobs` is a mapping, it has the number of the last known event by job id.
+        With `everything`, also yield the `JobProgress` of each unfinished job of the project, now
+        and after each change; the iteration then does not end."""
         for item in follow_many(self._http, jobs, everything=everything):
             if isinstance(item, Job):
                 self.jobs._bind(item)
@@ -332,9 +334,9 @@ class FineTuning:
         first: int | None = None,
         last: int | None = None,
     ) -> JobComparison:
-        """Compare two to eight jobs: results, settings that differ, and curves over `axis`:
-        `step` (default), `tokens` or `hours`, with at most `points` values (default 500). Curves
-        and best values are those of the steps from `first` to `last`."""
+        """Compare two to eight jobs: results, settings that differ, and curves over `axis`: `step`
+        (default), `tokens` or `hours`, with at most `points` values per curve (default 500). Curves
+        and best values are limited to the steps from `first` to `last`."""
         params = {
             "jobs": ",".join(job_ids),
             "axis": axis,

@@ -29,7 +29,8 @@ class Models:
         limit: int | None = None,
     ) -> Page[Model]:
         """List base models and tuned models, newest first; `checkpoints` adds the checkpoints.
-        `base` selects the models tuned from this base model, `text` names with this part."""
+        `base` selects the models tuned from this base model; `text` selects models by a part of the
+        name."""
         filters = {
             "base": base,
             "kind": kind,
@@ -59,8 +60,8 @@ class Models:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[ModelUse]:
-        """List the jobs that start from a model and the evaluations that measure it or compare with
-        it, newest first."""
+        """List the jobs that start from a model, and the evaluations of the model or against it,
+        newest first."""
         path = path_of("models", model, "uses")
 
         def fetch(cursor: str | None) -> wire.Page[ModelUse]:
@@ -70,5 +71,5 @@ class Models:
         return first_page(fetch, after)
 
     def delete(self, model: str) -> ModelDeleted:
-        """Delete a tuned model, or a checkpoint alone by its name."""
+        """Delete a tuned model, or a single checkpoint by its name."""
         return self._http.delete(ModelDeleted, path_of("models", model))

@@ -28,7 +28,7 @@ _ROOT = "organization"
 
 
 class _Unset:
-    """Type of `UNSET`, which is needed because None removes a value."""
+    """Type of `UNSET`. None cannot stand for a missing argument, because None removes a value."""
 
 
 UNSET = _Unset()
@@ -126,7 +126,7 @@ class ProjectApiKeys:
 
 
 class Projects:
-    """Projects."""
+    """Projects of the organization."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -180,7 +180,7 @@ class Projects:
 
 
 class Users:
-    """People."""
+    """Users of the organization."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -260,7 +260,7 @@ class AuditLogs:
         """List entries, newest first.
 
         `actor_id`: id of a key or of a user. `action`: start of the action, such as
-        `DELETE /files`. `object_id`: id of a thing that was read or changed. `created_after` and
+        `DELETE /files`. `object_id`: id of an object that was read or changed. `created_after` and
         `created_before`: Unix seconds."""
 
         def fetch(after: str | None) -> wire.Page[AuditLogEntry]:

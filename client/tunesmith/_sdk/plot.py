@@ -40,7 +40,7 @@ class Panel:
     curves: Sequence[Curve]
     title: str = ""
     top: float | None = None
-    """Upper limit of the y axis; None means as high as the curves."""
+    """Upper limit of the y axis; None means the maximum of the curves."""
 
 
 class Plot:
@@ -66,8 +66,8 @@ def curve_of(points: Sequence[MetricPoint], metric: str) -> tuple[list[int], lis
 
 
 def panels_of(jobs: Mapping[str, Sequence[MetricPoint]]) -> list[Panel]:
-    """Return the panels of the metrics of `jobs` (by name); several jobs share each panel. A
-    reinforcement job has the panel of its reward only, because its loss does not show progress."""
+    """Return the panels for the metrics of `jobs` (by name); the jobs share the panels. A
+    reinforcement job has only a panel for its reward, because its loss does not show progress."""
     panels = []
     for label, train, valid in AXES:
         curves = []

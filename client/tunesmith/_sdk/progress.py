@@ -1,4 +1,4 @@
-"""Progress of a job while a program waits: a live line on a terminal, else a line for each
+"""Progress of a job while a program waits: one updated line on a terminal, else a new line for each
 change."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tunesmith._http.errors import TunesmithError
 from tunesmith_schema import TERMINAL, Event, EventKind, Job, JobState
 
 LINE_SECONDS = 10.0
-"""Without a terminal: minimum time between two lines that differ only in their numbers."""
+"""Minimum seconds, without a terminal, between two lines that differ only in their numbers."""
 BAR_COLUMNS = 100
-"""Width of a terminal that has room for a bar beside the numbers."""
+"""Minimum width of a terminal, in columns, for a bar beside the numbers."""
 _STARTED = frozenset({JobState.RUNNING, JobState.PAUSING})
 
 
@@ -111,7 +111,7 @@ class ProgressView:
             self._draw()
 
     def show_connection(self, problem: TunesmithError | None) -> None:
-        """Show that the connection to the server is lost, or, with None, that it is back."""
+        """Show that the connection to the server is lost; with None, show that it is back."""
         with self._lock:
             if self._is_lost != (problem is not None):
                 self._is_lost = problem is not None
@@ -200,8 +200,8 @@ class ProgressView:
             yield f"{length:.0f} tok"
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
-        """Estimate the seconds left from the times in the events, because past events arrive all at
-        once."""
+        """Estimate the remaining seconds. The estimate uses the times in the events, because past
+        events arrive all at once."""
         if self._first is None:
             return None
         first_step, first_time = self._first

@@ -1,5 +1,5 @@
 """`client.queue`, `client.workers`, `client.reservations` and `client.usage`: running and waiting
-jobs, devices, times in which they take no jobs, and used device-time.
+jobs, workers, reservations of workers, and used device-time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Queue:
 
 
 class Workers:
-    """Train workers; each is one device."""
+    """Train workers, each with one device."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -67,7 +67,7 @@ class Workers:
 
 
 class Reservations:
-    """Times in which a worker or host takes no jobs, or jobs of one project."""
+    """Times in which a worker or host takes no jobs, or only jobs of one project."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -86,7 +86,7 @@ class Reservations:
         reason: str = "",
     ) -> Reservation:
         """Reserve a worker or host from `starts_at` to `ends_at`, Unix seconds. Without
-        `project_id`, no job runs meanwhile."""
+        `project_id`, no job can run during this time."""
         body = {
             "worker": worker,
             "starts_at": starts_at,
@@ -109,7 +109,7 @@ class Usage:
     def retrieve(
         self, *, days: int | None = None, group_by: Sequence[Group] | None = None
     ) -> DeviceUsage:
-        """Return the device-seconds of the last `days` days (default: 30), by project unless
-        `group_by` says otherwise."""
+        """Return the device-seconds of the last `days` days (default: 30), grouped by project or by
+        the values of `group_by`."""
         groups = None if group_by is None else list(group_by)
         return self._http.get(DeviceUsage, "usage", {"days": days, "group_by": groups})

@@ -21,7 +21,7 @@ class Sessions:
         )
 
     def create(self, *, name: str) -> DisplaySessionCreated:
-        """Create a read-only session for a screen. `path` is shown only here."""
+        """Create a read-only session for a screen. Only the returned object has `path`."""
         return self._http.post(DisplaySessionCreated, path_of("sessions"), json={"name": name})
 
     def delete(self, session_id: str) -> PortalSessionDeleted:

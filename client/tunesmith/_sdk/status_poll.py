@@ -1,4 +1,4 @@
-"""Thread that fetches a job every few seconds, because events lack the current phase and the
+"""Thread that fetches a job every few seconds, because events do not have the current phase and the
 position in the queue."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLL_SECONDS = 2.0
 
 
 class StatusPoll:
-    """Calls `show` with the newest state of the job until the block ends."""
+    """Context manager that calls `show` with the newest state of the job until the block ends."""
 
     def __init__(self, fetch: Callable[[], Job], show: Callable[[Job], None]) -> None:
         self._fetch, self._show = fetch, show

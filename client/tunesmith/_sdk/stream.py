@@ -22,8 +22,8 @@ class Stream(Generic[M]):
     """Parts of one answer, as they arrive. Close the stream, or leave its `with` block, to stop the
     generation.
 
-    Raises APIStreamError if the server reports an error in mid-answer, and APIConnectionError if
-    the connection breaks.
+    Raises APIStreamError if the server reports an error during the answer, and APIConnectionError
+    if the connection breaks.
     """
 
     def __init__(self, http: Http, response: httpx.Response, kind: type[M]) -> None:
@@ -73,7 +73,7 @@ class Stream(Generic[M]):
 
 
 def _raise_error(data: str, request_id: str | None) -> None:
-    """Raise the error that an event reports, if it is one."""
+    """Raise the error that an event reports, if the event reports one."""
     if not data.startswith('{"error"'):
         return
     try:

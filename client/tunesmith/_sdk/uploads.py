@@ -14,7 +14,8 @@ from tunesmith._transfer.source import Report, Slice, Source, open_source
 from tunesmith_schema import FileObject, Upload, UploadPart
 
 _COMPLETE_TIMEOUT = 600.0
-"""Timeout in seconds. It is long, because the server copies the file before it answers."""
+"""Timeout in seconds for the completion of an upload. The server copies the file before it
+answers."""
 _PART_SIZE = 64 * 1024**2
 
 

@@ -1,1 +1,1 @@
-"""File transfer: uploads (whole or in parts) and verified downloads."""
+"""File transfer: uploads as a whole or in parts, and verified downloads."""

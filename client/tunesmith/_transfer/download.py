@@ -1,4 +1,5 @@
-"""Download of one file, resumed with Range after a break and verified by size and sha256."""
+"""Download of one file. After a broken connection, it is resumed with Range; at the end, size and
+sha256 are verified."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to
 
 
 def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
-    """Read until the end of the file; return the error if the connection breaks."""
+    """Receive the file up to its end; return the error if the connection breaks."""
     # Range counts uncompressed bytes.
     headers = {"Accept-Encoding": "identity"}
     if transfer.done:

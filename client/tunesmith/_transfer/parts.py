@@ -2,7 +2,7 @@
 end. An interrupted upload can be resumed.
 
 Parts that the server already has are recognised by their sha256. Every call computes the sha256
-from the file, so a stale record costs time, but cannot put wrong bytes into a file.
+from the file, so an outdated record costs time, but cannot cause wrong bytes in a file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .source import Report, Slice, Source
 from .upload_record import UploadRecord
 
 _TRIES = 3
-"""Number of tries for a part that arrives damaged; connection errors are retried separately."""
+"""Number of tries for a part that arrives damaged; tries after connection errors are counted
+separately."""
 
 
 class PartRequests(Protocol):

@@ -21,8 +21,8 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class _OneShot:
-    """Stream without seek, such as a pipe. It has only `read`, because fstat reports size 0 for a
-    pipe and httpx would use this size."""
+    """Stream without seek, such as a pipe. The class has only `read`: otherwise httpx would use the
+    size that fstat reports, which is 0 for a pipe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -34,10 +34,10 @@ class _OneShot:
 
 
 class Slice:
-    """Part of a stream, `size` bytes from `start`, as a stream for httpx.
+    """Part of a stream (`size` bytes from `start`) as a stream for httpx.
 
-    After each read, `report` receives the position in the whole stream. A retry starts again at a
-    lower position.
+    After each read, `report` receives the position in the whole stream. In a retry, the reported
+    position is lower again.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Source:
 
 @contextmanager
 def open_source(source: FileSource) -> Iterator[Source]:
-    """Open a source. The caller's own stream stays open afterwards."""
+    """Open a source. A stream that the caller passed stays open afterwards."""
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         with path.open("rb") as stream:

@@ -46,5 +46,5 @@ class UploadBar:
         self._progress.stop()
 
     def show(self, done: int) -> None:
-        """Show the number of bytes sent so far; repeating a part lowers the number."""
+        """Show the number of bytes sent so far; the number decreases when a part is repeated."""
         self._progress.update(self._task, completed=done)

@@ -20,10 +20,10 @@ _EDGE_BYTES = 64 * 1024
 
 
 class UploadRecord:
-    """Record of one upload: the current version of one file, sent to one server."""
+    """Record of one upload of the current version of a file to a server."""
 
     def __init__(self, file: Path, *context: str | int) -> None:
-        """Set the record's path; `context` has further values that must match, such as server,
+        """Set the path of the record. `context` has other values that must match, such as server,
         purpose and part size."""
         self._path = cache_folder() / "uploads" / f"{_fingerprint(file, context)}.json"
 

@@ -1,18 +1,20 @@
 """The portal: a web interface at `/portal`, served by the API's process.
 
-Pages are rendered here, from service functions that a `/v1` route serves too: a page that cannot be
-built from them shows a hole in the API. htmx replaces parts of a page, uPlot draws curves, and the
-rest are small ES modules. No inline script or style, no `style=`, no address of another host.
+Pages are rendered here, from service functions that `/v1` routes use too. If a page cannot be made
+from these functions, the API is missing something. htmx replaces parts of a page, uPlot draws
+curves, and small ES modules do the rest. Pages have no inline script or style, no `style=`, and no
+address of another host.
 
 To add a page:
 
-1. Write `pages/NAME.py`: a function from a `Visit` to a response, that reads the query, calls
-   service functions, puts the result into a frozen dataclass and calls `visit.show`. At the end of
-   the module, `PAGES` lists its addresses with the routes of the API that they stand for.
+1. Write `pages/NAME.py`: a function that takes a `Visit` and returns a response. It reads the
+  query, calls service functions, puts the result into a frozen dataclass and calls `visit.show`. At
+  the end of the module, `PAGES` lists the page's addresses, with the routes of the API whose rights
+  each address needs.
 2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
    with a leading underscore. Print numbers and times with the filters of `view.py`.
-3. Add the module to `_MODULES` in `pages/__init__.py`. A page of the first level appears in the
-   navigation as soon as its path exists (`navigation.py`).
+3. Add the module to `_MODULES` in `pages/__init__.py`. A top-level page appears in the navigation
+  as soon as its path exists (`navigation.py`).
 4. Write `tests/server/portal/test_NAME.py`; `page_checks.py` has the checks that each page passes.
 """
 
@@ -32,7 +34,7 @@ from .visit import Page, Visit
 
 
 def install(app: FastAPI) -> None:
-    """Add the portal to the app, after its error handlers. `GET /` leads to the portal."""
+    """Add the portal to the app, after its error handlers. `GET /` redirects to the portal."""
     app.state.portal_paths = frozenset(page.path for page in pages.all_pages())
     app.state.portal_failed_sign_ins = security.FailedSignIns()
     app.state.portal_rows = live.Rows()

@@ -1,5 +1,6 @@
 """Static files, under a path with the digest of the whole folder, so that browsers keep them for a
-year. Modules import each other by relative paths and so stay within one version."""
+year. JavaScript modules import each other by relative paths, so all of them have the same
+version."""
 
 from __future__ import annotations
 
@@ -24,20 +25,20 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
     ".woff2": "font/woff2",
 }
-"""Types of the files that are served."""
+"""Media types of the served files, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Asset:
     content: bytes
     compressed: bytes | None
-    """gzip of the content; None for fonts, which are compressed already."""
+    """Content compressed by gzip; None for fonts, which are compressed already."""
     type: str
 
 
 @cache
 def _assets() -> dict[str, _Asset]:
-    """Read the files once per process: 250 kB."""
+    """Read all files (250 kB) once per process."""
     found = {}
     for file in sorted(_FOLDER.rglob("*")):
         if file.suffix not in _TYPES:

@@ -1,4 +1,4 @@
-"""Calls of the API that a page shows in its foot, as curl, SDK and CLI."""
+"""API calls that a page shows in its footer, as curl, SDK and CLI."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call behind a page, with the ids of this page."""
+    """One API call that gives the data of a page, with the ids of this page."""
 
     path: str
     """Path and query, for example `/v1/fine_tuning/jobs?state=running`."""
     sdk: str
-    """Line of Python, where `client` is a `tunesmith.Client`."""
+    """Line of Python that makes the call; `client` is a `tunesmith.Client`."""
     cli: str
-    """Command line; empty if no command does this."""
+    """Command that makes the call; empty if there is no such command."""
     method: str = "GET"
 
     def curl(self, origin: str) -> str:
-        """Return a command for a shell that has the key in TUNESMITH_API_KEY."""
+        """Return a curl command for a shell in which TUNESMITH_API_KEY has the key."""
         verb = "" if self.method == "GET" else f"-X {self.method} "
         key = '-H "Authorization: Bearer $TUNESMITH_API_KEY"'
         quoted = f"{origin}{self.path}".replace("'", "%27")

@@ -15,7 +15,7 @@ _NAME = "tunesmith_session"
 _THEME = "tunesmith_theme"
 _COLUMNS = "tunesmith_hidden"
 _THEME_SECONDS = 400 * 86_400
-"""Longest lifetime of a cookie in browsers."""
+"""Lifetime of the theme's cookie in seconds, the longest that browsers allow."""
 
 
 def _is_https(request: Request) -> bool:
@@ -62,7 +62,7 @@ def set_theme(request: Request, response: Response, theme: str) -> None:
 
 
 def hidden_columns(request: Request) -> list[str]:
-    """Return the columns of the list of jobs that the reader hides."""
+    """Return the columns of the list of jobs that the visitor has hidden."""
     names = request.cookies.get(_COLUMNS, "").split(".")
     return [name for name in names if name.isalpha()][:20]
 

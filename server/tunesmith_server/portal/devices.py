@@ -1,4 +1,5 @@
-"""Devices and the queue as pages show them: what each worker runs, and what waits and why."""
+"""Devices and the queue for pages: the job of each worker, and the waiting jobs with the
+reasons."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from .calls import Call
 from .visit import Visit
 
 NEEDS = ("GET /workers", "GET /queue")
-"""Routes of the API that pages with devices stand for."""
+"""Routes of the API whose rights pages with devices need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A running or waiting job with its name."""
+    """A running or waiting job, with its name."""
 
     job: QueuedJob
     name: str
@@ -27,21 +28,22 @@ class Work:
 
     @property
     def title(self) -> str:
-        """Name, or the start of the id; for a job of another project, what may be said."""
+        """Return the name, or the start of the id; for a job of another project, a text without its
+        name."""
         if self.job.id is None:
             return f"A job of {self.job.project}"
         return self.name or self.job.id.partition("-")[2][:8]
 
     @property
     def share(self) -> float | None:
-        """Part of the steps that is done, from 0 to 1."""
+        """Return the share of completed steps, from 0 to 1."""
         job = self.job
         return job.step / job.total_steps if job.total_steps and job.step is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A worker, which is one device, with what it runs."""
+    """A worker, which is one device, with its running job."""
 
     worker: WorkerStatus
     work: Work | None
@@ -56,18 +58,18 @@ class Devices:
     num_waiting: int
     """Number of all waiting jobs."""
     live: int
-    """Number of devices that report."""
+    """Number of devices whose workers report."""
     free: int
     """Number of devices that are ready and have no job."""
 
     @property
     def hidden(self) -> int:
-        """Number of waiting jobs that are not in `waiting`."""
+        """Return the number of waiting jobs that are not in `waiting`."""
         return self.num_waiting - len(self.waiting)
 
 
 def read(visit: Visit, *, waiting: int) -> Devices:
-    """Return the devices and at most `waiting` jobs of the queue, in their order."""
+    """Return the devices, and at most `waiting` jobs of the queue in the order of the queue."""
     view, sees = visit.state.queue_view.get(), visible_to(visit.principal)
     queue: Queue = overview.queue(view, sees, waiting)
     workers = overview.workers(visit.session, view, sees)
@@ -93,7 +95,7 @@ def _work(visit: Visit, job: QueuedJob) -> Work:
 
 
 def calls() -> list[Call]:
-    """Return the calls of the API behind `read`."""
+    """Return the API calls that give the data of `read`."""
     return [
         Call(path="/v1/workers", sdk="client.workers.list()", cli="tunesmith worker list"),
         Call(path="/v1/queue", sdk="client.queue.retrieve()", cli="tunesmith top"),

@@ -1,7 +1,5 @@
-"""Error pages: what failed, the code, what to do and the request id.
-
-The API's own handlers choose status and text, so a page fails with the same words as the call that
-it stands for.
+"""Error pages, with the problem, the code, the remedy and the request id. The API's own handlers
+choose status and text, so an error page has the same text as the error of the API call.
 """
 
 from __future__ import annotations

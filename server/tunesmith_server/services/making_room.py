@@ -11,7 +11,8 @@ from . import job_control
 
 
 def make_room(session: Session) -> int:
-    """Ask workers to free the devices of these running jobs; return the number of jobs."""
+    """Ask workers to free the devices of the running jobs that must leave; return the number of
+    jobs."""
     asked = 0
     for job_id, reason in reservations.jobs_to_move(session):
         asked += job_control.ask_to_yield(session, job_id, reason)

@@ -28,7 +28,7 @@ from .samples import parse_cursor
 MAX_READ_SAMPLES = 2000
 MAX_READ_BYTES = 2 * 1024 * 1024
 MAX_READ_STEPS = 100
-"""Maximum numbers of steps, samples and bytes that a page reads; at the first that is reached, no
+"""Maximum numbers of samples, bytes and steps that a page reads. When one of them is reached, no
 further step is read."""
 
 

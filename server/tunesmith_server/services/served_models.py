@@ -21,8 +21,8 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, base_models
 
 _MOST_BASES = 8
-"""Maximum length of a chain of models in which each model's full weights were trained from those
-before."""
+"""Maximum length of a chain of full weights, each trained from the weights before it in the
+chain."""
 
 
 def resolve(
@@ -130,6 +130,6 @@ def _is_small(path: Path) -> bool:
 
 
 def existing(session: Session, names: Sequence[str]) -> set[str]:
-    """Return the models from `registered` that have not been deleted."""
+    """Return the names among `names` whose models have not been deleted."""
     tuned = session.scalars(select(AdapterRow.model).where(AdapterRow.model.in_(names)))
     return {*tuned, *(name for name in names if not name.startswith("ft:"))}

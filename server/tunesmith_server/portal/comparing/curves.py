@@ -1,4 +1,4 @@
-"""Charts of compared jobs: a chart a metric, a line a job; and their tables."""
+"""Charts of compared jobs, with one chart per metric and one line per job, and their tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MAX_LABEL = 40
 
 
 def by_line(found: JobComparison) -> Curves:
-    """Return the curves by line, for example `train_loss.2` for the second job, as the chart's
-    element reads them."""
+    """Return the curves by name of their line (`train_loss.2` for the second job), in the format of
+    the element `ts-chart`."""
     numbers = {job.id: number for number, job in enumerate(found.jobs, 1)}
     return {
         f"{metric}.{numbers[curve.job_id]}": {"steps": curve.x, "values": curve.values}
@@ -67,15 +67,15 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a name without the signs that separate lines in the chart's element."""
+    """Return a name without the characters that separate lines in the element `ts-chart`."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 
 
 def _rows(
     curves: Sequence[AlignedCurve], job_ids: Sequence[str]
 ) -> list[tuple[float | int, list[float | None]]]:
-    """Return equally spaced positions with each job's value there; None before its first and after
-    its last one."""
+    """Return equally spaced positions with each job's value at each position; None before the job's
+    first and after its last value."""
     known = {curve.job_id: curve for curve in curves}
     places = charts.spread(sorted({at for curve in curves for at in curve.x}), charts.TABLE_ROWS)
     return [

@@ -15,20 +15,20 @@ from tunesmith_server.services import sample_search
 from tunesmith_server.services.sample_search import SampleFilters
 
 _STEPS = 12
-"""Newest steps of a job that are searched for the prompt."""
+"""Number of newest steps of a job in which the prompt is searched."""
 _PROMPTS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Completions of one job."""
+    """Completions of the prompt by one job."""
 
     number: int
     """Number of the job on the page, from 1."""
     job_id: str
     samples: list[Sample]
-    """Completions of the newest step with the prompt, the best reward first; empty if the newest
-    steps have none."""
+    """Completions of the newest step that has the prompt, the best reward first; empty if none of
+    the searched steps has the prompt."""
 
     @property
     def mean(self) -> float | None:
@@ -38,19 +38,20 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class SideBySide:
-    """The same prompt in several jobs."""
+    """Completions of the same prompt by several jobs."""
 
     prompt: Sample | None
     """A completion of the prompt; None if no job has samples."""
     choices: list[Sample]
-    """A completion of each prompt of the first job's newest step, the widest range of rewards
-    first."""
+    """One completion of each prompt of the first job's newest step; prompts with the widest range
+    of rewards come first."""
     columns: list[Column]
 
 
 def read(session: Session, storage: Storage, jobs: Sequence[JobRow], row: int | None) -> SideBySide:
     """Read the completions of the prompt in `row` of the first job's training data; None means the
-    prompt with the widest range of rewards. Other jobs have the prompt if its text is the same."""
+    prompt with the widest range of rewards. In the other jobs, a prompt with the same text is
+    searched."""
     known = [
         (number, job.id, sample_search.find_steps(session, job.id, step=None, after=None))
         for number, job in enumerate(jobs, 1)
@@ -81,7 +82,7 @@ def _choices(storage: Storage, job_id: str, steps: list[SamplesRow]) -> list[Sam
 def _with_prompt(
     storage: Storage, job_id: str, steps: list[SamplesRow], prompt: Sample
 ) -> list[Sample]:
-    """Return the completions of the newest step with this prompt, the best reward first."""
+    """Return the completions of the newest step that has this prompt, the best reward first."""
     for step in steps:
         if samples := sample_search.of_prompt(storage, job_id, step, prompt.prompt):
             return sorted(samples, key=lambda sample: -(sample.reward or 0.0))

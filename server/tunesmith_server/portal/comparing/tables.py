@@ -21,13 +21,13 @@ _MAX_TEXT = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Last and best value of a metric of one job."""
+    """Last and best value of one metric of one job."""
 
     last: float | None
     best: float | None
     best_step: int | None
     difference: float | None
-    """Best value minus the best of all jobs; None without both."""
+    """Job's best value minus the best value of all jobs; None if one of them is unknown."""
 
     @property
     def is_best(self) -> bool:
@@ -41,7 +41,7 @@ class Setting:
     name: str
     texts: list[str]
     is_automatic: bool = False
-    """True for a value that `auto` became."""
+    """True if the values were chosen for `auto`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ def name_of(job: ComparedJob) -> str:
 
 
 def results(found: JobComparison) -> dict[str, list[Result]]:
-    """Return the results of each metric that a job has, in the order of the jobs. The loss of
-    reinforcement says nothing of quality."""
+    """Return the results of each metric that a job has, in the order of the jobs. The loss of a
+    reinforcement job does not show quality, so it is left out."""
     shown = {}
     has_rewards = all("reward" in job.results for job in found.jobs)
     for metric in METRICS:
@@ -93,8 +93,8 @@ def _result(job: ComparedJob, metric: str, first: float | None) -> Result:
 
 
 def settings(found: JobComparison) -> list[Setting]:
-    """Return what differs: data, recipe and hyperparameters, devices, and values that `auto`
-    became."""
+    """Return the settings that differ: data, recipe, hyperparameters, devices, and values chosen
+    for `auto`."""
     rows = []
     for name, values in found.settings.items():
         if name in _DATA:

@@ -1,4 +1,4 @@
-"""State of the page that compares jobs, as its address has it: jobs, axis, zoom, hidden lines."""
+"""State of the page that compares jobs, from its address: jobs, axis, zoom, hidden lines."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class CompareView:
     """Jobs and curves that the visitor looks at."""
 
     job_ids: tuple[str, ...]
-    """Ids, each once, in the order of the address."""
+    """Ids of the jobs without duplicates, in the order of the address."""
     axis: Axis
     zoom: str
-    """Ends of the shown range of the axis, for example `120-400`; empty for all of it."""
+    """Ends of the shown range of the axis, for example `120-400`; empty for the whole axis."""
     smoothing: str
-    """Factor of the moving average; empty for none."""
+    """Factor of the moving average; empty for no smoothing."""
     at: str
-    """Position on the axis whose values are held; empty for none."""
+    """Position on the axis whose values stay shown; empty for no position."""
     hidden: str
     """Numbers of the jobs whose curves are hidden, for example `1,3`."""
     row: int | None
-    """Row of the training data whose completions stand side by side."""
+    """Row of the training data whose completions are compared."""
 
     @property
     def is_complete(self) -> bool:
@@ -44,12 +44,12 @@ class CompareView:
 
     @property
     def query(self) -> str:
-        """Jobs and axis as the query of an address."""
+        """Return jobs and axis as the query of an address."""
         return urlencode({"jobs": ",".join(self.job_ids), "axis": self.axis}, safe=",")
 
     def address(self, part: str = "", **changes: str) -> str:
         """Return the address of this view with some of its parameters changed. `part` is appended
-        to the path. The zoom belongs to one axis."""
+        to the path. If the axis changes, the zoom is removed."""
         values = {
             "jobs": ",".join(self.job_ids), "axis": "" if self.axis == "step" else self.axis,
             "x": "" if "axis" in changes else self.zoom, "s": self.smoothing, "hide": self.hidden,
@@ -61,8 +61,8 @@ class CompareView:
 
 
 def view_of(visit: Visit) -> CompareView:
-    """Return the view; a parameter with a wrong value counts as missing. `jobs` may be one list
-    with commas, or repeated as a form sends it."""
+    """Return the view; a parameter with a wrong value counts as missing. `jobs` may be one
+    comma-separated list, or a repeated parameter of a form."""
     names = [name[:_MAX_ID] for text in visit.queries("jobs") for name in text.split(",")]
     names = [name.replace("\0", "").strip() for name in names]
     axis, zoom, smoothing = visit.query("axis"), visit.query("x"), visit.query("s")

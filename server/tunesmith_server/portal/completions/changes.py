@@ -8,7 +8,8 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 MOST_WORDS = 300
-"""Words of a completion that are compared; the rest is shown without marks."""
+"""Maximum number of words of a completion that are compared; later words are shown without
+marks."""
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -17,11 +18,12 @@ class Piece(NamedTuple):
 
     text: str
     is_new: bool
-    """True if the former completion does not have it in this place."""
+    """True if the previous completion does not have these words at this place."""
 
 
 def pieces(former: str | None, text: str) -> list[Piece]:
-    """Return `text` in parts, with those marked that `former` does not have; None has no marks."""
+    """Return `text` in parts; the parts that `former` does not have are marked. If `former` is
+    None, no part is marked."""
     if former is None or former == text:
         return [Piece(text, False)] if text else []
     old, new = (list(_words(each)) for each in (former, text))

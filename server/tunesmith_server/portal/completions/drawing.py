@@ -9,28 +9,28 @@ from math import gcd
 from tunesmith_schema import Sample, SampleStep
 
 WIDTH, HEIGHT = 1000, 48
-"""Size of the track, in units of its SVG."""
+"""Width and height of the drawing under the slider, in units of its SVG."""
 BAR, BAR_HEIGHT = 8, 20
-"""Width of a bar with its gap, and height of the highest one."""
+"""Width of a bar with its gap, and height of the highest bar."""
 _LEAST = 2
-"""Height of the lowest bar: a reward of 0 is a value."""
+"""Height of the lowest bar, so that a reward of 0 is visible."""
 _MOST_BARS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """The slider with its curve."""
+    """The slider of steps, with the reward curve under it."""
 
     path: str
-    """The `d` of an SVG path; empty for fewer than two known rewards."""
+    """Attribute `d` of the curve's SVG path; empty for fewer than two known rewards."""
     first: int
     last: int
     stride: int
-    """Distance of the slider's positions."""
+    """Number of steps between two positions of the slider."""
     at: float
-    """Place of the shown step, in units of the SVG."""
+    """Horizontal position of the shown step, in units of the SVG."""
     before: int | None
-    """Former step with samples."""
+    """Previous step that has samples."""
     after: int | None
 
 
@@ -42,7 +42,7 @@ class Bar:
     y: float
     height: float
     tone: str
-    """Class of its colour."""
+    """CSS class of the bar's colour."""
 
 
 def track(steps: Sequence[SampleStep], shown: SampleStep) -> Track:
@@ -78,7 +78,7 @@ def _path(steps: Sequence[SampleStep], first: int, last: int) -> str:
 
 
 def bars(samples: Sequence[Sample], low: float, high: float) -> list[Bar]:
-    """Return a bar for each reward between `low` and `high`; a completion without reward has an
+    """Return one bar per reward, scaled from `low` to `high`; a completion without a reward gets an
     empty place."""
     span = (high - low) or 1.0
     found = []

@@ -1,4 +1,5 @@
-"""Input and output of each grader for one completion, with its templates filled."""
+"""Inputs and output of each grader for one completion, with the values of the grader's
+templates."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ _TEXTS = ("input", "reference")
 
 @dataclass(frozen=True, kw_only=True)
 class Grading:
-    """One grader's view of a completion."""
+    """Inputs and output of one grader for a completion."""
 
     name: str
     type: str
     inputs: list[tuple[str, str]]
-    """Texts that the grader compares, by the name of their field."""
+    """Texts that the grader compares, each with the name of its field."""
     settings: list[tuple[str, str]]
     """Other fields of the grader."""
     score: float | None
-    """Output; None if the grader failed."""
+    """Score of the completion; None if the grader failed."""
 
 
 def gradings(method: Mapping[str, Any] | None, sample: Sample, item: Any) -> list[Grading]:
@@ -42,7 +43,7 @@ def gradings(method: Mapping[str, Any] | None, sample: Sample, item: Any) -> lis
 
 
 def formula_of(method: Mapping[str, Any] | None) -> str:
-    """Return the formula that makes the reward from the scores; empty for a single grader."""
+    """Return the formula that computes the reward from the scores; empty for a single grader."""
     grader = ((method or {}).get("reinforcement") or {}).get("grader")
     return str(grader.get("calculate_output") or "") if isinstance(grader, dict) else ""
 
@@ -96,7 +97,8 @@ def _value(reference: Reference, sample: Sample, item: Any) -> str:
 
 
 def _walk(value: Any, reference: Reference) -> str:
-    """Return a value by its path; the reference itself if there is none."""
+    """Return the value that a reference refers to; the text of the reference if there is no such
+    value."""
     for step in reference.path:
         has_step = isinstance(value, dict) and step in value
         is_index = isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -1,4 +1,4 @@
-"""Everything that the page of completions reads, by the services of the API's routes."""
+"""Contents of the page of completions, from the service functions of the API's routes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .changes import Piece, pieces
 from .view import CompletionsView
 
 _STEPS = 10_000
-"""Steps with samples that the slider reaches."""
+"""Maximum number of steps with samples that the slider shows."""
 _MOMENTS = 20
-"""Steps of one page of a prompt across steps."""
+"""Number of steps on a page that follows one prompt across steps."""
 _FOUND = 50
 _MAX_TEXT = 4000
-"""Characters of a completion across steps."""
+"""Maximum number of characters shown of a completion on this page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Group:
     """Completions of one prompt in one step."""
 
     samples: list[Sample]
-    """In the order in which they were generated."""
+    """Completions in the order of their generation."""
     rewards: list[float]
-    """Known rewards."""
+    """Rewards of the completions that have one."""
 
     @classmethod
     def of(cls, samples: list[Sample]) -> Group:
@@ -59,19 +59,20 @@ class Group:
 
     @property
     def teaches_nothing(self) -> bool:
-        """True if all rewards are equal, so that the advantages are 0."""
+        """Return True if all rewards are equal, so that all advantages are 0."""
         return len(self.rewards) > 1 and self.spread == 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Followed prompt at one step."""
+    """One step of a prompt that is followed across steps."""
 
     group: Group
     shown: Sample
-    """The followed completion."""
+    """Completion that is shown for this step."""
     pieces: list[Piece]
-    """Its text, with the words marked that the former step's completion did not have."""
+    """Text of the completion; words that the previous step's completion does not have are
+    marked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +82,30 @@ class Completions:
     job: Job
     steps: list[SampleStep]
     step: SampleStep | None
-    """Shown step; None if the job has no samples."""
+    """Step that is shown; None if the job has no samples."""
     groups: list[Group] = field(default_factory=list)
-    """Prompts of the step, the widest range of rewards first."""
+    """Prompts of the step; prompts with the widest range of rewards come first."""
     found: list[Sample] = field(default_factory=list)
     """Results of a search in all steps."""
     moments: list[Moment] = field(default_factory=list)
-    """Followed prompt, the first step first."""
+    """Steps of the followed prompt, lowest step first."""
     opened: Sample | None = None
     item: Any = None  # Any: JSON
-    """Row of the training data of the open completion; None if it cannot be read."""
+    """Row of the training data that belongs to the open completion; None if the row cannot be
+    read."""
     has_more: bool = False
     last: str = ""
-    """Cursor of the next page."""
+    """Cursor of the next page; empty if there is no next page."""
 
     @property
     def graders(self) -> list[str]:
-        """Names of the graders' scores."""
+        """Return the names of the graders' scores."""
         every = [*(sample for group in self.groups for sample in group.samples), *self.found]
         return list(dict.fromkeys(name for sample in every for name in sample.scores))
 
 
 def read(session: Session, storage: Storage, view: CompletionsView) -> Completions:
-    """Read what the view shows. Raises NotFound for an unknown job."""
+    """Read the contents of the page. Raises NotFound for an unknown job."""
     row = jobs.retrieve(session, view.job_id)
     job = jobs.to_wire(row)
     listed = samples.list_steps(session, row.id, after=None, limit=_STEPS, order="asc")
@@ -126,8 +128,8 @@ def read(session: Session, storage: Storage, view: CompletionsView) -> Completio
 def nearest(
     steps: Sequence[SampleStep], wanted: int | None, came_from: int | None = None
 ) -> SampleStep | None:
-    """Return the last step at or before the wanted one, or the first at or after it if the slider
-    moved up; None means the newest."""
+    """Return the last step with samples at or before `wanted`, or, if the slider moved up, the
+    first step at or after `wanted`. None means the newest step."""
     if not steps:
         return None
     if wanted is None:

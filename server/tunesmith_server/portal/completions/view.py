@@ -1,4 +1,4 @@
-"""State of the page of completions, as its address has it: step, filters, prompt, open one."""
+"""State of the page of completions, from its address: step, filters, prompt, open completion."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class CompletionsView:
 
     job_id: str
     step: int | None
-    """None means the newest step with samples."""
+    """Step that is shown; None means the newest step with samples."""
     came_from: int | None
-    """Step that the slider left: without samples at `step`, the next one in its direction is
-    shown."""
+    """Step that the slider showed before. If `step` has no samples, the next step with samples in
+    the slider's direction is shown."""
     reward_lt: str
     reward_gt: str
-    """Numbers as typed; empty for none."""
+    """Lower limit of the reward, as the visitor typed it; empty for no limit."""
     ending: str
-    """Key of `ENDINGS`."""
+    """Filter by the end of the completion: a key of `ENDINGS`."""
     ungraded: bool
     text: str
     all_steps: bool
@@ -39,9 +39,9 @@ class CompletionsView:
     place: int
     """Number of the followed completion within its group, from 0."""
     after: str
-    """Sample or prompt after which the list goes on."""
+    """Sample or prompt after which the list continues."""
     sample: str
-    """Id of the completion that is open."""
+    """Id of the completion that is open; empty for none."""
 
     @property
     def opened_step(self) -> int | None:
@@ -68,7 +68,7 @@ class CompletionsView:
 
     def address(self, **changes: str) -> str:
         """Return the address of this view with some of its parameters changed. Any change closes
-        the open completion and starts the list again."""
+        the open completion and shows the first page of the list."""
         values = {
             "step": "" if self.step is None else str(self.step), "reward_lt": self.reward_lt,
             "reward_gt": self.reward_gt, "finish_reason": self.ending,
@@ -81,8 +81,8 @@ class CompletionsView:
 
 
 def view_of(visit: Visit) -> CompletionsView:
-    """Return the view; a parameter with a wrong value counts as missing. An open completion names
-    its step."""
+    """Return the view; a parameter with a wrong value counts as missing. The step of an open
+    completion comes from its id."""
     opened = _SAMPLE.fullmatch(visit.query("sample"))
     step = _count(visit.query("step"))
     ending = visit.query("finish_reason")
