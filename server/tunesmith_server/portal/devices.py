@@ -28,8 +28,8 @@ class Work:
 
     @property
     def title(self) -> str:
-        """Return the name, or the start of the id; for a job of another project, a text without its
-        name."""
+        """Return the name, or the start of the id; for a job of another project, a text with the
+        project's name only."""
         if self.job.id is None:
             return f"A job of {self.job.project}"
         return self.name or self.job.id.partition("-")[2][:8]

@@ -1,8 +1,8 @@
-"""Live updates: one SSE stream a browser, for many topics.
+"""Live updates: one SSE stream per browser, for many topics.
 
-`GET /portal/live?watch=list,ftjob-a:812` sends events of jobs after these numbers, as the API's own
-streams do, and rows of the list that changed. A row is rendered once in a process for all watchers
-of the project.
+`GET /portal/live?watch=list,ftjob-a:812` sends the events of jobs after these numbers, like the
+API's own streams, and changed rows of the list. Each process renders a row once for all watchers of
+the project.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ log = logging.getLogger(__name__)
 
 LIST = "list"
 MAX_TOPICS = 32
-"""Topics of one stream; a browser with more tabs gets the first ones."""
+"""Maximum number of topics of one stream; for a browser with more topics, only the first ones are
+sent."""
 ROUND_SECONDS = 0.5
-"""Least time between two looks at the list."""
+"""Minimum time between two queries of the list."""
 PING_SECONDS = 10.0
 SESSION_SECONDS = 30.0
 """Time between two checks of a stream's session."""
 _ROWS = 50
 _WAITING = 64
-"""Pieces that wait for a slow browser; then the feeds wait too."""
+"""Maximum number of pieces that wait for a slow browser; after that, the feeds wait."""
 _HELLO = b"retry: 1000\nevent: hello\ndata: {}\n\n"
 _PING = b"event: ping\ndata: {}\n\n"
 
 
 class Rows:
-    """Rows of the list that changed, for the watchers of all projects."""
+    """Changed rows of the list of jobs, for the watchers of all projects."""
 
     def __init__(self) -> None:
         self._feeds: dict[str, _RowFeed] = {}
@@ -74,7 +75,7 @@ class Rows:
 
 
 class _RowFeed:
-    """Rows of one project. The rights of the first watcher limit what is read: its project."""
+    """Rows of one project. The session of the first watcher limits the queries to this project."""
 
     def __init__(self, app: Starlette, principal: Principal) -> None:
         self.watchers: set[asyncio.Queue[bytes]] = set()
@@ -83,7 +84,7 @@ class _RowFeed:
         self._seen: dict[str, str] | None = None
 
     async def run(self) -> None:
-        """Look at the list after each change of a job in the project, until cancelled."""
+        """Query the list after each change of a job in the project, until cancelled."""
         state: State = self._app.state.tunesmith
         changed = asyncio.Event()
         with state.hub.progress.following(self._principal.project_id, changed):
@@ -103,8 +104,8 @@ class _RowFeed:
                 await changed.wait()
 
     def changed(self, state: State) -> list[bytes]:
-        """Return the newest jobs that changed since the last call, the oldest first; none at the
-        first call."""
+        """Return the newest of the jobs that changed since the last call, oldest first. The first
+        call returns no jobs."""
         with scope.limit(state.database.read(), self._principal.project) as session:
             page = jobs.list_jobs(
                 session, after=None, limit=_ROWS, order="desc", filters=JobFilters(),
@@ -135,7 +136,7 @@ def _frame(name: str, data: dict[str, Any]) -> bytes:
 
 
 async def answer(request: Request) -> Response:
-    """Start a stream. Jobs that the caller may not see are left out, as deleted ones are."""
+    """Start a stream. Jobs that the caller may not see are left out, like deleted jobs."""
     state = state_of(request)
     secret = cookies.secret_in(request) or ""
     principal = await run_in(Plane.USERS, partial(_principal, state, secret))
@@ -155,7 +156,7 @@ async def answer(request: Request) -> Response:
 
 
 def _position(topic: str) -> tuple[str, int]:
-    """Return the job and the number of the last event that the browser has."""
+    """Return the job's id and the number of the last event that the browser has."""
     name, _, seq = topic.partition(":")
     return name, int(seq) if seq.isascii() and seq.isdigit() and len(seq) < 10 else 0
 
@@ -180,8 +181,8 @@ def _known(state: State, principal: Principal, names: Sequence[str]) -> list[str
 async def _stream(
     state: State, use: tuple[str, str], secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
-    """Yield the pieces of all feeds as they come, until the session, its key or the process ends.
-    The caller's key is checked by the hub every few seconds."""
+    """Yield the pieces of all feeds as they arrive, until the session, its key or the process ends.
+    The hub checks the caller's key every few seconds."""
     queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
     ends = asyncio.Event()
     tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]
@@ -203,7 +204,7 @@ async def _stream(
 
 
 async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
-    """Make the stream look whether it must end."""
+    """Wake the stream, so that it checks whether it must end."""
     while True:
         await ends.wait()
         ends.clear()
@@ -211,7 +212,8 @@ async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
 
 
 async def _next(queue: asyncio.Queue[bytes]) -> bytes:
-    """Return what waits, as one piece; empty after `PING_SECONDS` without anything."""
+    """Return all waiting pieces as one piece. Return an empty piece after `PING_SECONDS` without a
+    new one."""
     try:
         async with asyncio.timeout(PING_SECONDS):
             pieces = [await queue.get()]

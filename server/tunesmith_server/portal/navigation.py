@@ -1,4 +1,4 @@
-"""Main navigation: the pages of the first level, in order."""
+"""Main navigation: the top-level pages, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Entry(NamedTuple):
     name: str
     icon: str
     key: str
-    """Letter after `g` that goes to the page."""
+    """Letter of the keyboard shortcut: `g` and this letter open the page."""
 
 
 _ALL = (

@@ -1,4 +1,4 @@
-"""Templates to responses: Jinja2 with the portal's rules, headers and compression."""
+"""Responses made from templates: Jinja2 with the portal's filters, headers and compression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import assets, cookies, navigation, security, text, view
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _LEAST_COMPRESSED = 1024
-"""Size from which a page is compressed, in bytes."""
+"""Minimum size in bytes of a page that is compressed."""
 
 
 @cache

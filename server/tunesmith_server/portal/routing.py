@@ -66,8 +66,8 @@ async def _answer(page: Page, request: Request) -> Response:
 
 
 async def visitor(request: Request, plane: Plane = Plane.USERS) -> SignedIn | None:
-    """Return who sends the request; None without a session. Raises Forbidden if a page of another
-    site sends a change."""
+    """Return the caller of the request; None without a session. Raises Forbidden if a page of
+    another site sends a request that changes data."""
     if request.method not in ("GET", "HEAD") and security.is_cross_site(request):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
@@ -92,7 +92,7 @@ def require(signed_in: SignedIn, routes: Sequence[str], *, changing: bool) -> No
 
 
 async def _form(page: Page, request: Request) -> FormData:
-    """Return the form of a request that changes something. A file is spooled to disk."""
+    """Return the form of a request that changes data. An uploaded file is spooled to disk."""
     if page.method == "GET":
         return FormData()
     if not page.takes_file:
@@ -124,8 +124,8 @@ def _to_sign_in(request: Request) -> Response:
 def _show(
     page: Page, request: Request, state: State, signed_in: SignedIn | None, form: FormData
 ) -> Response:
-    """Run the page in one transaction, and append a change, or the read of a file's content, to the
-    audit log: in the same transaction, or after a read that may take time."""
+    """Call the page's function in one transaction. Append a change, or the download of a file's
+    content, to the audit log: in the same transaction, or after a download that may take time."""
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
         with _limited(state.database.read(), signed_in) as session:

@@ -28,17 +28,16 @@ HEADERS = {
 
 HOME = "/portal"
 MOST_FAILURES = 10
-"""Failed sign-ins that one address may send in `FAILURE_SECONDS`."""
+"""Maximum number of failed sign-ins of one address in `FAILURE_SECONDS`."""
 FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
-"""Number of addresses above which those without recent failures are dropped."""
+"""Number of addresses above which addresses without recent failures are dropped."""
 
 
 def is_cross_site(request: Request) -> bool:
-    """Return True unless the browser says that a page of this server sends the request.
-
-    Browsers without `Sec-Fetch-Site` (old ones, and all over plain http to another host) send
-    `Origin` with each changing request.
+    """Return True unless the browser's headers show that a page of this server sends the request.
+    Some browsers do not send `Sec-Fetch-Site`: old browsers, and all browsers over plain http to
+    another host. These browsers send `Origin` with each request that changes data.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -83,7 +82,8 @@ class FailedSignIns:
 
 
 def _network(address: str | None) -> str:
-    """Return what one client can have: an IPv4 address, or a /64 network of IPv6 addresses."""
+    """Return the network that one client can use: an IPv4 address, or a /64 network of IPv6
+    addresses."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:

@@ -14,12 +14,12 @@ _INVISIBLE = "\u200b\u2028\u2029\u2060-\u2064\ufeff\U000e0000-\U000e007f"
 HIDDEN = re.compile(
     f"[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f{_BIDIRECTIONAL}{_INVISIBLE}\\ud800-\\udfff]"
 )
-"""Characters that show nothing, or that change the order of others."""
+"""Characters that are invisible, or that change the order of other characters."""
 
 
 def visible(text: str) -> str:
-    """Return `text` with a symbol for each character that shows nothing, or that changes the order
-    of others. Tabs and line ends stay."""
+    """Return `text` with a symbol in place of each character that is invisible or changes the order
+    of other characters. Tabs and line ends stay."""
     return HIDDEN.sub(_symbol, text)
 
 
@@ -35,14 +35,15 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def finalize(value: Any) -> Any:  # Any: whatever a template prints
-    """Make the value of a template's expression visible before it is escaped."""
+    """Replace invisible characters in the value of a template's expression, before the value is
+    escaped."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return visible(value)
     return value
 
 
 def clipped(text: str, length: int = 200) -> str:
-    """Return at most `length` characters of `text`, with an ellipsis where it was cut."""
+    """Return at most `length` characters of `text`, with an ellipsis if the text was cut."""
     return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
 
 

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 UNKNOWN = "\N{EN DASH}"
-"""Shown for what is not known; 0 is a value."""
+"""Text shown for an unknown value; 0 is a known value."""
 
 
 class State(NamedTuple):
-    """A state in words, and its tone: the class in app.css that has its colour and its sign."""
+    """A state in words, and its tone: a class in app.css that sets colour and sign."""
 
     label: str
     tone: str
@@ -70,7 +70,7 @@ def count(value: int | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share from 0 to 1 as whole per cent; 100 % only when it is whole."""
+    """Return a share from 0 to 1 in whole per cent; 100 % only if the share is 1."""
     if share is None:
         return UNKNOWN
     return f"{min(99, round(share * 100)) if share < 1 else round(share * 100)} %"
@@ -140,8 +140,8 @@ def size(count_of_bytes: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = 96, height: int = 24) -> str:
-    """Return a curve as the `d` of an SVG path; a gap in the values is a gap in the curve. Returns
-    an empty text for fewer than two values."""
+    """Return a curve as the attribute `d` of an SVG path; missing values give a gap in the curve.
+    Returns an empty text for fewer than two values."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return ""
@@ -166,8 +166,8 @@ _SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Wi
 
 
 def browser(user_agent: str) -> str:
-    """Return the browser and the system in a `User-Agent`, for example `Firefox on Linux`; the
-    start of the text if it names neither."""
+    """Return the browser and the system in a `User-Agent`, for example `Firefox on Linux`; if both
+    are unknown, return the start of the text."""
     found = [
         next((name for part, name in table if part in user_agent), "")
         for table in (_BROWSERS, _SYSTEMS)

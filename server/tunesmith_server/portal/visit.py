@@ -1,8 +1,7 @@
-"""Pages as functions of a visit: who asks, with which session of the database.
-
-A page names the routes of the API that it stands for (`needs`). Their rules in identity/policy.py
-decide who may see it, and requests that change something appear in the audit log under them, as if
-they had been sent to the API.
+"""Pages as functions of a visit, which has the request, its caller and a database session. A page
+lists the routes of the API that it replaces (`needs`). The rules of these routes in
+identity/policy.py decide who may see the page. Requests that change data appear in the audit log
+under these routes, as if they had been sent to the API.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Visit:
     request: Request
     state: State
     signed_in: SignedIn | None
-    """None on pages that need no sign-in."""
+    """Caller's sign-in; None on pages that need no sign-in."""
     session: Session
-    """Session of the database, limited to the caller's project. It is read-only unless the request
-    changes something."""
+    """Database session, limited to the caller's project. The session is read-only unless the
+    request changes data."""
     form: FormData = field(default_factory=FormData)
 
     @property
@@ -46,7 +45,7 @@ class Visit:
 
     @property
     def is_part(self) -> bool:
-        """True if htmx asks for a part of the page."""
+        """Return True if htmx requests a part of the page."""
         return self.request.headers.get("hx-request") == "true"
 
     def query(self, name: str) -> str:
@@ -73,8 +72,8 @@ class Visit:
         status: int = 200,
         **context: Any,  # Any: what the template names
     ) -> Response:
-        """Render a page. `calls` are shown in its foot, `page_keys` are keys with what
-        they do, which `?` shows."""
+        """Render a page. `calls` are shown in the page's footer. `page_keys` are keyboard keys with
+        their actions, which `?` shows."""
         return rendering.respond(
             self.request,
             template,
@@ -88,14 +87,14 @@ class Visit:
         )
 
     def go(self, path: str) -> Response:
-        """Send the browser to another page, after a change."""
+        """Redirect the browser to another page, after a change."""
         if self.is_part:
             return Response(status_code=204, headers={**HEADERS, "hx-redirect": path})
         return RedirectResponse(path, 303, HEADERS)
 
 
 class Refused(Exception):
-    """Change that is refused: nothing is stored, and the browser gets `response`."""
+    """Raised to refuse a change: nothing is stored, and the browser gets `response`."""
 
     def __init__(self, response: Response) -> None:
         super().__init__("refused")
@@ -107,18 +106,18 @@ PageFunction = Callable[[Visit], Response]
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Address of the portal."""
+    """Page of the portal: its address and its function."""
 
     path: str
     show: PageFunction
     method: str = "GET"
     needs: tuple[str, ...] = ()
-    """Routes of the API that the page stands for, such as `GET /fine_tuning/jobs`. The first one
+    """Routes of the API that the page replaces, such as `GET /fine_tuning/jobs`. The first route
     names the request in the audit log."""
     is_public: bool = False
     """True if the page needs no sign-in."""
     is_bulk: bool = False
-    """True if the page reads or stores contents of files, which may take time: it runs in the bulk
-    plane. A page that only reads gets its entry in the audit log afterwards."""
+    """True if the page reads or stores contents of files, which may take time. Such a page uses the
+    bulk plane. If the page only reads, its entry in the audit log is appended afterwards."""
     takes_file: bool = False
-    """True if the form has a file."""
+    """True if the form has a field for a file."""

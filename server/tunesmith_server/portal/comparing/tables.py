@@ -64,8 +64,8 @@ def name_of(job: ComparedJob) -> str:
 
 
 def results(found: JobComparison) -> dict[str, list[Result]]:
-    """Return the results of each metric that a job has, in the order of the jobs. The loss of a
-    reinforcement job does not show quality, so it is left out."""
+    """Return the results of each metric that a job has, in the order of the jobs. If all jobs have
+    rewards, losses are left out, because the loss of a reinforcement job does not show quality."""
     shown = {}
     has_rewards = all("reward" in job.results for job in found.jobs)
     for metric in METRICS:

@@ -1,4 +1,5 @@
-"""Charts of the job page: which curves stand together, and their drawing without scripts."""
+"""Charts of the job page: the curves of each chart, and their drawing for browsers without
+scripts."""
 
 from __future__ import annotations
 
@@ -10,48 +11,48 @@ from typing import Any, TypeVar
 from tunesmith_schema.rollout_limits import largest_gap
 
 WIDTH, HEIGHT = 600, 160
-"""Size of the drawing without scripts, in units of its SVG."""
+"""Width and height of the drawing for browsers without scripts, in units of its SVG."""
 LOG_FACTOR = 30.0
-"""A scale is logarithmic if the values span this factor."""
+"""Ratio of the largest to the smallest value from which a scale is logarithmic."""
 MAX_SCORES = 4
-"""Lines that one chart has at most."""
+"""Maximum number of scores in one chart."""
 TABLE_ROWS = 16
 POINTS = 128
-"""Points of a curve that is drawn without scripts."""
+"""Number of points of a curve in the drawing for browsers without scripts."""
 
 Step = TypeVar("Step", int, float)
 Curves = Mapping[str, Mapping[str, Any]]
-"""Curves by metric, each with `steps` and `values`; Any: JSON."""
+"""Curves by metric, each a JSON object with `steps` and `values`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves that share a vertical scale."""
+    """Chart of curves that share a vertical scale."""
 
     title: str
-    """Title with the unit."""
+    """Title of the chart, with the unit."""
     series: tuple[tuple[str, str], ...]
-    """Metrics with their labels."""
+    """Metrics of the curves, each with its label."""
     is_main: bool = False
     may_be_log: bool = False
-    """True if the scale is logarithmic where the values span a factor of 30."""
+    """True if the scale becomes logarithmic when the values span a factor of LOG_FACTOR."""
     is_stack: bool = False
-    """True if the values are shares that are shown on top of each other."""
+    """True if the values are shares, which are drawn on top of each other."""
     band: str = ""
-    """Metric that is the half width of a band around the first curve."""
+    """Metric whose value is the half width of a band around the first curve; empty for no band."""
     is_folded: bool = False
-    """True if the chart is behind a switch."""
+    """True if the chart is hidden until the visitor opens it."""
     limit: float | None = None
     """Value above which the trainer warns; drawn as a line."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All metrics of the chart."""
+        """Return all metrics of the chart."""
         return (*(name for name, _ in self.series), *((self.band,) if self.band else ()))
 
     @property
     def listed(self) -> str:
-        """Metrics with their labels, in the format of the element `ts-chart`."""
+        """Return the metrics with their labels, in the format of the element `ts-chart`."""
         return ",".join(f"{name}:{label}" for name, label in self.series)
 
 
@@ -118,7 +119,8 @@ _REINFORCEMENT = (
 def charts_of(
     *, is_reinforcement: bool, names: Collection[str], precision: str = "auto"
 ) -> list[Chart]:
-    """Return the charts of a job whose metrics have these `names`. `precision`: the chosen one."""
+    """Return the charts of a job whose metrics have these `names`. `precision`: the chosen
+    precision."""
     if not is_reinforcement:
         return list(_SUPERVISED)
     scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]
@@ -138,17 +140,17 @@ def _limited(chart: Chart, precision: str) -> Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A chart with what is shown of it without scripts."""
+    """A chart with its drawing and its table for browsers without scripts."""
 
     chart: Chart
     paths: list[str]
-    """The `d` of an SVG path for each curve; empty without values."""
+    """Attribute `d` of each curve's SVG path; empty for a curve without values."""
     low: float | None
     """Lower end of the vertical scale."""
     high: float | None
     is_log: bool
     rows: Sequence[tuple[float, list[float | None]]]
-    """Table: steps and the values of each curve."""
+    """Rows of the table: a step and the values of all curves."""
     last: list[float | None]
     """Last value of each curve."""
 
@@ -206,8 +208,8 @@ def _path(
 def _rows(
     columns: Sequence[Sequence[tuple[int, float]]],
 ) -> list[tuple[int, list[float | None]]]:
-    """Return at most `TABLE_ROWS` steps, equally spaced and with the last one; the steps of curves
-    with few points come first."""
+    """Return at most `TABLE_ROWS` steps, equally spaced and including the last step. Steps of
+    curves with few points are preferred."""
     known = [dict(column) for column in columns]
     steps = min((sorted(column) for column in known if column), key=len, default=[])
     if known and known[0] and len(steps) < TABLE_ROWS:
@@ -216,7 +218,7 @@ def _rows(
 
 
 def spread(steps: Sequence[Step], most: int) -> list[Step]:
-    """Return at most `most` of the steps, equally spaced and with the last one."""
+    """Return at most `most` of the steps, equally spaced and including the last step."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(index * (len(steps) - 1) / max(1, most - 1))] for index in range(most)]

@@ -1,4 +1,4 @@
-"""Time of an attempt by seven groups of phases."""
+"""Time of an attempt, divided into seven groups of phases."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _OTHER = "Other"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Phases that belong together, as a part of the bar."""
+    """Group of phases, which is one part of the bar."""
 
     name: str
     colour: int
-    """Number of the class `c0` to `c6` in app.css."""
+    """Colour of the group: number of the class `c0` to `c6` in app.css."""
     seconds: float
     share: float
-    """Part of the wall time, from 0 to 1."""
+    """Share of the wall time, from 0 to 1."""
     start: float
-    """Share of the groups before it."""
+    """Total share of the groups before this group."""
     parts: list[tuple[str, float]]
-    """Phases with their seconds, the longest first."""
+    """Phases of the group with their seconds, the longest first."""
 
 
 def groups(phases: Mapping[str, float]) -> list[Group]:
-    """Return the groups that took time. Their seconds sum to the wall time."""
+    """Return the groups whose time is not zero. Their seconds sum to the wall time."""
     whole = sum(phases.values()) or 1.0
     named = {str(phase) for _, members in _GROUPS for phase in members}
     rest = tuple(name for name in phases if name not in named)

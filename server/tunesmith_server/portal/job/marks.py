@@ -8,22 +8,23 @@ from dataclasses import dataclass, replace
 from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage, StoredResumePoint
 
 MOST = 60
-"""Marks of one kind."""
+"""Maximum number of marks of one kind."""
 _EVALUATIONS = 24
-"""Newest evaluations with a mark; the curve has all of them."""
+"""Number of newest evaluations that get a mark; the curve shows all evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A moment of the run, at a step."""
+    """Mark of an event at a step of the run."""
 
     step: int
     kind: str
-    """evaluation, checkpoint, resume_point, resumed, paused, fork, warning or stalled."""
+    """Kind of the mark: evaluation, checkpoint, resume_point, resumed, paused, fork, warning or
+    stalled."""
     text: str
     href: str
     fork_step: int | None = None
-    """Resume point at or before the step, from which a fork can start."""
+    """Step of the resume point at or before the mark, from which a fork can start."""
 
 
 def marks(
@@ -35,9 +36,9 @@ def marks(
     points: Sequence[StoredResumePoint],
     evaluations: Mapping[int, str],
 ) -> list[Mark]:
-    """Return the marks by step. `told`: events of the kinds state, resumed and stalled, and
-    warnings; `step_at` returns the step during which an event happened. `points`: newest first.
-    `evaluations`: texts by step."""
+    """Return the marks in order of their steps. `told`: events of the kinds state, resumed and
+    stalled, and warnings. `step_at`: function that returns the step during which an event happened.
+    `points`: resume points, newest first. `evaluations`: texts by step."""
     found = [
         Mark(
             step=point.step_number,

@@ -1,4 +1,4 @@
-"""Orders that a job accepts in its state: pause, resume, stop, cancel, retry, fork."""
+"""Commands that a job accepts in its current state: pause, resume, stop, cancel, retry, fork."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MOVING = (JobState.RUNNING, JobState.PAUSING)
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """A button of the page's head."""
+    """Command to a job, shown as a button in the page's header."""
 
     verb: str
-    """Last part of the route, such as `pause`."""
+    """Last part of the API route, such as `pause`."""
     label: str
     question: str = ""
-    """Title of the confirmation; empty if there is none."""
+    """Title of the confirmation; empty if no confirmation is needed."""
     stays: str = ""
-    """Results that stay and results that are lost."""
+    """Text that tells which results stay and which are lost."""
     key: str = ""
-    """Key of the keyboard."""
+    """Keyboard key that gives the command."""
 
     @property
     def is_danger(self) -> bool:
@@ -32,7 +32,7 @@ class Order:
 def orders(
     job: Job, name: str, points: Sequence[StoredResumePoint], num_checkpoints: int
 ) -> list[Order]:
-    """Return the orders that the state of the job allows."""
+    """Return the commands that the state of the job allows."""
     return [
         *_pausing(job),
         *_ending(job, name, bool(points), num_checkpoints),
@@ -41,7 +41,7 @@ def orders(
 
 
 def under_way(job: Job) -> str:
-    """Return an order that the job's worker has yet to carry out, in words."""
+    """Return a text about a command that the job's worker has not yet executed."""
     if job.state not in _MOVING:
         return ""
     if job.cancel_requested:

@@ -1,4 +1,4 @@
-"""Everything that the job page reads, by the services of the API's routes."""
+"""Contents of the job page, from the service functions of the API's routes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .marks import Mark, marks
 from .view import JobView
 
 EVENTS = 60
-"""Events of one page of the list."""
+"""Number of events on one page of the list."""
 _CHECKPOINTS = 100
 _MOST_WARNINGS = 20
 _TOLD = (EventKind.STATE, EventKind.RESUMED, EventKind.STALLED)
@@ -43,7 +43,7 @@ _TOLD = (EventKind.STATE, EventKind.RESUMED, EventKind.STALLED)
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of the page that the server computes again while the job runs."""
+    """Parts of the page that the server updates while the job is running."""
 
     job: Job
     head_seq: int
@@ -61,11 +61,11 @@ class Parts:
     warnings: list[Event]
     """Newest warnings and errors, newest first."""
     values: dict[str, float | None]
-    """Last value of each metric."""
+    """Last value of each metric, by name."""
     curves: charts.Curves
-    """Curves with few points."""
+    """Curves with a small number of points."""
     num_void: int
-    """Number of stretches of steps that a later attempt repeated."""
+    """Number of step ranges that a later attempt repeated."""
     marks: list[Mark]
     earlier: str
     """Id of the job that was created before this one; empty if there is none."""
@@ -73,7 +73,7 @@ class Parts:
 
 
 def read(session: Session, state: State, view: JobView) -> Parts:
-    """Read a job. Raises NotFound for an unknown one."""
+    """Read the contents of the page. Raises NotFound for an unknown job."""
     row = jobs.retrieve(session, view.job_id)
     job = jobs.to_wire(row)
     if row.finished_at is None and row.state not in jobs.HELD:
@@ -149,7 +149,8 @@ def _events(
 
 
 def _step_at(session: Session, job_id: str, event: Event) -> int | None:
-    """Return the step of an event, or of the newest metrics before it."""
+    """Return the step of an event; if the event has no step, the step of the newest metrics before
+    it."""
     step = event.data.get("step")
     if isinstance(step, int):
         return step

@@ -1,4 +1,4 @@
-"""Recipe of a job as lines, and what differs from the defaults."""
+"""Recipe of a job as lines, and the fields that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Line:
     value: str
     default: str
     chosen: str
-    """Value that replaced `auto`; empty if there was none."""
+    """Value chosen for `auto`; empty if no value was chosen."""
     reason: str
     """Reason for the chosen value."""
 
@@ -31,7 +31,7 @@ class Line:
 
 
 def lines(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> list[Line]:
-    """Return all fields of a recipe (JSON), nested ones with dots in their names."""
+    """Return all fields of a recipe (JSON); fields of nested objects have dotted names."""
     defaults = _flat(Recipe().model_dump(mode="json"))
     chosen = {choice.name: choice for choice in choices}
     found = []
@@ -50,13 +50,14 @@ def lines(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> list[Line]:
 
 
 def advised(text: str) -> tuple[str, str] | None:
-    """Return the recipe field and the value that an advice starts with, if it names one."""
+    """Return the recipe field and the value at the start of an advice, if the advice names a
+    field."""
     match = _ADVICE.search(text)
     return (match[1], match[2].rstrip(".")) if match else None
 
 
 def changes(field: str, value: str) -> dict[str, Any]:  # Any: JSON
-    """Return the change of one field as `JobFork.recipe` has it."""
+    """Return the change of one field in the format of `JobFork.recipe`."""
     try:
         parsed = json.loads(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""State of the job page as its address has it: filters, attempt, zoom and smoothing."""
+"""State of the job page, from its address: filters, attempt, zoom and smoothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZOOM = re.compile(r"\d{1,9}-\d{1,9}")
 _SMOOTHING = re.compile(r"0\.\d{1,2}")
 _MAX_TEXT = 200
 HIDDEN = (EventKind.METRICS, EventKind.SAMPLES)
-"""Kinds of events that the curves and the completions show instead."""
+"""Kinds of events that the list leaves out, because curves and completions show them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,15 @@ class JobView:
     text: str
     """Part of the message of an event."""
     after: str
-    """Event after which the list goes on."""
+    """Event after which the list continues."""
     ask: str
-    """Order whose confirmation is open: `cancel`, `stop` or `fork`."""
+    """Command whose confirmation is open: `cancel`, `stop` or `fork`; empty for none."""
     zoom: str
     """First and last step, for example `120-400`; empty for the whole run."""
     smoothing: str
-    """Factor of the moving average; empty for none."""
+    """Factor of the moving average; empty for no smoothing."""
     at: str
-    """Step whose values are held; empty for none."""
+    """Step whose values stay shown; empty for no step."""
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""Why does it wait, why did it fail, what warns, what bounds it, what would help most?"""
+"""Reasons for a job's state: why it waits or failed, its warnings, its bottleneck, and advice."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BAD_HEALTH = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Answer to one question."""
+    """Answer to one question about the job."""
 
     tone: str
-    """Tone of the class `is-...` in app.css."""
+    """Tone of the answer: the last part of the class `is-...` in app.css."""
     title: str
     text: str
     hint: str = ""
@@ -31,14 +31,14 @@ class Reason:
     start: EstimatedStart | None = None
     """Expected start of a waiting job."""
     action: str = ""
-    """`retry` or `fork`: what the reason's button does."""
+    """Action of the reason's button: `retry` or `fork`; empty for no button."""
     field: str = ""
-    """Recipe field that the fork changes."""
+    """Recipe field that the fork changes; empty for none."""
     value: str = ""
 
 
 def reasons(job: Job, report: JobReport | None, warnings: Sequence[Event]) -> list[Reason]:
-    """Return what a colleague would ask about the job now. `warnings`: newest events of the levels
+    """Return the reasons that matter for the job now. `warnings`: newest events of the levels
     `warn` and `error`, newest first."""
     found = [*_waits(job), *_failure(job), *_health(job)]
     known = {reason.text for reason in found}

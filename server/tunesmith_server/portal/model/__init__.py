@@ -1,1 +1,1 @@
-"""A model's page: what it reads and how it draws it."""
+"""Contents of the page of a model, computed from the answers of the API."""

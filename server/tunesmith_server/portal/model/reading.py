@@ -1,4 +1,4 @@
-"""Everything that the page of a model reads, by the services of the API's routes."""
+"""Contents of the page of a model, from the service functions of the API's routes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tunesmith_server.services.model_list import ModelFilters
 _CHECKPOINTS = 100
 _USES = 20
 _TUNED = 20
-"""Tuned models that the page of a base model lists."""
+"""Maximum number of tuned models that the page of a base model lists."""
 _PERMISSIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Job that trained a model, with what the page shows of it."""
+    """Job that trained a model, with the data that the page shows about the job."""
 
     job: Job
     lineage: JobLineage
@@ -55,33 +55,33 @@ class Origin:
     """Training file and validation file, if they still exist."""
     check: SelfCheck | None
     checkpoints: list[Checkpoint]
-    """Newest first."""
+    """Checkpoints of the job, newest first."""
     curve: charts.Drawn
     marks: list[tuple[int, float]]
-    """Steps of the checkpoints, with their places on the curve."""
+    """Steps of the checkpoints, each with its position on the curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
-    """A model as its page shows it."""
+    """Contents of the page of a model."""
 
     model: Model
     base: Model | None
     """Base model of a tuned model, if the project may use it."""
     adapter: Adapter | None
-    """Files of a tuned model."""
+    """Files of a tuned model; None for a base model."""
     origin: Origin | None
-    """None for a base model, and for a model that another project shares."""
+    """Job that trained the model; None for a base model, or if another project shares the model."""
     uses: list[ModelUse]
     has_more_uses: bool
     tuned: list[Model] = field(default_factory=list)
-    """Newest models that were tuned from this one."""
+    """Newest models that were tuned from this model."""
     permissions: list[CheckpointPermission] = field(default_factory=list)
     """Projects that may use the model."""
 
 
 def read(visit: Visit, name: str, *, may_share: bool) -> ModelParts:
-    """Read a model. Raises NotFound for an unknown one."""
+    """Read the contents of the page. Raises NotFound for an unknown model."""
     session = visit.session
     model = _model(visit, name)
     adapter = adapters.to_wire(adapters.retrieve(session, model.adapter_id)) if (
@@ -148,7 +148,7 @@ def _origin(session: Session, model: Model) -> Origin | None:
 def _curve(
     session: Session, row: JobRow, steps: list[int]
 ) -> tuple[charts.Drawn, list[tuple[int, float]]]:
-    """Return the main chart of the job, and the places of these steps on it."""
+    """Return the main chart of the job, and the positions of these steps on the chart."""
     is_reinforcement = row.method_name == "reinforcement"
     chart = charts.charts_of(is_reinforcement=is_reinforcement, names=())[0]
     columns = curves.columns(

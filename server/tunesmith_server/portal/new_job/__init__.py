@@ -1,1 +1,2 @@
-"""Data of the page that starts a job: fields, request, choices, and the same as a command."""
+"""Contents of the page that starts a job: fields, request, choices, and the request as a
+command."""

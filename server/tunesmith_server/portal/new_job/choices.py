@@ -1,4 +1,4 @@
-"""Models and files that the form offers, and what is known about the chosen ones."""
+"""Models and files that the form offers, and facts about the chosen model and files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class Choices:
     """Models and files to choose from, and the devices."""
 
     models: Mapping[str, list[str]]
-    """Ids of the live workers that have each base model; none for a model of the server's host."""
+    """Ids of the live workers that have each base model; empty for a model that only the server's
+    host has."""
     files: list[FileObject]
-    """Newest data sets, and the chosen ones."""
+    """Newest data sets, and the data sets that are chosen in the form."""
     devices: Devices
 
     def file(self, file_id: str) -> FileObject | None:
         return next((item for item in self.files if item.id == file_id), None)
 
     def usable_for(self, file: FileObject) -> list[str]:
-        """Return the methods that can use a file; none before it has been validated."""
+        """Return the methods that can use a file; an empty result before the file has been
+        validated."""
         found = file.validation
         return [name for name in get_args(MethodName) if found and not found.unusable_reason(name)]
 

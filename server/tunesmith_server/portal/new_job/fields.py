@@ -16,12 +16,12 @@ IN_SIGHT = (
     "recipe.learning_rate", "recipe.num_train_epochs", "recipe.max_steps", "recipe.max_seq_length",
     "recipe.lora.r",
 )  # fmt: skip
-"""Fields that are shown without opening the others."""
+"""Recipe fields that are always shown; the visitor must open the others."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
-"""Object that changes the job even if all its fields have their defaults."""
+"""Recipe object that changes the job even if all its fields have their defaults."""
 ON = "on"
-"""Value of a ticked box."""
+"""Value of a checked checkbox."""
 _GROUPS = {
     "recipe": "Training",
     "recipe.lora": "LoRA",
@@ -33,7 +33,7 @@ _GROUPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FormField:
-    """A recipe field as the form shows it."""
+    """A recipe field as a field of the form."""
 
     name: str
     """Dotted name, such as `recipe.lora.r`."""
@@ -41,11 +41,11 @@ class FormField:
     """Allowed values in words."""
     default: str
     options: tuple[str, ...]
-    """Choices; empty if any text may be entered."""
+    """Values to choose from; empty if any text may be entered."""
     meaning: tuple[str, ...]
-    """Text in pieces; each second piece is code."""
+    """Description of the field in pieces; every second piece is code."""
     is_box: bool
-    """True for a box that is ticked or not."""
+    """True if the field is a checkbox."""
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class FormField:
 
 @functools.cache
 def schema() -> dict[str, RecipeField]:
-    """Return the recipe fields that have a value of their own, by name."""
+    """Return the recipe fields that have a value, not an object, by name."""
     return {
         field.id: field
         for field in recipe_fields()
@@ -64,7 +64,7 @@ def schema() -> dict[str, RecipeField]:
 
 @functools.cache
 def groups() -> dict[str, list[FormField]]:
-    """Return the fields that are not in sight, by title of their group."""
+    """Return the fields that are not always shown, by title of their group."""
     found: dict[str, list[FormField]] = {title: [] for title in _GROUPS.values()}
     for field in schema().values():
         if field.id not in (*IN_SIGHT, TUNING):
@@ -98,7 +98,7 @@ def _form_field(field: RecipeField) -> FormField:
 
 
 def text_of(value: Any) -> str:  # Any: JSON
-    """Return a value as the text that a person enters; empty for null and for an empty list."""
+    """Return a value as the text of a form field; empty for null and for an empty list."""
     if value is None or value == []:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -119,7 +119,7 @@ def parsed(field: RecipeField, text: str) -> Any:  # Any: JSON
 
 
 def parsed_number(text: str) -> int | str:
-    """Return a whole number of at most 18 digits; any other text as it is."""
+    """Return a whole number of at most 18 digits; return any other text unchanged."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
@@ -134,7 +134,7 @@ def value_at(recipe: Mapping[str, Any], name: str) -> Any:  # Any: JSON
 
 
 def put(recipe: dict[str, Any], name: str, value: Any) -> None:  # Any: JSON
-    """Set a field of a recipe."""
+    """Set a field of the recipe, inside nested objects too."""
     outer, _, inner = name.removeprefix("recipe.").partition(".")
     if inner:
         recipe[outer] = {**(recipe.get(outer) or {}), inner: value}

@@ -1,4 +1,4 @@
-"""Texts of the form to the body of a request, and back."""
+"""Conversion of the form's texts to the body of a request, and back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tunesmith_schema import ErrorCode, RequestProblem, Scheduling
 from . import fields
 
 PLAIN = ("model", "training_file", "validation_file", "suffix")
-"""Fields of the request that are texts."""
+"""Fields of the request whose values are texts."""
 OTHER = ("seed", "metadata", "hyperparameters", "scheduling")
-"""Fields of the request that are entered together, as JSON."""
+"""Fields of the request that are entered in one text field, as JSON."""
 NAMES = (*PLAIN, "method", "grader", "other", "step", "token")
 """Fields of the form outside the recipe."""
 KEPT_BY_A_FORK = (*PLAIN[:3], "method", "other", fields.TUNING)
-"""Fields that a fork has from its parent."""
+"""Fields of the form that a fork copies from the original job."""
 Texts = Mapping[str, str]
 """Text of each field of the form; a missing field is empty."""
 
@@ -80,7 +80,7 @@ def _problem(param: str, message: str) -> RequestProblem:
 
 
 def texts_of(body: Mapping[str, Any]) -> dict[str, str]:  # Any: JSON
-    """Return the texts of a form that makes this create request."""
+    """Return the texts of a form that gives this create request."""
     texts = {name: body.get(name) or "" for name in PLAIN}
     method = body.get("method") or {}
     member = method.get("reinforcement")
@@ -114,7 +114,7 @@ def _pretty(value: Any) -> str:  # Any: JSON
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON
-    """Return the change from one recipe to another, as a fork's request has it."""
+    """Return the changes from one recipe to another, in the format of a fork's request."""
     found: dict[str, Any] = {}
     for name in fields.schema():
         before, after = fields.value_at(old, name), fields.value_at(new, name)
@@ -127,7 +127,8 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:  
 
 
 def field_of(param: str | None) -> str:
-    """Return the field of the form to which the `param` of an error belongs; empty if none does."""
+    """Return the field of the form that the `param` of an error names; empty if there is no such
+    field."""
     first = (param or "").partition(".")[0]
     if first == "method":
         if "hyperparameters" in str(param):

@@ -14,19 +14,19 @@ _WORDS = ("n_epochs", "batch_size", "learning_rate_multiplier", "eval_samples")
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The request in one form."""
+    """The request as text for one interface."""
 
     name: str
     text: str
 
 
 def create(body: Mapping[str, Any], origin: str) -> list[Form]:  # Any: JSON
-    """Return the forms of a create request."""
+    """Return the texts of a create request for all interfaces."""
     return _forms(body, origin, _CREATE, "client.fine_tuning.jobs.create(", _create_command(body))
 
 
 def fork(job_id: str, body: Mapping[str, Any], origin: str) -> list[Form]:  # Any: JSON
-    """Return the forms of a fork."""
+    """Return the texts of a fork request for all interfaces."""
     command = ["tunesmith jobs fork", job_id]
     command += [f"--{name} {_quoted(body[name])}" for name in ("step", "suffix") if name in body]
     command += _recipe_options(body.get("recipe", {}))

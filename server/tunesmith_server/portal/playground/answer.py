@@ -1,4 +1,4 @@
-"""One answer: events of the inference server as pieces and figures for a column."""
+"""One answer: conversion of the inference server's events to pieces and figures of a column."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FINISHES = {"length": "cut at the most tokens", "stop": "ended by itself"}
 
 @dataclass
 class Answer:
-    """Answer in progress."""
+    """Answer that is being received."""
 
     texts: list[str] = field(default_factory=list)
-    """Texts of all pieces."""
+    """Texts of all pieces so far."""
     started: float = field(default_factory=time.monotonic)
     _first: float | None = None
     _last: float = 0.0
@@ -53,7 +53,8 @@ class Answer:
         return found
 
     def figures(self) -> str:
-        """Return the time to the first token, and at the end rate and counts, as text."""
+        """Return the time to the first token, and at the end also rate and token counts, as
+        text."""
         if self._first is None:
             return "no text" + (f", {_FINISHES[self._finish]}" if self._finish in _FINISHES else "")
         parts = [f"{view.duration(self._first - self.started)} to the first token"]

@@ -1,14 +1,14 @@
 """Route that answers a prompt: up to four models, one response.
 
-The answers share a response, whose lines of JSON name their column. A browser opens six connections
-to a host, for all tabs together, and the live stream has one of them. With a response for each
-column, one playground would take five, and a second one would freeze every tab. One response also
-has one end: Stop, a closed tab and the end of the session cancel all answers.
-
-The cookie opens the portal only, so the requests do not pass `/v1`. They go through
-`api.chat.answering` as those of `/v1/chat/completions` do: with the same checks of model and
-parameters, limits of the key and separate prefixes of projects. Each column counts as one request
-for the rate limit. The rule of `POST /chat/completions` decides who may ask.
+All answers share one response. Each of its lines is JSON and names a column. A browser opens at
+most six connections to a host for all tabs together, and the live stream uses one of them. With one
+response per column, one playground would use up to five connections, and a second playground would
+block every tab. With one response, Stop, a closed tab and the end of the session also cancel all
+answers at once. The cookie is valid only for the portal, so the requests do not use the `/v1`
+routes. They use `api.chat.answering`, like the requests to `/v1/chat/completions`, with the same
+checks of model and parameters, the same limits of the key and separate prefixes of projects. Each
+column counts as one request for the rate limit. The rule of `POST /chat/completions` decides who
+may send requests.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ ROUTE = "POST /chat/completions"
 SESSION_SECONDS = 2.0
 """Time between two checks whether session, key and right to chat still exist."""
 PING_SECONDS = 10.0
-"""Longest silence; an empty line then keeps proxies from closing the connection."""
+"""Seconds without data after which an empty line is sent, so that proxies do not close the
+connection."""
 _WAITING = 256
-"""Lines that wait for a slow browser; then the answers wait too."""
+"""Maximum number of lines that wait for a slow browser; after that, the answers wait."""
 
 
 class _Column(Request):
-    """Conversation with one model."""
+    """Conversation with one model, in one column."""
 
     model: ModelName
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
@@ -72,12 +73,12 @@ class _Asked(Request):
     """Body of the route."""
 
     settings: dict[str, str] = Field(max_length=40)
-    """Fields of the form."""
+    """Texts of the form's fields, by name."""
     columns: list[_Column] = Field(min_length=1, max_length=len(form.MODELS), fail_fast=True)
 
 
 async def answer(request: HttpRequest) -> Response:
-    """Start the answers. The response is a stream of lines, also if a column fails."""
+    """Start the answers. The response is a stream of lines, even if a column fails."""
     state = state_of(request)
     signed_in = await routing.visitor(request, Plane.CHAT)
     if signed_in is None:
@@ -104,7 +105,8 @@ def _read(body: bytes) -> _Asked:
 
 
 class _Answers(Response):
-    """Lines of all columns as they come, then the words that differ."""
+    """Response with the lines of all columns as they arrive, and at the end the words that
+    differ."""
 
     def __init__(
         self, state: State, principal: Principal, secret: str, asked: _Asked, request: HttpRequest
@@ -116,8 +118,8 @@ class _Answers(Response):
         self._lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_WAITING)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines until all answers are complete. If the browser leaves or the session ends,
-        cancel the requests to the inference server."""
+        """Send the lines until all answers are complete. If the browser disconnects or the session
+        ends, cancel the requests to the inference server."""
         del self.headers["content-length"]
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
@@ -160,7 +162,8 @@ class _Answers(Response):
         await send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def _next(self) -> list[dict[str, Any] | None]:
-        """Return the lines that wait; none after `PING_SECONDS`. None is the end of a column."""
+        """Return the waiting lines; an empty list after `PING_SECONDS` without lines. The item None
+        is the end of a column."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 found = [await self._lines.get()]
@@ -206,7 +209,7 @@ class _Answers(Response):
         await self._lines.put({"column": at, "done": True, "figures": found.figures()})
 
     async def _until_ended(self) -> None:
-        """Wait until the session or its key has ended, or may no longer chat."""
+        """Wait until the session or its key has ended, or the key may no longer chat."""
         while True:
             await asyncio.sleep(SESSION_SECONDS)
             try:
@@ -221,7 +224,7 @@ class _Answers(Response):
         return signed_in is not None and "chat" in signed_in.principal.verbs
 
     def _error(self, error: ServiceError) -> dict[str, Any]:
-        """Return the error as the API sends it, with the seconds of `Retry-After`."""
+        """Return the error in the format of the API, with the seconds of `Retry-After`."""
         response = service_error_response(self._request, error)
         found: dict[str, Any] = json.loads(bytes(response.body))["error"]
         wait = response.headers.get("retry-after") if error.status == 429 else None

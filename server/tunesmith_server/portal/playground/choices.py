@@ -1,4 +1,4 @@
-"""Models that the playground offers, and those of a first visit."""
+"""Models that the playground offers, and the models that it selects at the first visit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Models of the project, and shared ones: base models, then tuned models and checkpoints,
-    newest first."""
+    """Models of the project and models shared with it: first base models, then tuned models and
+    checkpoints, newest first."""
 
     bases: Mapping[str, str | None]
     """Base model by name; None for a base model."""
 
     def label(self, name: str) -> str:
-        """Return what a model is."""
+        """Return a text that tells the kind of a model."""
         base = self.bases.get(name)
         if base is None:
             return "base model"
@@ -30,7 +30,8 @@ class Choices:
         return f"{'checkpoint' if is_checkpoint else 'tuned'}, base {base}"
 
     def first(self) -> list[str]:
-        """Return the newest tuned model behind its base; without one, a base model."""
+        """Return the base of the newest tuned model and this tuned model; without a tuned model,
+        return one base model."""
         for name, base in self.bases.items():
             if base is not None and base_models.CHECKPOINT_MARK not in name:
                 return [base, name]

@@ -1,4 +1,5 @@
-"""Find the words that differ between two answers, as indices of the pieces of text with them."""
+"""Search of words that differ between two answers; the result is the indices of the pieces with
+these words."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from difflib import SequenceMatcher
 from itertools import accumulate
 
 MOST_WORDS = 1500
-"""Words of an answer that are compared; the comparison takes quadratic time."""
+"""Maximum number of words of an answer that are compared, because the comparison takes quadratic
+time."""
 _WORD = re.compile(r"\S+")
 
 
 def differing(answers: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Compare answers, each given as its pieces: the first with the second, all others with the
-    first. Return the numbers of the pieces with words that differ, for each answer."""
+    """Compare answers, each given as a list of pieces: the first with the second, and all others
+    with the first. For each answer, return the indices of the pieces with words that differ."""
     if len(answers) < 2:
         return [[] for _ in answers]
     words = [_words(pieces) for pieces in answers]
@@ -25,7 +27,7 @@ def differing(answers: Sequence[Sequence[str]]) -> list[list[int]]:
 
 
 _Words = list[tuple[str, range]]
-"""Words of an answer, and the pieces that each word touches."""
+"""Words of an answer, each with the indices of the pieces that contain it."""
 
 
 def _words(pieces: Sequence[str]) -> _Words:

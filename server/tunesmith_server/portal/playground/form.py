@@ -1,4 +1,4 @@
-"""The form of the playground: texts of its fields, as request to a model and as address."""
+"""The form of the playground: conversion of its texts to a request and to an address."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEFAULTS = {
     "system": "", "user": "", "sampling": "greedy", "temperature": "0.7", "top_p": "1",
     "max_tokens": "256", "seed": "", "logprobs": "on", "marks": "",
 }  # fmt: skip
-"""Values of a new form, except the models."""
+"""Texts of a new form, except the models."""
 ASKED = "asked"
-"""Field with the first prompt of the conversation, once it has been sent."""
+"""Field of the form with the first prompt of the conversation, after it was sent."""
 NAMES = (*MODELS, *DEFAULTS, ASKED)
 TOP_LOGPROBS = 5
-"""Alternatives of each token."""
+"""Number of alternatives that are requested for each token."""
 LONGEST_IN_ADDRESS = 400
-"""Characters of a prompt or a system message that the address can hold."""
+"""Maximum length, in characters, of a prompt or a system message in the address."""
 
 
 def chosen(texts: Texts) -> list[str]:
@@ -40,8 +40,8 @@ def messages_of(texts: Texts) -> list[dict[str, str]]:
 
 
 def parameters(texts: Texts) -> dict[str, Any]:  # Any: JSON
-    """Return the parameters of the request, without model and messages. A text that cannot be
-    read as a number stays as it is, and the check of the request names it."""
+    """Return the parameters of the request, without model and messages. A text that is not a number
+    stays unchanged, so that the check of the request reports it."""
     is_greedy = texts.get("sampling") != "sampled"
     found: dict[str, Any] = {}
     if tokens := texts.get("max_tokens", "").strip():
@@ -73,7 +73,7 @@ def request_of(texts: Texts, model: str, messages: Sequence[Any]) -> ChatRequest
 
 
 def address(texts: Texts) -> str:
-    """Return the address that shows this form. A long prompt is left out."""
+    """Return the address of the page with this form. A long prompt is left out."""
     pairs = [("model", name) for name in chosen(texts)]
     for name, default in DEFAULTS.items():
         text = texts.get(name, "")

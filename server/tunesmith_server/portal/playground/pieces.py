@@ -1,4 +1,4 @@
-"""Pieces of an answer as the page shows them: one token each where the server sends log-probs."""
+"""Pieces of an answer for the page; if the server sends log-probs, each piece is one token."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from tunesmith_server.portal.text import clipped, visible
 
 Piece = dict[str, Any]
-"""`text`; `shown` if the text has characters that show nothing; with log-probs `tone`, from 0
-(unlikely) to 4 (nearly certain), and `detail`: the probabilities of the token and of its
-alternatives. Any: JSON."""
+"""Piece as a JSON object. `text` is its text. `shown` is present if the text has invisible
+characters. With log-probs, `tone` is from 0 (unlikely) to 4 (nearly certain), and `detail` has the
+probabilities of the token and of its alternatives."""
 _TONES = (0.05, 0.2, 0.5, 0.9)
-"""Probabilities at which the next tone begins."""
+"""Probabilities from which tones 1 to 4 are used."""
 _LONGEST_TOKEN = 40
 
 
 class Pieces:
-    """Divides the text of one answer. An incomplete character has tokens before it has text, so its
-    tokens wait for the text."""
+    """Divider of the text of one answer into pieces. The tokens of an incomplete character have no
+    text yet, so they wait for the text."""
 
     def __init__(self) -> None:
         self._waiting: list[Mapping[str, Any]] = []
 
     def of(self, content: str, tokens: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        """Return the pieces of the next part of the answer. `tokens`: its log-probs in OpenAI's
-        format."""
+        """Return the pieces of the next part of the answer. `tokens`: log-probs of this part, in
+        OpenAI's format."""
         tokens = [*self._waiting, *tokens]
         if not content:
             self._waiting = tokens

@@ -12,11 +12,11 @@ from . import form
 _OPTIONS = {"temperature": "temperature", "top_p": "top-p", "max_tokens": "max-tokens",
             "seed": "seed"}  # fmt: skip
 _MOST_IN_COMMAND = 2
-"""Models that `tunesmith chat` asks at a time."""
+"""Maximum number of models of one `tunesmith chat` command."""
 
 
 def forms(texts: form.Texts, origin: str) -> list[Form]:
-    """Return the requests for all chosen models in each form."""
+    """Return the requests to all chosen models as texts, for each interface."""
     models = form.chosen(texts) or ["MODEL"]
     body = {"messages": form.messages_of(texts), **form.parameters(texts)}
     found = [Form(name="curl", text="\n\n".join(_curl(model, body, origin) for model in models))]
