@@ -1,7 +1,6 @@
-"""Text from outside, made visible: control and bidirectional characters shown as symbols.
-
-A name such as `report\\u202Efdp.exe` would show as another one. Jinja2 escapes markup; this module
-does the rest, for every value that a template prints.
+"""Visible symbols in place of control and bidirectional characters in text from outside. Without
+symbols, a name such as `report\\u202Efdp.exe` would look like another name. Jinja2 escapes markup;
+this module replaces the characters in every value that a template prints.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Pages as functions of a visit, which has the request, its caller and a database session. A page
-lists the routes of the API that it replaces (`needs`). The rules of these routes in
+lists the routes of the API that do the same as the page (`needs`). The rules of these routes in
 identity/policy.py decide who may see the page. Requests that change data appear in the audit log
 under these routes, as if they had been sent to the API.
 """
@@ -112,8 +112,8 @@ class Page:
     show: PageFunction
     method: str = "GET"
     needs: tuple[str, ...] = ()
-    """Routes of the API that the page replaces, such as `GET /fine_tuning/jobs`. The first route
-    names the request in the audit log."""
+    """Routes of the API that do the same as the page, such as `GET /fine_tuning/jobs`. The first
+    route names the request in the audit log."""
     is_public: bool = False
     """True if the page needs no sign-in."""
     is_bulk: bool = False

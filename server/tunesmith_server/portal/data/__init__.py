@@ -1,1 +1,2 @@
-"""Data of the pages of data sets: rows as conversations, tables as CSV, lengths as a drawing."""
+"""Contents of the pages of data sets: rows as conversations, tables as CSV, lengths as a
+drawing."""

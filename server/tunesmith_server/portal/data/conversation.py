@@ -1,4 +1,4 @@
-"""Rows of a data set as conversations, whatever their format; and other fields as JSON."""
+"""Rows of a data set in any format as conversations, with other fields as JSON."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_TURNS = 20
-"""Number of turns that are shown of a row."""
+"""Maximum number of turns that are shown of a row."""
 MAX_TEXT = 4000
-"""Number of characters that are shown of a turn."""
+"""Maximum number of characters that are shown of a turn."""
 _LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-"""Columns with a list of messages, and the names of role and text in a message."""
+"""Columns with a list of messages, each with the names of the role and the text in a message."""
 _TEXTS = {
     "prompt": "user",
     "question": "user",
@@ -23,13 +23,13 @@ _TEXTS = {
     "output": "assistant",
     "text": "text",
 }
-"""Columns with a text, and whose turn it is."""
+"""Columns with a text, each with the role whose text it is."""
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Words of one side, or a field of the row."""
+    """Text of one role, or another field of the row."""
 
     role: str
     text: str
@@ -47,7 +47,7 @@ class Conversation:
 
 
 def of_row(data: Any) -> Conversation:  # Any: JSON
-    """Return the turns of a row; a row of no known format is one turn with its JSON."""
+    """Return the turns of a row. A row in an unknown format is one turn with the row's JSON."""
     if not isinstance(data, dict):
         return Conversation(turns=[_turn("value", data)])
     turns = list(_turns(data))

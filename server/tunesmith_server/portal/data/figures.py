@@ -16,8 +16,8 @@ class Bar:
 
 
 def bars(stats: FileStats | None) -> list[Bar]:
-    """Return a bar for each bin of the histogram. Heights grow with the square root of the
-    number of rows, so that a bin with few rows is visible beside one with many."""
+    """Return a bar for each bin of the histogram. Heights grow with the square root of the number
+    of rows, so that bins with few rows are visible beside bins with many rows."""
     if stats is None or stats.lengths is None:
         return []
     bins = stats.lengths.histogram

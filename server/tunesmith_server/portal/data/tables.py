@@ -12,14 +12,14 @@ from starlette.responses import Response
 from tunesmith_server.portal.security import HEADERS
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that a spreadsheet computes."""
+"""First characters of a cell that a spreadsheet treats as a formula."""
 
 Cell = str | int | float | None
 
 
 def as_csv(name: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Response:
-    """Return a table as the download `name`.csv. A text that a spreadsheet would compute gets an
-    apostrophe in front."""
+    """Return a table as the download `name`.csv. A text that a spreadsheet would treat as a formula
+    starts with an apostrophe."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
     writer.writerow(header)

@@ -23,9 +23,9 @@ from tunesmith_server.services.curves import MAX_POINTS
 _ROUTE = "GET /fine_tuning/compare"
 _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
 _POINTS = 500
-"""Points of a curve: more than eight of them in one chart show."""
+"""Number of points of a curve, more than a chart with eight curves can show."""
 _CLI_JOBS = 6
-"""Jobs that the command line compares at once."""
+"""Maximum number of jobs that the command line compares."""
 _KEYS = (
     ("1 2 3", "Show or hide a job"), ("s", "Smooth the curves"), ("l", "Logarithmic scale"),
 )  # fmt: skip
@@ -36,7 +36,7 @@ def show(visit: Visit) -> Response:
 
 
 def parts(visit: Visit) -> Response:
-    """Show the tables of the page, for the page to replace."""
+    """Show the tables of the page again, so that htmx can replace them."""
     return _page(visit, "compare/_tables.html", oob=True)
 
 
@@ -71,7 +71,8 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
 
 def as_json(visit: Visit) -> Response:
     """Return the curves in the format of the element `ts-chart`. If the axis shows steps, the
-    parameters `from` and `to` select a range of steps, which gets more points."""
+    parameters `from` and `to` select a range of steps, for which more of the values are
+    returned."""
     view = view_of(visit)
     steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
     found = _compare(visit, view, _POINTS, *steps)
@@ -94,7 +95,7 @@ def as_csv(visit: Visit) -> Response:
 
 
 def completions(visit: Visit) -> Response:
-    """Show the completions of one prompt, a column a job."""
+    """Show the completions of one prompt, with one column per job."""
     view = view_of(visit)
     rows = [jobs.retrieve(visit.session, job_id) for job_id in view.job_ids[:MOST]]
     return visit.show(

@@ -1,4 +1,4 @@
-"""Completions of a reinforcement job: what does it say, and what is rewarded?"""
+"""Page with the completions of a reinforcement job and their rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunesmith_server.portal.visit import Page, Visit
 _SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
 _NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", "GET /files/{file_id}/rows")
 _PART_GROUPS = 3
-"""Prompts on the page of the job."""
+"""Number of prompts on the page of the job."""
 _KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"))
 
 
@@ -29,7 +29,8 @@ def show(visit: Visit) -> Response:
 
 
 def part(visit: Visit) -> Response:
-    """Show the prompts of the newest step that teach most, for the page of the job."""
+    """Show the prompts with the widest range of rewards in the newest step, for the page of the
+    job."""
     view = view_of(visit)
     found = reading.read(visit.session, visit.state.storage, view)
     return _page(visit, "completions/_part.html", view, found)

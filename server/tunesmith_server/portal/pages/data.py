@@ -1,4 +1,4 @@
-"""Data sets: which files are there, what can use them, and what does?"""
+"""List of data sets, with the methods that can use a file and the number of its uses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tunesmith_server.services.pages import PageBuilder
 
 HERE = "/portal/data"
 _ROWS = 50
-"""Files of one page of the list."""
+"""Number of files on one page of the list."""
 _MOST = 10_000
-"""Files of one table; as many as one call of the API lists."""
+"""Maximum number of files in one table; one API call lists at most the same number."""
 _MAX_TEXT = 200
 _KEYS = (
     ("u", "Upload a file"),
@@ -33,7 +33,7 @@ _KEYS = (
 
 
 def show(visit: Visit) -> Response:
-    """Show the list, or only its table if the search changed."""
+    """Show the list; show only its table if the search changed."""
     text = _text(visit)
     page = _list(visit, text, _ROWS, visit.query("after"))
     found = _files_of(page)
@@ -90,19 +90,21 @@ def upload(visit: Visit) -> Response:
 
 
 def usable_for(file: FileObject) -> list[str]:
-    """Return the methods that can use a file; none before it has been validated."""
+    """Return the methods that can use a file; an empty result before the file has been
+    validated."""
     found = file.validation
     return [name for name in get_args(MethodName) if found and not found.unusable_reason(name)]
 
 
 def format_of(file: FileObject) -> str | None:
-    """Return the format of the rows; None if it is not known."""
+    """Return the format of the rows; None if the format is unknown."""
     found = file.validation
     return (found.format or found.prompt_format) if found else None
 
 
 def problems_of(file: FileObject) -> int | None:
-    """Return the number of rows that the closest method cannot use; None before the validation."""
+    """Return the number of bad rows if no method can use the file, else 0; None before the
+    validation."""
     found = file.validation
     if found is None:
         return None

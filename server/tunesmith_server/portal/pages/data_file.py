@@ -1,4 +1,4 @@
-"""Page of a data set: is it good, what is in it, and what uses it?"""
+"""Page of a data set: result of the validation, rows, statistics and uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from . import data
 _FILE = "GET /files/{file_id}"
 _HERE = f"{data.HERE}/{{file_id}}"
 _ROWS = 10
-"""Rows of one page."""
+"""Number of rows on one page."""
 _FIRST_ROWS = 3
 _USES = 20
 _OTHERS = 100
@@ -88,7 +88,7 @@ def show(visit: Visit) -> Response:
 
 
 def rows(visit: Visit) -> Response:
-    """Show a page of rows: from a line, behind a position, or with a text."""
+    """Show a page of rows: from a line on, after a position, or with a text."""
     file = files.retrieve(visit.session, visit.param("file_id"))
     text = _text(visit)
     part = _read(visit, file, _ROWS)
@@ -106,7 +106,8 @@ def rows(visit: Visit) -> Response:
 
 
 def first_rows(visit: Visit) -> Response:
-    """Show the first rows of the file that a form has chosen, or nothing."""
+    """Show the first rows of the file that is chosen in a form; show nothing if no file is
+    chosen."""
     file_id = visit.query("training_file")
     part, file = None, None
     if file_id:
@@ -131,7 +132,7 @@ def rows_table(visit: Visit) -> Response:
 
 
 def overlap(visit: Visit) -> Response:
-    """Show the rows of the file that another file has too."""
+    """Show the rows of the file that are also in another file."""
     file = files.retrieve(visit.session, visit.param("file_id"))
     other, found, problem = visit.query("with")[:64], None, None
     try:
@@ -206,7 +207,7 @@ def _uses(visit: Visit, file_id: str, limit: int) -> tuple[list[FileUse], bool]:
 
 
 def _read(visit: Visit, file: FileRow, limit: int) -> RowsPart:
-    """Read rows. The database is given back first, because the storage may be slow."""
+    """Read rows. The database connection is released first, because the storage may be slow."""
     visit.session.close()
     try:
         page = file_rows.read_page(
@@ -223,7 +224,7 @@ def _read(visit: Visit, file: FileRow, limit: int) -> RowsPart:
 
 
 def _line(visit: Visit) -> int:
-    """Return the line from which rows are shown; 0 if the address names none."""
+    """Return the line from which rows are shown; 0 if the address has no line."""
     text = visit.query("line")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _LINE_DIGITS else 0
 

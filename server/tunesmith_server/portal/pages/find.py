@@ -21,7 +21,8 @@ _MAX_TEXT = 200
 
 
 def show(visit: Visit) -> Response:
-    """Show what was found, as a part of a page; without scripts, the list of jobs."""
+    """Show the results of the search as a part of a page. A browser without scripts gets the list
+    of jobs."""
     text = visit.query("q").strip()[:_MAX_TEXT]
     if not visit.is_part:
         return visit.go(f"/portal/jobs?{urlencode({'q': text})}")

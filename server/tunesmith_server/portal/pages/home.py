@@ -1,4 +1,4 @@
-"""Home: is all well, and what needs me?"""
+"""First page: the state of the service, and the jobs that need attention."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .jobs import JobLine, line_of
 
 _WEEK = 7 * 86_400
 _MOST = 8
-"""Jobs of each part of the page."""
+"""Maximum number of jobs in each part of the page."""
 _WARNS = (
     HealthState.DIVERGED,
     HealthState.OVERFITTING,
     HealthState.BARELY_MOVED,
     HealthState.NO_REWARD_SPREAD,
 )
-"""States of health that a person should look at."""
+"""States of health that need attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Concern:
-    """A job that needs a person, and why."""
+    """A job that needs attention, and the reason."""
 
     line: JobLine
     text: str
@@ -76,7 +76,7 @@ def jobs_exist(visit: Visit) -> bool:
 
 
 def _jobs(visit: Visit, *states: JobState, since: float | None = None) -> list[Any]:  # Any: JSON
-    """Return the newest jobs in these states, created since then."""
+    """Return the newest jobs in these states that were created since the given time."""
     created_after = None if since is None else int(since)
     page = jobs.list_jobs(
         visit.session, after=None, limit=_MOST, order="desc",

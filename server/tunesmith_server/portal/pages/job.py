@@ -1,4 +1,4 @@
-"""A job: how is it, why, and what next?"""
+"""Page of a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEEDS = (
         )
     ),
 )  # fmt: skip
-"""Routes of the API that the page stands for."""
+"""Routes of the API that give the data of the page."""
 _SUPERVISED = (
     ("train_loss", "Training loss"), ("valid_loss", "Validation loss"),
     ("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm"),
@@ -49,7 +49,7 @@ def show(visit: Visit) -> Response:
 
 
 def parts(visit: Visit) -> Response:
-    """Show the parts of the page that the server computes, for the page to replace."""
+    """Show the parts of the page that the server computes, so that htmx can replace them."""
     return _page(visit, "job/parts.html")
 
 
@@ -108,7 +108,7 @@ def _precision(found: reading.Parts) -> str:
 
 
 def _forms(visit: Visit, view: JobView) -> list[same_as.Form]:
-    """Return the request that created the job, as command line, Python and curl."""
+    """Return the request that created the job as command line, Python and curl."""
     body = job_fork.body_of(jobs.retrieve(visit.session, view.job_id))
     return same_as.create(body, str(visit.request.base_url).rstrip("/"))[1:]
 

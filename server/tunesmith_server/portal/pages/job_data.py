@@ -21,12 +21,12 @@ _JOB = "GET /fine_tuning/jobs/{job_id}"
 _MAX_NAMES = 2000
 _LAST_STEP = 2**31 - 1
 _POINTS = 600
-"""Points of a curve on the page: the least and the greatest value of 300 stretches. A zoom fetches
-the points of its range."""
+"""Number of points of a curve on the page: the minimum and the maximum of 300 intervals. After a
+zoom, the page fetches the points of the shown range."""
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves `names` between the steps `from` and `to` as the API does."""
+    """Return the curves `names` between the steps `from` and `to` in the format of the API."""
     content, headers = _columns(visit, _POINTS), _headers() | {"content-encoding": "gzip"}
     if not assets.accepts_gzip(visit.request):
         return Response(content, media_type="application/json", headers=_headers())
@@ -35,7 +35,7 @@ def as_json(visit: Visit) -> Response:
 
 
 def as_csv(visit: Visit) -> Response:
-    """Return the curves as a table: a row for each step that a curve has."""
+    """Return the curves as a table with a row for each step of any curve."""
     measured: dict[str, Any] = from_json(_columns(visit, curves.MAX_POINTS))["curves"]
     known = {
         name: dict(zip(curve["steps"], curve["values"], strict=True))
@@ -67,7 +67,7 @@ def _step(visit: Visit, name: str) -> int | None:
 
 
 def download_file(visit: Visit) -> Response:
-    """Return the content of a file of the job: its data, or the metrics of its steps."""
+    """Return the content of a file of the job: a data file, or the CSV file of its metrics."""
     job = jobs.retrieve(visit.session, visit.param("job_id"))
     file_id = visit.param("file_id")
     if file_id in (job.training_file, job.validation_file):

@@ -1,4 +1,4 @@
-"""Orders to a job: pause, resume, stop, cancel, retry and fork."""
+"""Commands to a job: pause, resume, stop, cancel, retry and fork."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def cancel(visit: Visit) -> Response:
 
 
 def retry(visit: Visit) -> Response:
-    """Retry the job and go to the new one. The form's token makes pressing twice one request."""
+    """Retry the job and show the new job. Because of the form's token, a double click creates only
+    one job."""
     state = visit.state
     job, _ = job_fork.retry(
         visit.session, state.settings, state.wake_ups, visit.param("job_id"), _requester(visit)
@@ -43,7 +44,7 @@ def retry(visit: Visit) -> Response:
 
 
 def fork(visit: Visit) -> Response:
-    """Fork the job, with one changed field of the recipe if the form names one."""
+    """Fork the job. If the form has a recipe field, the fork changes this field."""
     state, field = visit.state, visit.field("field")
     change = recipes.changes(field, visit.field("value")) if field else {}
     try:

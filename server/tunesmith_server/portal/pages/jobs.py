@@ -1,4 +1,4 @@
-"""List of jobs: which runs are there, and how do they go?"""
+"""List of jobs, with their state, health and main metric."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tunesmith_server.services import jobs
 from tunesmith_server.services.job_filters import JobFilters
 
 _ROWS = 50
-"""Jobs of one page of the list."""
+"""Number of jobs on one page of the list."""
 _MAX_TEXT = 200
 STATE_GROUPS: dict[str, tuple[str, list[JobState]]] = {
     "active": ("Active", [state for state in JobState if state not in TERMINAL]),
@@ -34,12 +34,12 @@ STATE_GROUPS: dict[str, tuple[str, list[JobState]]] = {
     "failed": ("Failed", [JobState.FAILED]),
     "cancelled": ("Cancelled", [JobState.CANCELLED]),
 }
-"""Choices of the state filter: name in the address, label, and states."""
+"""Choices of the state filter. Each has a name in the address, a label, and states."""
 COLUMNS = {
     "curve": "Curve", "method": "Method", "model": "Base model", "owner": "Owner",
     "took": "Took", "when": "Created",
 }  # fmt: skip
-"""Columns that can be hidden: class of their cells, and title."""
+"""Titles of the columns that can be hidden, by CSS class of their cells."""
 _MOST_PICKS = 8
 _CSV_ROWS = 1000
 _CSV = (
@@ -57,7 +57,7 @@ class JobLine:
 
     id: str
     name: str
-    """Name or suffix; empty if the job has none."""
+    """Name or suffix of the job; empty if the job has neither."""
     state: str
     phase: str | None
     step: int
@@ -68,15 +68,15 @@ class JobLine:
     created_at: int
     finished_at: int | None
     seconds: float | None
-    """Time since the start, up to the end; None before the start."""
+    """Seconds from the job's start to its end, or until now; None before the start."""
     metric: str
     """Name of the main metric."""
     last: float | None
     """Last value of the main metric."""
     curve: Sequence[float | None]
-    """Values of the main metric, equally spaced."""
+    """Values of the main metric at equal distances."""
     waits: str | None
-    """Why the job waits, as a sentence."""
+    """Reason why the job waits, as a sentence; None if it does not wait."""
     result: str | None
     """Name of the tuned model; None if there is none, or if it was deleted."""
 
@@ -90,13 +90,13 @@ class JobLine:
 
     @property
     def share(self) -> float | None:
-        """Part of the steps that is done, from 0 to 1."""
+        """Return the share of completed steps, from 0 to 1."""
         return self.step / self.total_steps if self.total_steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Filters as the address has them."""
+    """Filters of the list, from the address."""
 
     text: str
     state: str
@@ -104,12 +104,12 @@ class Choice:
     model: str
     owner: str
     label: str
-    """`KEY=VALUE` of a job's metadata."""
+    """Pair of a job's metadata, as `KEY=VALUE`."""
     order: str
-    """`asc` for the oldest jobs first."""
+    """Order of the list: `asc` for the oldest jobs first."""
     after: str
     picks: tuple[str, ...] = ()
-    """Ids of the jobs that are picked for a comparison."""
+    """Ids of the jobs that the visitor has selected for a comparison."""
 
     @property
     def is_filtered(self) -> bool:
@@ -150,7 +150,7 @@ class Choice:
 
 
 def show(visit: Visit) -> Response:
-    """Show the list, or only its table if a filter changed."""
+    """Show the list; show only its table if a filter changed."""
     choice = _choice_of(visit)
     page = jobs.list_jobs(
         visit.session, after=choice.after or None, limit=_ROWS,
@@ -210,7 +210,7 @@ def _cell(value: Any) -> Any:  # Any: JSON
 
 
 def choose_columns(visit: Visit) -> Response:
-    """Keep the columns of the form in a cookie, and go back to the list."""
+    """Store the hidden columns in a cookie, and show the list again."""
     shown = {str(name) for name in visit.form.getlist("column")}
     response = visit.go(security.own_path(visit.field("to")))
     cookies.set_hidden_columns(
@@ -235,7 +235,7 @@ def _choice_of(visit: Visit) -> Choice:
 
 
 def _picked(visit: Visit, choice: Choice, shown: set[str]) -> list[tuple[str, str]]:
-    """Return id and name of the picked jobs that the page does not list."""
+    """Return id and name of the selected jobs that are not on this page of the list."""
     found = []
     for name in choice.picks:
         with suppress(NotFound):
@@ -246,7 +246,7 @@ def _picked(visit: Visit, choice: Choice, shown: set[str]) -> list[tuple[str, st
 
 
 def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
-    """Return a row of the table from a job as the API lists it."""
+    """Return a row of the table for a job in the format of the API's lists."""
     is_reinforcement = (item["method"] or {}).get("type") == "reinforcement"
     metric = "reward" if is_reinforcement else "train_loss"
     started = item.get("started_at")
@@ -284,7 +284,7 @@ def _owner_of(owner: Any) -> str | None:  # Any: JSON
 
 
 def _curve_of(item: Mapping[str, Any]) -> Sequence[float | None]:
-    """Return the curve of the job's main metric, if the list has it."""
+    """Return the curve of the job's main metric, if the list has a curve."""
     curve = item.get("curve")
     return curve.get("values", []) if isinstance(curve, dict) else []
 

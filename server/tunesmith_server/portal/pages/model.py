@@ -1,4 +1,4 @@
-"""A model: where does it come from, and where are its files?"""
+"""Page of a model: its origin, its files, and the projects that may use it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _page(visit: Visit, *, problem: str = "", status: int = 200) -> Response:
 
 
 def verdict(visit: Visit) -> Response:
-    """Show the figures of the read-back, which are in a file of the storage."""
+    """Show the verdict of the probe, which is in a stored file."""
     row = adapters.retrieve(visit.session, visit.param("adapter_id"))
     return visit.show(
         "models/_verdict.html", verdict=verifications.retrieve(visit.state.storage, row)
@@ -95,7 +95,8 @@ def withdraw(visit: Visit) -> Response:
 
 
 def delete(visit: Visit) -> Response:
-    """Delete the model; go to the list. The inference process unloads it within a minute."""
+    """Delete the model and show the list. The inference process unloads the model within a
+    minute."""
     adapters.delete_model(visit.session, visit.param("model"))
     return visit.go("/portal/models")
 
@@ -105,7 +106,8 @@ def _here(name: str) -> str:
 
 
 def _comparison(found: reading.ModelParts) -> str:
-    """Return the address of a comparison with the job that this one continued; else empty."""
+    """Return the address of a comparison with the job that this job continued; empty if there is
+    none."""
     if found.origin is None:
         return ""
     related = found.origin.lineage.forked_from or found.origin.lineage.retry_of

@@ -1,4 +1,4 @@
-"""Models: what have we tuned, from which base models?"""
+"""List of models: tuned models, grouped by base model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tunesmith_server.services.base_models import CHECKPOINT_MARK
 from tunesmith_server.services.model_list import ModelFilters
 
 _ROWS = 50
-"""Tuned models of one page of the list."""
+"""Number of tuned models on one page of the list."""
 _MOST_BASES = 200
-"""Base models of the page."""
+"""Maximum number of base models on the page."""
 _MAX_TEXT = 200
 KINDS = {"lora": "Adapters", "full": "Full weights"}
 _HERE = "/portal/models"
@@ -27,7 +27,7 @@ _HERE = "/portal/models"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLine:
-    """A tuned model as one row."""
+    """A tuned model as one row of the list."""
 
     model: Model
 
@@ -48,13 +48,13 @@ class Group:
 
     base: str
     facts: Model | None
-    """The base model; None if no worker has it."""
+    """Base model of the group; None if no worker has this model."""
     lines: Sequence[ModelLine]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Filters as the address has them."""
+    """Filters of the list, from the address."""
 
     text: str
     base: str
@@ -85,7 +85,7 @@ class Choice:
 
 
 def show(visit: Visit) -> Response:
-    """Show the list, or only its models if a filter changed."""
+    """Show the list; show only its models if a filter changed."""
     choice = Choice(
         text=visit.query("q").strip()[:_MAX_TEXT],
         base=visit.query("base")[:512],
@@ -132,7 +132,7 @@ def _groups(found: Sequence[Model], bases: dict[str, Model]) -> list[Group]:
 
 
 def _base_names(choice: Choice, bases: Sequence[Model], found: Sequence[Model]) -> list[str]:
-    """Return the names that the filter offers."""
+    """Return the names of base models that the filter offers."""
     names = {model.id for model in bases} | {model.base_model or "" for model in found}
     return sorted(filter(None, names | {choice.base}))
 

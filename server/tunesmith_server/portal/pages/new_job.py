@@ -1,4 +1,4 @@
-"""New job: which model learns what from which data, and would the service accept it?"""
+"""Page that starts a job, with a check of the request before it is sent."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _KEYS = (("Ctrl Enter", "Start the job"),)
 
 
 def show(visit: Visit) -> Response:
-    """Show the form: empty or with a `training_file`, with the fields of the job `from`, or as a
-    fork of `fork_from`."""
+    """Show the form: empty, with a `training_file`, with the fields of the job `from`, or for a
+    fork of the job `fork_from`."""
     chosen = visit.query("training_file")[:64]
     texts = {"method": "supervised", fields.TUNING: "lora", "training_file": chosen}
     source = visit.query("from") or _parent_id(visit)
@@ -41,12 +41,13 @@ def show(visit: Visit) -> Response:
 
 
 def check(visit: Visit) -> Response:
-    """Show what the service would say to the request; it creates nothing."""
+    """Show the result of the request's validation; nothing is created."""
     return _page(visit, _texts(visit), problems=_problems(visit, _texts(visit)))
 
 
 def start(visit: Visit) -> Response:
-    """Create the job and go to its page. The form's token makes a double click one job."""
+    """Create the job and show its page. Because of the form's token, a double click creates only
+    one job."""
     texts = _texts(visit)
     body, problems = request.body_of(texts)
     if problems:
@@ -65,7 +66,7 @@ def start(visit: Visit) -> Response:
 
 
 def fork(visit: Visit) -> Response:
-    """Fork the job with the changes of the form, and go to the new job."""
+    """Fork the job with the changes of the form, and show the new job."""
     texts = _texts(visit)
     try:
         body = JobFork.model_validate(_fork_body(visit, texts))
@@ -86,7 +87,8 @@ def fork(visit: Visit) -> Response:
 
 
 def _texts(visit: Visit) -> dict[str, str]:
-    """Return the texts of the form; those that a fork cannot change come from its parent."""
+    """Return the texts of the form. For a fork, the texts that it cannot change come from the
+    original job."""
     names = (*request.NAMES, *fields.schema())
     texts = {name: visit.field(name).replace("\0", "")[:_MAX_TEXT] for name in names}
     if parent := _parent_id(visit):
@@ -139,7 +141,8 @@ def _requester(visit: Visit) -> Requester:
 def _refused(
     visit: Visit, texts: dict[str, str], problems: list[RequestProblem], status: int = 400
 ) -> Refused:
-    """Show the form again, with the problems. Its token is new if the old one has made a job."""
+    """Show the form again, with the problems. The form gets a new token if the old token has
+    created a job."""
     kept = texts if status != 409 else texts | {"token": ""}
     return Refused(_page(visit, kept, problems=problems, status=status, was_started=True))
 
@@ -203,7 +206,8 @@ def _in_words(problem: RequestProblem) -> RequestProblem:
 
 
 def _step(texts: request.Texts, steps: list[int]) -> int | None:
-    """Return the resume point at or before the wanted step, else the newest."""
+    """Return the step of the newest resume point at or before the wanted step; if all are later, of
+    the oldest resume point. Without a wanted step, return the step of the newest one."""
     wanted = texts.get("step", "")
     if wanted.isascii() and wanted.isdigit():
         return next((step for step in steps if step <= int(wanted)), steps[-1] if steps else None)

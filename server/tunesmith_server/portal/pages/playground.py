@@ -1,8 +1,6 @@
-"""Playground: did it get better?
-
-One prompt is answered by up to four models side by side. Pairs of a better and a worse answer are
-kept in the browser, in OpenAI's preference format, and can be downloaded: no route checks or trains
-on such rows yet, so an upload would be stored as a file that no job can use.
+"""Playground: up to four models answer one prompt side by side. Pairs of a better and a worse
+answer are stored in the browser, in OpenAI's preference format, and can be downloaded. They cannot
+be uploaded, because no job can train on such rows yet.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _SHOWN_TEMPLATE = 20_000
 
 
 def show(visit: Visit) -> Response:
-    """Show the form with the models, the settings and the prompt of the address."""
+    """Show the form with the models, the settings and the prompt from the address."""
     found = choices.read(visit)
     texts = form.DEFAULTS | {
         name: visit.query(name) for name in form.DEFAULTS if name in visit.request.query_params
@@ -32,7 +30,7 @@ def show(visit: Visit) -> Response:
 
 
 def check(visit: Visit) -> Response:
-    """Show the requests that the form stands for, and put the form into the address."""
+    """Show the requests that the form gives, and put the texts of the form into the address."""
     texts = {name: visit.field(name).replace("\0", "")[:_MAX_TEXT] for name in form.NAMES}
     texts["user"] = texts[form.ASKED] or texts["user"]
     response = _page(visit, texts, choices.NONE)

@@ -1,4 +1,4 @@
-"""Office screen: what does the team train? Large type, no controls, no secrets."""
+"""Office screen: the team's jobs in large type, without controls and without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: who has access?"""
+"""Page of settings: the caller, the caller's sign-ins, and the keys of the project."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _calls(project_id: str, may_manage: bool) -> list[Call]:
 
 
 def create_display(visit: Visit) -> Response:
-    """Make a display session and show its link, which is shown only once."""
+    """Create a display session and show its link. The link is shown only once."""
     try:
         body = DisplaySessionCreate(name=visit.field("name").strip())
     except ValidationError:

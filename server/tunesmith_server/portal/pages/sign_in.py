@@ -1,4 +1,4 @@
-"""Sign in with an API key or with a link, and sign out."""
+"""Sign-in with an API key or with a link, and sign-out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services import keys, sessions
 
 _SCREEN = "/portal/screen"
-"""First page of a display session."""
+"""Address of the first page of a display session."""
 
 
 def form(visit: Visit) -> Response:
-    """Show the form; with `?link=`, a button that uses the link."""
+    """Show the form; with `?link=`, show a button that uses the link."""
     to = security.own_path(visit.query("to") or security.HOME)
     if visit.signed_in is not None and not visit.query("link"):
         return visit.go(to)
@@ -68,7 +68,7 @@ def _by_link(visit: Visit, link: str) -> tuple[str, float] | None:
 
 
 def _end_former(visit: Visit) -> None:
-    """End the session that the browser had before, unless it belongs to a display."""
+    """End the browser's previous session, unless it is a display session."""
     if visit.signed_in is not None and visit.signed_in.kind == "browser":
         sessions.end(visit.session, visit.signed_in.id)
 
@@ -94,7 +94,7 @@ def _address(visit: Visit) -> str | None:
 
 
 def sign_out(visit: Visit) -> Response:
-    """End the session; a display's session stays, and only this browser forgets it."""
+    """End the session. A display session does not end; only this browser forgets it."""
     _end_former(visit)
     response = visit.go("/portal/sign-in")
     cookies.clear_session(visit.request, response)

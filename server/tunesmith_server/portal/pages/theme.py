@@ -1,4 +1,5 @@
-"""The theme: light, dark, or as the system has it. A cookie, so that no page flashes."""
+"""The theme: light, dark, or the theme of the system. It is stored in a cookie, so that no page
+first appears in the wrong theme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers: why does a job wait?"""
+"""Page of the workers and the queue, which shows why jobs wait."""
 
 from __future__ import annotations
 
