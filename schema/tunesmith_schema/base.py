@@ -13,7 +13,7 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Key in pydantic's validation context; a client sets it to drop unknown keys from a newer
+"""Key in pydantic's validation context; a client sets this key to drop unknown keys from a newer
 server."""
 IGNORED = "ignored"
 """Key in pydantic's validation context; with FROM_SERVER, a list that receives the dropped keys."""
@@ -95,7 +95,7 @@ class Page(Response, Generic[T]):
     data: list[T]
     """Items of the page, in the requested order."""
     has_more: bool = False
-    """True if there are more items; `after=<last_id>` requests them."""
+    """True if more items follow; `after=<last_id>` requests the next page."""
     first_id: str | None = None
     """Id of the first item of the page."""
     last_id: str | None = None

@@ -111,9 +111,9 @@ def check_json(document: Any, finite: bool = False) -> None:  # Any: JSON
 
 
 def at_most(members: int) -> BeforeValidator:
-    """Return a validator that refuses an object with more members before it validates the members.
-    Pydantic adds an error for each wrong member, and thousands of errors would block the server for
-    seconds."""
+    """Return a validator that refuses an object with more than `members` members, before any member
+    is validated. Pydantic adds an error for each wrong member, and thousands of errors would block
+    the server for seconds."""
 
     def check(value: Any) -> Any:  # Any: whatever JSON the caller sent
         if isinstance(value, dict) and len(value) > members:

@@ -35,7 +35,7 @@ class TextPart(Request):
 
 
 class ChatMessage(Request):
-    """One message of a conversation. An answer's `message` can be sent back as it is."""
+    """One message of a conversation. The `message` of an answer can be sent back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant"]
     """Role of the author; `developer` means `system`. Tools are not supported."""
@@ -221,8 +221,8 @@ class ChatChoice(Response):
     message: ChatAnswer
     """The answer."""
     finish_reason: FinishReason
-    """Reason why the answer ended. `stop`: the model ended it, or a stop text occurred; `length`:
-    it reached the maximum number of tokens."""
+    """Reason why the answer ended. `stop`: the model ended the answer, or a stop text occurred;
+    `length`: the answer reached the maximum number of tokens."""
     logprobs: ChoiceLogprobs | None = None
     """Log-probabilities of the tokens; null without `logprobs`."""
 

@@ -68,8 +68,8 @@ class CompletionChoice(Response):
     text: str
     """Text of the answer, or the text to append."""
     finish_reason: FinishReason | None = None
-    """Reason why the answer ended. `stop`: the model ended it, or a stop text occurred; `length`:
-    it reached the maximum number of tokens."""
+    """Reason why the answer ended. `stop`: the model ended the answer, or a stop text occurred;
+    `length`: the answer reached the maximum number of tokens."""
     logprobs: CompletionLogprobs | None = None
     """Log-probabilities of the tokens, if the request has `logprobs`."""
 

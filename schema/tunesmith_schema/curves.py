@@ -31,9 +31,9 @@ class MetricColumns(Response):
     object: Literal["fine_tuning.job.metrics_columns"] = "fine_tuning.job.metrics_columns"
     job_id: str
     stretch: int
-    """Number of steps per interval, a power of two. Intervals start at multiples of this number. Of
-    each interval, the curve has the minimum, the maximum and the first NaN; with 1, it has all
-    values."""
+    """Number of steps per interval, a power of two. Intervals start at multiples of this number. A
+    curve has the minimum, the maximum and the first NaN of each interval. If the number is 1, a
+    curve has all values."""
     curves: dict[str, Curve]
     """Curves by metric."""
     void: list[VoidCurves]

@@ -25,8 +25,8 @@ class EarlyStoppingRecipe(Request):
     `eval_steps` sets the interval between evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Minimum improvement: an evaluation is an improvement if it beats the last improvement by more
-    than this value. The first evaluation always counts as an improvement; a NaN metric never
-    does."""
+    than this value. The first evaluation always counts as an improvement; a NaN metric never counts
+    as one."""
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:

@@ -11,7 +11,7 @@ class ErrorCategory(StrEnum):
     """Part of the system that must change to fix an error."""
 
     USER = "user"
-    """The request or the recipe is wrong: change it and send it again."""
+    """The request or the recipe is wrong: change the request and send it again."""
     DATA = "data"
     """The data set is wrong: fix the named rows."""
     GRADER = "grader"
@@ -99,7 +99,7 @@ class ErrorBody(Response):
     param: str | None = None
     """Dotted name of the request field that caused the error (`recipe.lora.r`)."""
     code: str | None = None
-    """One of `ErrorCode`."""
+    """Error code, one of `ErrorCode`."""
     hint: str | None = None
     """Suggested next step."""
     retryable: bool = False

@@ -19,8 +19,8 @@ MAX_TEXT = 2000
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
 job's result. `best` is the best checkpoint, if the result is another one. `last` has the weights of
-the last step; it exists only with LoRA, and if the result is another step. On demand, `model` and
-`against` are the models of the request."""
+the last step. `last` exists only with LoRA, and only if the result is not the last step. On demand,
+`model` and `against` are the models of the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""

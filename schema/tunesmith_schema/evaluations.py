@@ -77,8 +77,8 @@ class EvaluationCreate(Request):
     model: ModelName
     """Base model, tuned model (`ft:...`) or checkpoint (`ft:...:ckpt-step-N`)."""
     against: ModelName | None = None
-    """Model to compare with. The default for a tuned model or checkpoint is its base model; a base
-    model is not compared by default."""
+    """Model to compare with. A tuned model or checkpoint is by default compared with its base
+    model. A base model is by default not compared."""
     file: ObjectId | None = None
     """Id of a file with the purpose `fine-tune`; required for `data`."""
     grader: Grader | None = None
@@ -135,8 +135,8 @@ class RequestedEvaluation(Response):
     verdict: str | None = None
     """Result in one sentence."""
     result: Evaluation | None = None
-    """Result, if `kind` is `data`, in the form of a job's evaluation. Its models are named `model`
-    and `against`. Left out in lists."""
+    """Result, if `kind` is `data`, in the form of a job's evaluation. In the result, the models are
+    named `model` and `against`. Left out in lists."""
     task_results: TaskResults | None = None
     """Results of lm-eval, if `kind` is `tasks`."""
 

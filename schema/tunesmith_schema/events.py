@@ -34,8 +34,8 @@ class EventKind(StrEnum):
     """The run continues from step `data.step`; metrics and checkpoints of later steps are obsolete.
     """
     QUARANTINED = "quarantined"
-    """An event of the trainer could not be stored; `data` has its `kind`, its number `source_seq`
-    and the `reason`."""
+    """An event of the trainer could not be stored; `data` has the event's `kind`, its number
+    `source_seq` and the `reason`."""
     STALLED = "stalled"
     """The trainer made no progress and was stopped; `data` has `code` and `hint`. The next
     attempt continues from the newest resume point."""

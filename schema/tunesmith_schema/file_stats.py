@@ -47,11 +47,11 @@ class RepeatedRow(Response):
     """A row that occurs more than once."""
 
     row: int
-    """Row number of its first occurrence, from 1."""
+    """Row number of the row's first occurrence, from 1."""
     count: int
-    """Number of its occurrences."""
+    """Number of the row's occurrences."""
     next: int
-    """Row number of its second occurrence."""
+    """Row number of the row's second occurrence."""
 
 
 class FileStats(Response):
@@ -75,7 +75,7 @@ class RowPair(Response):
     row: int
     """Row number, from 1."""
     other: int
-    """Row number of its first occurrence in the other file."""
+    """Row number of the equal row's first occurrence in the other file."""
 
 
 class FileOverlap(Response):

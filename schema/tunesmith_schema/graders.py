@@ -115,7 +115,7 @@ class TextSimilarityGrader(Request):
 
 class MathAnswerGrader(Request):
     """Score 1 if the numeric answer in `input` equals the number in `reference`, else 0. The answer
-    is `#### N` or `\\boxed{N}`; if neither is present, it is the last number."""
+    is `#### N` or `\\boxed{N}`; if neither is present, the answer is the last number."""
 
     type: Literal["math_answer"]
     """Kind of grader."""
@@ -211,9 +211,9 @@ class MultiGrader(Request):
     ]
     """Graders by the names used in the formula, or a single grader with its own name."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Formula of the reward. It may contain: + - * / ** % (`^` means `**`), comparisons, and, or,
-    not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the graders'
-    names."""
+    """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
+    and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the
+    graders' names."""
 
     @property
     def by_name(self) -> dict[str, SingleGrader]:

@@ -16,7 +16,7 @@ class RequestProblem(Response):
     """Dotted name of the field, such as `recipe.lora.r`; null if no field is the cause."""
     message: str
     code: str
-    """One of `ErrorCode`."""
+    """Error code, one of `ErrorCode`."""
     hint: str | None = None
     """Suggested next step."""
 

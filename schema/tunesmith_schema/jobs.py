@@ -173,10 +173,10 @@ def _check_batch(batch_size: int | Auto, recipe: Recipe) -> None:
 
 
 class JobError(Response):
-    """Reason why a job failed; all fields are null if it has not failed."""
+    """Reason why a job failed; all fields are null if the job has not failed."""
 
     code: str | None = None
-    """One of `ErrorCode`."""
+    """Error code, one of `ErrorCode`."""
     message: str | None = None
     param: str | None = None
     """Request field that caused the failure, for example `training_file`."""
@@ -195,7 +195,7 @@ class JobDeleted(Response):
 
 
 class JobCurve(Response):
-    """Small curve of a job's main metric: at most 64 points, each the mean of its steps."""
+    """Small curve of a job's main metric: at most 64 points, each the mean over several steps."""
 
     name: str
     """`train_loss`, or `reward` for a reinforcement job."""
@@ -211,9 +211,9 @@ class JobPatch(Request):
     model_config = with_example({"name": "support, slower", "pinned": True})
 
     name: Text | None = Field(default=None, min_length=1, max_length=200)
-    """Display name; null removes it."""
+    """Display name; null removes the name."""
     notes: Text | None = Field(default=None, max_length=10_000)
-    """Notes of the team; null removes them."""
+    """Notes of the team; null removes the notes."""
     pinned: bool = False
     """New value of `pinned`: true pins the job."""
     metadata: Metadata | None = None

@@ -72,7 +72,7 @@ class Recipe(Request):
     """Start from random weights instead of the base model's weights; only with `tuning: "full"`."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate. `"auto"` means 2e-4 for LoRA, 2e-5 for full tuning and 1e-3 from scratch;
-    in reinforcement tuning it means 1e-5 for LoRA and 1e-6 for full tuning."""
+    in reinforcement tuning, `"auto"` means 1e-5 for LoRA and 1e-6 for full tuning."""
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | Auto = (
         "auto"
     )
@@ -147,8 +147,8 @@ class Recipe(Request):
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
-    """Allow the embedding or the head in `lora.target_modules`, although they make the adapter
-    large. Without this setting, the job fails with an error that shows the size of these
+    """Allow the embedding or the head in `lora.target_modules`, although these matrices make the
+    adapter large. Without this setting, the job fails with an error that shows the size of these
     matrices."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the

@@ -1,4 +1,4 @@
-"""Run report: time, throughput and memory of one attempt, and advice based on them.
+"""Run report: time, throughput and memory of one attempt, and advice based on these values.
 
 The trainer writes the report to report.json, the supervisor completes and sends it, and the API
 returns it. Times are wall-clock seconds, memory is in bytes, and shares are between 0 and 1.
@@ -19,12 +19,12 @@ from .run import Choice
 
 
 class PhaseName(StrEnum):
-    """Phase of an attempt. Each moment belongs to exactly one phase."""
+    """Phase of an attempt. Each moment of an attempt belongs to exactly one phase."""
 
     CLAIM = "claim"
     """Claiming the job from the server."""
     DOWNLOAD = "download"
-    """Downloading data files, and the base model if it was trained by this service."""
+    """Downloading data files, and the base model if this service trained the base model."""
     SPAWN = "spawn"
     """Starting the trainer process, up to its first line of code."""
     IMPORT = "import"

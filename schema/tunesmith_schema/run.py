@@ -166,8 +166,8 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written exactly once, by an atomic rename. Afterwards, only a
-    successful run does more: it evaluates its result."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. After that, a
+    successful run still evaluates its result; any other run ends."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """`stopped` means that the run saved its state at a step boundary on request; the job is not

@@ -19,7 +19,7 @@ class Scheduling(Request):
     """Priority of a job, and the properties that its worker must have."""
 
     priority: int = Field(default=0, ge=-100, le=100)
-    """Among the jobs of a project, jobs with a higher priority are claimed earlier. They may
+    """Among the jobs of a project, jobs with a higher priority are claimed earlier. Such jobs may
     pre-empt jobs with a lower priority."""
     interactive: bool = False
     """True for an interactive job of a few minutes, which is claimed first and can pre-empt other

@@ -44,7 +44,7 @@ class DisplaySessionCreated(PortalSession):
     """A new display session with its link, which is shown only once."""
 
     path: str
-    """Path of the link, below the server's address. Everyone who opens it may read until the
+    """Path of the link, below the server's address. Everyone who opens the link may read until the
     session ends."""
 
 

@@ -60,7 +60,7 @@ class UploadCreate(Request):
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
     """Size of the whole file in bytes."""
     filename: Annotated[Text, StringConstraints(min_length=1, max_length=1024)]
-    """Name of the file; folder names in it are removed."""
+    """Name of the file; folder names in the name are removed."""
     mime_type: Annotated[Text, StringConstraints(max_length=255)]
     """Media type; stored, but not checked."""
     purpose: FilePurpose

@@ -23,7 +23,7 @@ class VerifiedFile(Request):
 
 
 class Verification(Request):
-    """Content of verification.json, which the trainer writes after it has read the result back."""
+    """Content of verification.json, which the trainer writes after reading the result back."""
 
     document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
     """Version of the document's form."""

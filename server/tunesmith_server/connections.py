@@ -1,8 +1,9 @@
 """Limits on connections, per address and in total.
 
-A connection is waiting until it has a complete request. It is then busy until its response is
-complete. A new connection above a limit replaces the oldest waiting connection, so idle sockets do
-not block clients. The new connection is refused only if all other connections are busy.
+A connection is waiting until it has a complete request. A connection with a complete request is
+busy until its response is complete. A new connection above a limit replaces the oldest waiting
+connection, so idle sockets do not block clients. The new connection is refused only if all other
+connections are busy.
 
 uvicorn's `limit_concurrency` is not set: above that limit, it refuses every request, including
 `/healthz`.
@@ -123,7 +124,7 @@ def raise_file_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS allows less than it reports
+        with contextlib.suppress(ValueError, OSError):  # macOS allows fewer than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft

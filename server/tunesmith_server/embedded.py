@@ -134,7 +134,7 @@ def check_backends(settings: Settings) -> None:
         database = Database(settings.database_url)
         try:
             with database.engine.connect():
-                pass  # connecting is the whole check
+                pass  # only the connection is checked
         finally:
             database.dispose()
     except (SQLAlchemyError, ImportError) as error:
@@ -280,6 +280,6 @@ class _Output:
     as_json: bool
 
     def write(self, text: str, **fields: object) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the reader has exited; keep serving
+        with contextlib.suppress(BrokenPipeError):  # the reader has exited; continue
             sys.stdout.write((json.dumps(fields) if self.as_json else text) + "\n")
             sys.stdout.flush()

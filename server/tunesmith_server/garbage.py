@@ -15,8 +15,8 @@ from . import installation
 
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
-"""Maximum time from marking content to deleting the content; after this time, the next run deletes
-it. A writer may use marked content again once the mark is five minutes old."""
+"""Maximum time from marking content to deleting the content; after this time, the next garbage
+collection deletes it. A writer may use marked content again once the mark is five minutes old."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ def find(database: Database, storage: Storage, older_than: timedelta = BLOB_GRAC
 
 
 def collect(database: Database, storage: Storage, older_than: timedelta = BLOB_GRACE) -> Garbage:
-    """Delete unreferenced content and return it. A crash at any point is harmless: the next run
-    deletes the remaining content."""
+    """Delete unreferenced content and return it. A crash at any point is harmless, because the next
+    garbage collection deletes the remaining content."""
     installation.ensure(database, storage)
     found, deleted = find(database, storage, older_than).sizes, dict[str, int]()
     names = sorted(found)

@@ -98,7 +98,7 @@ def rows(
     as_json: AsJson = False,
 ) -> None:
     """Show rows of a JSONL file with their line numbers. Long rows are shortened; --json prints
-    them whole."""
+    complete rows."""
     with connected(ctx) as client:
         page = client.files.rows(file_id, offset=offset, q=text, limit=limit)
         while not page.data and (following := page.next_page()) is not None:
@@ -166,7 +166,7 @@ def overlap(
     other_id: Annotated[str, typer.Argument(metavar="OTHER", help="file-...")],
     as_json: AsJson = False,
 ) -> None:
-    """Show the rows of a data set that another one has too."""
+    """Show the rows of a data set that are also in another data set."""
     with connected(ctx) as client:
         found = client.files.overlap(file_id, other_id)
     if as_json:

@@ -266,8 +266,8 @@ def logs(
     text: Annotated[str | None, typer.Option(help="Part of the message.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of a job, oldest first, one per line. The filters need the stored events,
-    so they cannot be combined with --follow."""
+    """Print the events of a job, oldest first, one per line. Filters use stored events, so they
+    cannot be combined with --follow."""
     if follow and (kind or level or text):
         raise typer.BadParameter(
             "a stream has all events: leave out --kind, --level and --text", param_hint="--follow"

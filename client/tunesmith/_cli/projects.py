@@ -231,7 +231,7 @@ def create_key(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key. Only this command shows it."""
+    """Create a key. The key is shown only once, by this command."""
     chosen = project_role(role)
     for verb in verbs or []:
         if verb not in get_args(Verb):

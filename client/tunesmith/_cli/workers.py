@@ -37,7 +37,7 @@ def run(ctx: typer.Context) -> None:
 
 @_app.command("list")
 def list_workers(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the train workers: device, running job, and the reason if it takes no job."""
+    """List the train workers: device, running job, and the reason if a worker takes no job."""
     with connected(ctx) as client:
         workers = client.workers.list()
     if as_json:
@@ -53,7 +53,8 @@ def drain(
     reason: Annotated[str, typer.Option(help="Reason, shown to users whose jobs wait.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start no job on a worker or host; its running jobs save a resume point and leave."""
+    """Start no more jobs on a worker or host; its running jobs save a resume point and are queued
+    again."""
     with connected(ctx) as client:
         reservation = client.workers.drain(name, reason=reason)
     if as_json:

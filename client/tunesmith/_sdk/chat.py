@@ -87,7 +87,7 @@ class ChatCompletions:
         **parameters: Unpack[ChatParameters],
     ) -> ChatCompletion | Stream[ChatChunk]:
         """Answer a conversation. With `stream`, return an iterator over the parts of the answer;
-        closing it stops the generation."""
+        closing the iterator stops the generation."""
         plain = [message.model_dump() if isinstance(message, BaseModel) else dict(message)
                  for message in messages]  # fmt: skip
         body = _checked(ChatRequest, model=model, messages=plain, stream=stream, **parameters)
@@ -139,7 +139,7 @@ class Completions:
         **parameters: Unpack[CompletionParameters],
     ) -> Completion | Stream[Completion]:
         """Continue one or more texts, or token ids. With `stream`, return an iterator over the
-        parts; closing it stops the generation."""
+        parts; closing the iterator stops the generation."""
         body = _checked(CompletionRequest, model=model, prompt=prompt, stream=stream, **parameters)
         if stream:
             return _stream(self._http, Completion, "completions", body)

@@ -111,12 +111,14 @@ class Evaluations:
         return first_page(fetch, after)
 
     def cancel(self, evaluation_id: str) -> RequestedEvaluation:
-        """Cancel an evaluation. Raises BadRequestError (`not_cancellable`) if it has ended."""
+        """Cancel an evaluation. Raises BadRequestError (`not_cancellable`) if the evaluation has
+        ended."""
         path = path_of("evaluations", evaluation_id, "cancel")
         return self._http.post(RequestedEvaluation, path)
 
     def delete(self, evaluation_id: str) -> EvaluationDeleted:
-        """Delete an evaluation. Raises BadRequestError (`not_deletable`) if it has not ended."""
+        """Delete an evaluation. Raises BadRequestError (`not_deletable`) if the evaluation has not
+        ended."""
         return self._http.delete(EvaluationDeleted, path_of("evaluations", evaluation_id))
 
     def wait(
@@ -129,7 +131,8 @@ class Evaluations:
         """Wait until an evaluation has succeeded, and return it. `timeout` is in seconds.
 
         `on_state`: function that is called with each fetched state. Raises
-        EvaluationNotSucceededError if it fails or is cancelled, and WaitTimeoutError.
+        EvaluationNotSucceededError if the evaluation fails or is cancelled, and WaitTimeoutError
+        after `timeout`.
         """
         deadline = None if timeout is None else self._http.now() + timeout
         pause = _FIRST_POLL

@@ -181,8 +181,8 @@ class JobOutput:
     def evaluation(self, job_id: str) -> JobEvaluation:
         """Return the evaluation of the job's result: the base model compared with the tuned model.
         Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, and with
-        `recipe.evaluate: false`. It is also raised if the evaluation failed; the message then has
-        the reason.
+        `recipe.evaluate: false`. The error is also raised if the evaluation failed; its message
+        then has the reason.
         """
         path = path_of("fine_tuning", "jobs", job_id, "evaluation")
         return self._http.get(JobEvaluation, path)

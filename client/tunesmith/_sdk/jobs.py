@@ -196,8 +196,8 @@ class Jobs(JobOutput):
         return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job, which continues from its resume point, or cancel a pause that
-        has not taken effect.
+        """Queue a paused job, which then continues from its resume point, or cancel a pause that
+        has not taken effect yet.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """
@@ -317,7 +317,7 @@ class FineTuning:
         self, jobs: Mapping[str, int] | Sequence[str] = (), *, everything: bool = False
     ) -> Generator[Item, None, None]:
         """Yield the past and future events of up to 20 jobs over one connection, and each job when
-        it has ended. If `jobs` is a mapping, it has the number of the last known event by job id.
+        it has ended. A mapping `jobs` has the number of the last known event by job id.
         With `everything`, also yield the `JobProgress` of each unfinished job of the project, now
         and after each change; the iteration then does not end."""
         for item in follow_many(self._http, jobs, everything=everything):

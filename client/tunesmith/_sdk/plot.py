@@ -44,7 +44,7 @@ class Panel:
 
 
 class Plot:
-    """A plot; a notebook shows it as a picture. `figure` is the `matplotlib.figure.Figure`."""
+    """A plot, which a notebook shows as a picture. `figure` is the `matplotlib.figure.Figure`."""
 
     def __init__(self, panels: Sequence[Panel]) -> None:
         self.figure = _draw(panels)

@@ -33,7 +33,7 @@ class _Spinner(SpinnerColumn):
 
 
 class _Elapsed(ProgressColumn):
-    """Time since the job started, or since it was created if it has not started."""
+    """Time since the job's start; before the start, time since its creation."""
 
     def __init__(self, view: ProgressView) -> None:
         super().__init__(table_column=Column(no_wrap=True, min_width=5))
@@ -97,7 +97,7 @@ class ProgressView:
             self._draw()
 
     def show_job(self, job: Job) -> None:
-        """Show the job's phase, what it waits for, and a requested stop."""
+        """Show the job's phase, the reason why it waits, and a requested stop."""
         with self._lock:
             if self._state in TERMINAL:
                 return

@@ -1,5 +1,5 @@
-"""Download of one file. After a broken connection, it is resumed with Range; at the end, size and
-sha256 are verified."""
+"""Download of one file. After a broken connection, the download is resumed with Range. At the end,
+size and sha256 are verified."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _Transfer:
 
 
 def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
-    """Download a file to `to` and fsync it. Raise DownloadError after more than `max_retries`
-    connection breaks without progress.
+    """Download a file to the path `to`, and fsync the file. Raise DownloadError after more than
+    `max_retries` connection breaks without progress.
 
     `name` is the file's name in error messages.
     """

@@ -36,8 +36,8 @@ def verification(
     caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
 ) -> Verification:
     """Return the verdict of the probe: the largest difference of a logit between the stored files
-    and the trained model, its tolerance, and the versions of the libraries. Checkpoints have no
-    verdict."""
+    and the trained model, the tolerance of this difference, and the versions of the libraries.
+    Checkpoints have no verdict."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 
 

@@ -1,4 +1,4 @@
-"""Rules for the audit log: which requests of users it records, and what an entry contains."""
+"""Rules for the audit log: the recorded requests of users, and the contents of an entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_AUDITED = frozenset({"POST /chat/completions", "POST /completions"})
 
 
 def is_dry_run(request: Request) -> bool:
-    """Return True if a request asks only for its validation."""
+    """Return True if a create request is only validated (`validate_only=true`)."""
     try:
         return _BOOL.validate_python(request.query_params.get("validate_only"))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Writing content to the store: its row is committed before the object is written."""
+"""Writing of content to the store. The content's row is committed before the object is written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Routes /v1/chat/completions and /v1/completions: answers of the inference server, passed through
-as they arrive. The portal's playground sends its requests through `answering` too."""
+"""Routes /v1/chat/completions and /v1/completions: the inference server's answers are sent on as
+they arrive. The portal's playground sends its requests through `answering` too."""
 
 from __future__ import annotations
 
@@ -125,8 +125,9 @@ class Question:
 
     @classmethod
     def of(cls, request: Sampling, principal: Principal, path: str, completions: int) -> Question:
-        # The engine keeps prefixes apart by this field, whose name is vLLM's: `cached_tokens` and
-        # the time of an answer tell nothing about other projects' prompts.
+        # The engine keeps the prefixes of projects apart by this field (vLLM's name). So
+        # `cached_tokens` and the time of an answer show nothing about the prompts of other
+        # projects.
         body = request.for_engine() | {"cache_salt": principal.project_id}
         return cls(
             path=path, model=request.model, body=json.dumps(body).encode(), completions=completions
@@ -198,13 +199,13 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 
 
 async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield complete events; the rest of a broken stream is dropped.
+    """Yield complete events; an incomplete event at the end of a broken stream is dropped.
 
     Each byte is searched only once, because an event with the log-probs of a long prompt arrives in
     many pieces."""
     rest = bytearray()
     async for piece in response.aiter_bytes():
-        new = max(0, len(rest) - 3)  # an end may be divided between two pieces
+        new = max(0, len(rest) - 3)  # the end of an event may be divided between two pieces
         rest += piece
         if stop := max(_stop_of(rest, end, new) for end in _ENDS):
             yield bytes(rest[:stop])

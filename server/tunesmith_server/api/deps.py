@@ -137,7 +137,7 @@ def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
             with session, session.begin():
                 result = _audited(session, endpoint, arguments)
                 if plane is Plane.BULK and _USE in session.info:
-                    keys.check_open(session, session.info[_USE])  # the body took its time
+                    keys.check_open(session, session.info[_USE])  # the body may have taken long
         return _serialized(result, arguments)
 
     @functools.wraps(endpoint)
@@ -149,7 +149,7 @@ def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
 
 
 def _audited(session: Session, endpoint: Endpoint, arguments: dict[str, Any]) -> Any:
-    """Run `endpoint`, and append the request to the audit log in the same transaction."""
+    """Call `endpoint`, and append the request to the audit log in the same transaction."""
     entry: audit.Entry | None = session.info.get(_ENTRY)
     if entry is None:
         return endpoint(**arguments)

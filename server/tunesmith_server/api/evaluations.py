@@ -47,7 +47,8 @@ def list_evaluations(
     cursor: CursorDep,
     model: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """List evaluations, newest first, without `result`; optionally only those of `model`."""
+    """List evaluations, newest first, without `result`; with `model`, only the evaluations of this
+    model."""
     page = evaluations.list_evaluations(
         session, after=cursor.after, limit=cursor.limit, order=cursor.order, model=model
     )
@@ -63,7 +64,7 @@ def retrieve(caller: CallerDep, session: ReaderDep, evaluation_id: IdPath) -> Re
 
 @router.post("/{evaluation_id}/cancel")
 def cancel(caller: CallerDep, session: SessionDep, evaluation_id: IdPath) -> RequestedEvaluation:
-    """Cancel an unfinished evaluation. Its process ends within 5 s."""
+    """Cancel an unfinished evaluation. The evaluation's process ends within 5 s."""
     return evaluations.cancel(session, evaluation_id)
 
 

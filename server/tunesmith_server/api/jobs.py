@@ -66,7 +66,7 @@ _METADATA = re.compile(r"^metadata\[(.{1,64})\]$")
 
 
 def mark_replay(result: tuple[Job, bool], response: Response) -> Job:
-    """Return the job of a create request; set a header if the request was a repeated one."""
+    """Return the job of a create request; set a header if the request was a repetition."""
     job, replayed = result
     if replayed:
         response.headers["idempotent-replayed"] = "true"
@@ -187,7 +187,7 @@ def report(
 
 @router.get("/{job_id}/evaluation")
 def evaluation(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobEvaluation:
-    """Return the evaluation at the end of the job. It has losses or rewards of the base and the
+    """Return the evaluation at the end of the job: losses or rewards of the base model and the
     tuned model on the same rows, comparisons with confidence intervals, and greedy answers."""
     return reports.retrieve_evaluation(session, jobs.retrieve(session, job_id))
 
@@ -207,7 +207,7 @@ def pause(caller: CallerDep, session: SessionDep, job_id: IdPath) -> Job:
 
 @router.post("/{job_id}/resume")
 def resume(caller: CallerDep, state: StateDep, session: SessionDep, job_id: IdPath) -> Job:
-    """Resume a paused job where it left off, or cancel a pause that has not taken effect."""
+    """Resume a paused job where it left off, or cancel a pause that has not taken effect yet."""
     return job_control.resume(session, state.wake_ups, job_id)
 
 
@@ -226,7 +226,7 @@ def fork(
     response: Response,
     body: JobFork | None = None,
 ) -> Job:
-    """Create a job with a changed recipe that starts from a resume point of this job. The original
+    """Create a job that starts from a resume point of this job with a changed recipe. The original
     job may be in any state and is not changed. `Idempotency-Key` works as for new jobs."""
     changes = body or JobFork()
     result = job_fork.fork(session, state.settings, state.wake_ups, job_id, changes, requester)

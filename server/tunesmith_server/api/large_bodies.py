@@ -1,7 +1,8 @@
-"""Limits on large JSON bodies: few are in memory at a time, and one is parsed at a time.
+"""Limits on large JSON bodies: only a few bodies are in memory at a time, and only one body is
+parsed at a time.
 
-Parsing blocks the event loop for up to 0.1 s and can need 20 times the body's size. Forms are read
-piece by piece into files, whatever their size.
+Parsing blocks the event loop for up to 0.1 s and can need 20 times the body's size. Forms of any
+size are written into files piece by piece.
 """
 
 from __future__ import annotations

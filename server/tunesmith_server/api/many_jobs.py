@@ -25,9 +25,9 @@ async def sse(
     position: Position,
     render: Render = progress_feed.to_json,
 ) -> AsyncIterator[bytes]:
-    """Yield SSE bytes from `position` on; the id of a message is the position after it. The stream
-    ends when the key no longer opens the project. Unless `position.everything` is True, it also
-    ends when all named jobs have ended.
+    """Yield SSE bytes from `position` on; the id of a message is the position after the message.
+    The stream ends when the key no longer opens the project. Unless `position.everything` is True,
+    the stream also ends when all named jobs have ended.
 
     The caller has checked that the named jobs are in the project. `render` formats a change as the
     data of a message `job`; it is called once per process and change.
@@ -126,5 +126,6 @@ class _Progress:
             return b""
         lines = [b"event: job\ndata: %s\n" % change.rendered(self._render) for change in changes]
         position.since = seen_at
-        # Only the last message has an id: a reader that has a part gets all of it again.
+        # Only the last message has an id: a reader that has received only a part gets all messages
+        # again.
         return b"\n".join([*lines[:-1], _message(lines[-1], position)])

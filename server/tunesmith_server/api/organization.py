@@ -90,7 +90,7 @@ def update_project(
 
 @router.post("/projects/{project_id}/archive")
 def archive_project(state: StateDep, session: SessionDep, project_id: IdPath) -> Project:
-    """Archive a project. Its keys stop working; its running jobs end as usual."""
+    """Archive a project. The project's keys stop working; its running jobs end as usual."""
     return projects.archive(session, state.settings, project_id)
 
 

@@ -144,8 +144,8 @@ class ProgressHub:
                 del self._feeds[project]
 
     async def ended_since(self, project: str, seconds: float) -> list[JobProgress]:
-        """Return the jobs that ended at or after this time (Unix seconds), and those that ended up
-        to a minute earlier."""
+        """Return the jobs that ended at `seconds` (Unix time) or later, or up to a minute
+        earlier."""
 
         def read() -> list[JobProgress]:
             with self._database.read() as session:

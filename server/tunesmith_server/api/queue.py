@@ -49,6 +49,6 @@ def change_share(session: SessionDep, project_id: IdPath, body: ShareChange) -> 
 def change_key(
     principal: PrincipalDep, session: SessionDep, key_id: IdPath, body: Limits
 ) -> KeyLimits:
-    """Change the job limits of a key of your project. They cannot be higher than the limits of your
-    key."""
+    """Change the job limits of a key of your project. The new limits cannot be higher than the
+    limits of your key."""
     return shares.change_key(session, principal, key_id, body)

@@ -75,7 +75,7 @@ async def complete(
 
     def finish(content: upload_completion.Assembled) -> Upload:
         with project_writer(state, principal) as session, session.begin():
-            keys.check_open(session, principal.use)  # the assembly took its time
+            keys.check_open(session, principal.use)  # the assembly may have taken long
             return upload_completion.finish(session, state.wake_ups, upload_id, body, content)
 
     async def assemble() -> Upload:

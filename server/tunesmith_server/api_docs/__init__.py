@@ -46,7 +46,8 @@ _PAGE = """<!doctype html>
 
 
 def install(app: FastAPI) -> None:
-    """Add the routes of the page. They need no key: the document holds no data of users."""
+    """Add the routes of the page. These pages need no key, because the document holds no data of
+    users."""
     app.add_route("/docs", _page, include_in_schema=False)
     app.add_route("/docs/static/{digest}/{name}", _file, include_in_schema=False)
 
@@ -58,7 +59,8 @@ async def _page(request: Request) -> Response:
 
 
 async def _file(request: Request) -> Response:
-    """Send a script or style sheet. Its address has the digest of all, so it never changes."""
+    """Send a script or style sheet. The address of a file has the digest of all files, so the file
+    at an address never changes."""
     content = _contents().get(request.path_params["name"])
     if content is None or request.path_params["digest"] != _digest():
         raise HTTPException(404)

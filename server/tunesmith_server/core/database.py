@@ -67,9 +67,9 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 
 
 def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's type
-    """Return a constant as a part of the SQL text. PostgreSQL plans a prepared statement only once
-    if the plan for unknown parameters is as good as plans for the actual values. Constants instead
-    of parameters often make it as good."""
+    """Return a constant as part of the SQL text, not as a parameter. PostgreSQL plans a prepared
+    statement only once if the plan for unknown parameters is as good as plans for the actual
+    values. With constants instead of parameters, this plan is often as good."""
     if isinstance(value, str):
         assert value.isidentifier(), value
         return literal_column(f"'{value}'", String())
@@ -180,7 +180,7 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
     def _on_connect(connection: _SQLiteConnection, record: object) -> None:
         connection.writer_lock = writer_lock
         connection.isolation_level = None  # _on_begin executes BEGIN
-        connection.create_function("ln", 1, math.log, deterministic=True)  # not in every build
+        connection.create_function("ln", 1, math.log, deterministic=True)  # some builds lack ln
         cursor = connection.cursor()
         for pragma in (
             "journal_mode=WAL",

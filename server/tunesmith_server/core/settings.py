@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     An empty value allows all base models."""
     requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
     """Rate limit of each API key, unless the key has its own; 0 means no limit. Each API process
-    counts for itself."""
+    counts only its own requests."""
     max_connections_per_address: int = Field(default=1000, ge=10)
     """Maximum number of connections of one client address at a time, including event streams.
     Trusted proxies have no limit."""
@@ -219,7 +219,7 @@ def _is_local(host: str) -> bool:
     """Return True if only this machine can reach a port on `host`."""
     if is_loopback(host):
         return True
-    if not host:  # all addresses
+    if not host:  # the host stands for all addresses
         return False
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

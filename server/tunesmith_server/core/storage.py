@@ -1,8 +1,8 @@
 """Storage of file contents and adapters by sha256, in a local directory or an object store.
 
 Parts of open uploads are stored under `parts/`. Object stores read their usual environment
-variables (AWS_*) for credentials and endpoint. This module never lists the store: other programs
-may use it too, so only the rows of `blobs` show which objects are ours.
+variables (AWS_*) for credentials and endpoint. This module never lists the store, because other
+programs may use the store too. Only the rows of `blobs` show which objects are ours.
 """
 
 from __future__ import annotations

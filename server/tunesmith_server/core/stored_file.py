@@ -25,7 +25,7 @@ class _Pieces(RawIOBase):
 
     def close(self) -> None:
         if isinstance(self._pieces, Generator):
-            self._pieces.close()  # else the stored file stays open until garbage collection
+            self._pieces.close()  # otherwise it stays open until garbage collection
         super().close()
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pages of the organization's lists, oldest first. These lists are short."""
+"""Pages of the organization's lists, which are short, oldest first."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def create(session: Session, settings: Settings, body: ProjectCreate) -> Project
 
 
 def slug_of(name: str) -> str:
-    """Return the name of the project inside model names. It never changes, so a project's
-    models keep one name."""
+    """Return the name of the project inside model names. This name never changes, so a project's
+    models keep their names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "project"
 
 
@@ -84,8 +84,8 @@ def update(session: Session, settings: Settings, project_id: str, body: ProjectU
 
 
 def archive(session: Session, settings: Settings, project_id: str) -> Project:
-    """Archive a project: its keys stop working at once. Its running jobs end as usual; no worker
-    claims its queued jobs."""
+    """Archive a project: its keys stop working at once. The project's running jobs end as usual; no
+    worker claims its queued jobs."""
     row = retrieve(session, project_id)
     if project_id == DEFAULT_PROJECT:
         raise BadRequest(

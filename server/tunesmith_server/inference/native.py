@@ -91,9 +91,9 @@ class NativeEngine:
             ) from None
 
     async def _request(self, method: str, path: str, **options: object) -> httpx.Response:
-        """Send a request. If the process has ended, start it and send the request once more. A
-        request that had reached the process is not repeated, because it may have crashed the
-        process."""
+        """Send a request. If the process has ended, start a new process and send the request once
+        more. A request that had reached the process is not repeated, because it may have crashed
+        the process."""
         for may_repeat in (True, False):
             client = await self._connected()
             request = client.build_request(method, path, **options)  # type: ignore[arg-type]  # httpx checks them

@@ -51,8 +51,8 @@ class Inference:
         self._engine: Engine | None = None
         self._opening = asyncio.Lock()
         self._registered: dict[str, tuple[str, int]] = {}
-        """Digest of each model that this process has registered, and the number of its
-        registration, by name."""
+        """Digest and registration number of each model that this process has registered, by
+        name."""
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
@@ -156,7 +156,7 @@ class Inference:
                 for name in set(names) - left:
                     await self.forget(name)
                     self._registering.pop(name, None)
-            except Exception:  # the database may be away; the next round tries again
+            except Exception:  # the database may be unreachable; the next round tries again
                 log.exception("cannot find deleted models")
 
     @property

@@ -125,13 +125,14 @@ class JobRow(Owned, Base):
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
     """Device-time of the ended attempts in seconds, including lost work."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
-    """Reason for which the worker must save a resume point and free its device, else null."""
+    """Reason why the worker must save a resume point and free its device; null if it need not."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
     """Time of the last pre-emption, by the database clock."""
 
 
-# The order in which the jobs of a project are claimed (scheduling/order.py), and what tells jobs
-# that do not fit a worker. The labels are bounded, as PostgreSQL's index entries are.
+# The order in which the jobs of a project are claimed (scheduling/order.py), and the columns that
+# show whether a job fits a worker. The size of labels is bounded, because PostgreSQL bounds the
+# size of index entries.
 Index(
     "ix_jobs_claim",
     *(JobRow.project_id, JobRow.state, JobRow.interactive.desc(), JobRow.priority.desc()),

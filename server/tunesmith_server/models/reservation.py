@@ -1,4 +1,5 @@
-"""Table of reservations: times in which a worker or host takes no jobs, or jobs of one project."""
+"""Table of reservations: times in which a worker or host takes no jobs, or only jobs of one
+project."""
 
 from __future__ import annotations
 

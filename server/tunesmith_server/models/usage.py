@@ -27,7 +27,7 @@ class UsageRow(Base):
 
 
 class IdleRow(Base):
-    """Time on one day in which a worker was ready and had no job."""
+    """Time on one day in which a worker was ready but had no job."""
 
     __tablename__ = "idle_days"
 

@@ -1,4 +1,4 @@
-"""Table of workers' credentials; it does not say which workers are alive."""
+"""Table of workers' credentials; it does not show which workers are alive."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _work(visit: Visit, job: QueuedJob) -> Work:
     if job.id is not None:
         try:
             name = (jobs.retrieve(visit.session, job.id).suffix or "").strip()
-        except NotFound:  # an admin sees the ids of other projects, whose rows are out of reach
+        except NotFound:  # an admin sees ids of other projects' jobs, but not the rows
             name = ""
     return Work(job=job, name=name)
 

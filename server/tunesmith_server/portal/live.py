@@ -98,7 +98,7 @@ class _RowFeed:
                 for queue in self.watchers:
                     for frame in frames:
                         if queue.full():
-                            queue.get_nowait()  # a slow browser misses a row, not the newest
+                            queue.get_nowait()  # for a slow browser, drop the oldest row
                         queue.put_nowait(frame)
                 await asyncio.sleep(ROUND_SECONDS)
                 await changed.wait()
@@ -212,8 +212,8 @@ async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
 
 
 async def _next(queue: asyncio.Queue[bytes]) -> bytes:
-    """Return all waiting pieces as one piece. Return an empty piece after `PING_SECONDS` without a
-    new one."""
+    """Return all waiting pieces as one piece. Return an empty piece after `PING_SECONDS` without
+    new pieces."""
     try:
         async with asyncio.timeout(PING_SECONDS):
             pieces = [await queue.get()]

@@ -140,7 +140,7 @@ def _show(
         if entry := _entry(page, request, signed_in):
             audit.append(session, entry, watched)
         if page.takes_file and signed_in:
-            keys.check_open(session, signed_in.principal.use)  # the body took its time
+            keys.check_open(session, signed_in.principal.use)  # the body may have taken long
         return response
 
 

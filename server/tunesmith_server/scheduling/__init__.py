@@ -1,2 +1,2 @@
-"""The queue: order of jobs, limits, usage and forecasts. Services call this package; it changes no
-job's state."""
+"""The queue: order of jobs, limits, usage and forecasts. Services call this package. The package
+does not change the state of jobs."""

@@ -1,4 +1,4 @@
-"""Commands that keep jobs from workers: drain a worker or a host, and reserve it for a time."""
+"""Commands that keep jobs from workers: drain a worker or a host, or reserve it for a time."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Durations:
     def expected(self, job: Waiting) -> float:
         """Return the device-seconds that a waiting job will take."""
         per_step = job.done_seconds / job.step if job.step and job.done_seconds else None
-        if per_step is not None and job.total_steps:  # a job that goes on from a resume point
+        if per_step is not None and job.total_steps:  # a job that continues from a resume point
             return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))
         return self._usual(job) * self._factor
 

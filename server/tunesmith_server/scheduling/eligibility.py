@@ -1,7 +1,7 @@
 """Rules for the jobs that a worker can run: base model, device memory and labels.
 
 Each rule exists as an SQL condition, for the claim, and as a function, for forecasts. A test checks
-that both give the same result.
+that condition and function give the same result.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Abilities:
     """Properties of a worker that jobs ask for."""
 
     models: frozenset[str] = frozenset()
-    """Base models on its host."""
+    """Names of the base models on the worker's host."""
     labels: tuple[tuple[str, str], ...] = ()
     device_bytes: int | None = None
-    """Memory of its device; None if unknown."""
+    """Memory of the worker's device in bytes; None if unknown."""
 
 
 def abilities(worker: WorkerRow | None) -> Abilities:

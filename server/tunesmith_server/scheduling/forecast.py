@@ -1,7 +1,8 @@
 """Forecast of the queue: in which order and when waiting jobs start, if nothing new arrives.
 
-The forecast simulates the queue with the rules of a claim. It assumes that a running job keeps its
-mean time per step, and that a waiting job takes as long as similar jobs took (durations.py).
+The forecast simulates the queue with the rules of a claim. The forecast assumes that a running job
+keeps its mean time per step, and that a waiting job takes as long as similar jobs took
+(durations.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Ledger:
     def __init__(self, projects: dict[str, Project]) -> None:
         self._usage = {project.id: project.usage for project in projects.values()}
         self._charged: dict[str, tuple[str, float]] = {}
-        """Project of each running job, and the time until which it is charged."""
+        """Project of each running job, and the time up to which this project is charged."""
 
     def of(self, project_id: str) -> float | None:
         return self._usage[project_id]
@@ -174,7 +175,7 @@ class _Forecast:
         return self._takes[key]
 
     def _take_next(self, worker: Worker) -> Waiting | None:
-        """Remove the job that the worker would claim from its queue, and return the job."""
+        """Return the job that the worker would claim, after removing the job from its queue."""
         heads = []
         for project_id, queue in self._queues.items():
             project = self._projects[project_id]

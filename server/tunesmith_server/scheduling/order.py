@@ -3,11 +3,11 @@
 1. Interactive jobs: short, and limited to one at a time for each key.
 2. Jobs of a project that has fewer devices than its guarantee.
 3. The project with the least decayed device-time per weight. The quotient is stored as a difference
-  of logarithms, which gives the same order as the decayed usage at any time (usage.py).
+   of logarithms, which gives the same order as the decayed usage at any time (usage.py).
 4. The job's priority, 5. its age, 6. its id.
 
-With one project, rules 2 and 3 are equal for all jobs, so the oldest job with the highest priority
-is first.
+With one project, rules 2 and 3 are equal for all jobs, so lane, priority and age
+decide.
 
 Rules 1, 4, 5 and 6 order the jobs of one project; the index `ix_jobs_claim` has their columns in
 this order. So the query reads one job of each project, not the whole queue.

@@ -1,10 +1,11 @@
-"""Pre-emption: which running jobs must free their device for a waiting job.
+"""Pre-emption: choice of the running jobs that must free their device for a waiting job.
 
-A waiting job pre-empts a running one if no free worker fits it, if it comes before the running job
-in the queue, and if at least one holds:
-- it is interactive, and the running job is not;
-- its priority is higher;
-- its project has fewer devices than its guarantee, and the other project has more than its own.
+A waiting job pre-empts a running job if no free worker fits the waiting job, if the waiting job
+comes first in the queue, and if at least one of these conditions holds:
+- the waiting job is interactive, and the running job is not;
+- the waiting job has a higher priority;
+- the waiting job's project has fewer devices than its guarantee, and the running job's project has
+  more devices than its guarantee.
 A job is pre-empted at most once in ten minutes. The worker saves a resume point first.
 """
 
@@ -88,7 +89,7 @@ def _is_limited(
     snapshot: Snapshot, project: Project, owner: str, of_project: int, of_key: int
 ) -> bool:
     """Return True if limits keep the project or the key from another running job. `of_project` and
-    `of_key` are their numbers of running jobs."""
+    `of_key`: numbers of running jobs of the project and of the key."""
     limits = ((project.max_running_jobs, of_project), (snapshot.key_limits.get(owner), of_key))
     is_full = any(limit is not None and running >= limit for limit, running in limits)
     return is_full or not snapshot.over_device_hours.isdisjoint((project.id, owner))

@@ -78,8 +78,8 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
-    """Return the reason why the worker takes no other jobs, for users. Only the project itself
-    (`is_own`) sees the reservation's own reason."""
+    """Return the reason why the worker takes no other jobs, for users. Only the project that has
+    the reservation (`is_own`) sees the reservation's reason."""
     project_id = reservation.project_id
     if project_id is not None and not is_own:
         return f"{reservation.worker} is reserved for another project"

@@ -103,7 +103,7 @@ class Snapshot:
     workers: Sequence[Worker]
     running: Sequence[Running]
     waiting: Sequence[Waiting]
-    """Queued jobs of active projects; the jobs of one project are in its order."""
+    """Queued jobs of active projects; the jobs of each project are in the order of the queue."""
     evaluating: frozenset[str] = frozenset()
     """Ids of the workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """Device-time of projects: the decayed usage that orders the queue, and the totals of each day.
 
 Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
-device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with
-t = 0 (1970). This number changes only when the project uses a device, it orders projects like
-their decayed usage at any time, and as a logarithm it does not overflow (decision 0035).
+device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with t =
+0 (1970). This logarithm changes only when the project uses a device. At any time, it gives the same
+order of projects as their decayed usage, and it does not overflow (decision 0035).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HALF_LIFE_SECONDS = DAY
 _RATE = math.log(2) / HALF_LIFE_SECONDS
 CHARGE_AHEAD_SECONDS = 600.0
 """Device-time that a claim charges in advance. When a job has used up its advance, the same time is
-charged again. Without the advance, a project could claim all devices before it is charged
-anything."""
+charged again. Without the advance, a project could claim all devices before any device-time is
+charged."""
 NO_USAGE = -1e9
 """Value that replaces the logarithm of zero."""
 
@@ -71,7 +71,7 @@ def database_now(session: Session) -> float:
 
 
 def begin(session: Session, project: Project, start: float, end: float) -> None:
-    """Charge the advance of a claim to its project, which is locked."""
+    """Charge the advance of a claim to the job's project, which the caller has locked."""
     usage = added(project.usage_log, start, end)
     session.execute(_CHARGE, {"project": project.id, "usage": usage})
 
@@ -95,8 +95,9 @@ def continue_charging(session: Session, job: JobRow, now: float) -> None:
 
 
 def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
-    """End the charge of an attempt, which this transaction has ended, and add it to the totals.
-    With `work_is_lost`, the time after the attempt's newest resume point is not charged."""
+    """End the charge of an attempt, which this transaction has ended, and add its device-time to
+    the totals. With `work_is_lost`, the time after the attempt's newest resume point is not
+    charged."""
     if job.charged_until is None or job.claimed_at is None:
         return
     end = max(job.claimed_at, database_now(session))
@@ -119,7 +120,7 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
 def charge(
     session: Session, project_id: str, owner: str, model: str, start: float, end: float
 ) -> None:
-    """Charge device-time of an evaluation, and add it to the totals."""
+    """Charge device-time of an evaluation, and add this time to the totals."""
     project = lock_project(session, project_id)
     project.usage_log = added(project.usage_log, start, end)
     for day, begun, stop in split_days(start, end):
@@ -139,7 +140,7 @@ def lock_project(session: Session, project_id: str) -> ProjectRow:
 
 def lock_further_project(session: Session, project_id: str) -> ProjectRow | None:
     """Lock a project in a transaction that may hold other projects; return None if another
-    transaction has it. If two transactions waited for each other's projects, they would
+    transaction has locked it. If two transactions waited for each other's projects, they would
     deadlock."""
     return session.get(
         ProjectRow, project_id, with_for_update={"skip_locked": True}, populate_existing=True

@@ -27,7 +27,8 @@ _BLOCK = 512
 def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
-    """Insert a job's weights; they replace a row with the same name from an earlier attempt."""
+    """Insert the row of a job's weights; it replaces a row with the same name from an earlier
+    attempt."""
     row = session.scalar(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
     )

@@ -1,7 +1,7 @@
 """Retries of failed attempts: which failures are retried, when, and how often.
 
 A release (drain, pause, SIGTERM) is not a failed attempt. A failed attempt counts even if it made
-progress, so that a job which loses its worker after every resume point ends at some time.
+progress, so that a job which loses its worker again and again cannot run forever.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def fail_attempt(
 ) -> JobRow | None:
     """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
     store the failures of all attempts. If the user has cancelled the job, it is cancelled instead.
-    If the user has paused or stopped it, this command takes effect unless the job fails. The change
-    is conditional on the job's fence. Returns None if nothing was changed."""
+    If the user has paused or stopped the job, the user's command takes effect unless the job fails.
+    The change is conditional on the job's fence. Returns None if nothing was changed."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}

@@ -19,7 +19,8 @@ from tunesmith_server.models.changes import Changes
 
 _FIRST = "0" * 64
 _LOCK = 0x61756474
-"""Id of a PostgreSQL advisory lock: one transaction at a time appends. SQLite has one writer."""
+"""Id of a PostgreSQL advisory lock: only one transaction at a time appends. SQLite needs no lock,
+because it has only one writer."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +74,7 @@ def _as_stored(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def digest(row: AuditRow) -> str:
-    """Return the sha256 of all columns but the hash itself."""
+    """Return the sha256 of all columns except the hash itself."""
     columns = AuditRow.__table__.columns
     values = {column.name: getattr(row, column.name) for column in columns}
     del values["sha256"]

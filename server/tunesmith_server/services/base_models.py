@@ -40,7 +40,7 @@ class BaseChoice:
     name: str
     """Name shown in the job; never a path outside the allowed directories."""
     adapter_id: str | None = None
-    """Id of an earlier job's full weights, if they are the base model."""
+    """Id of an earlier job's full weights, if these weights are the base model."""
     missing_on_workers: bool = False
     """True if no live train worker has the model's folder."""
 

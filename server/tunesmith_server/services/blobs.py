@@ -140,7 +140,7 @@ def start_deleting(session: Session, names: list[str], older_than: timedelta) ->
 
 
 def finish_deleting(session: Session, marks: dict[str, float]) -> None:
-    """Delete the rows of deleted objects, unless a writer has taken them over."""
+    """Delete the rows of deleted objects, unless a writer uses the content again."""
     first, last = min(marks.values()), max(marks.values())
     session.execute(
         delete(BlobRow).where(

@@ -1,7 +1,8 @@
 """Claims: a worker leases the first job of the queue that it can run.
 
-One query chooses the job, locks its project and reads all that the lease needs. A claim reads
-everything before it writes, so a job whose row cannot be read fails without a savepoint.
+One query chooses the job, locks the job's project and reads all values that the lease needs. A
+claim reads everything before it writes, so a job whose row cannot be read fails without a
+savepoint.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) -> Select[Any]:
     """Return the query of the job that the worker gets, with its project, its files, the limit of
-    its key, and two facts about its events. The query locks the project."""
+    its key, and two facts about the job's events. The query locks the project."""
     choice = order.next_job(worker, tried).subquery("choice")
     project: Bundle[Any] = Bundle(  # Any: its columns
         "project",

@@ -23,7 +23,7 @@ BLOCK = 32
 """Number of steps in a block; `coarse` has the minimum and the maximum of each block."""
 _CHUNKS_AT_A_TIME = 4
 """Maximum number of chunks that are packed when one step is stored. After an update of the service,
-more than one can be complete."""
+more than one chunk can be complete."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 def _candidates() -> Select[EvaluationRow]:
     """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
-    projects in the order of the queue. So no project's evaluations hide those of other projects."""
+    projects in the order of the queue. So the evaluations of one project do not hide the
+    evaluations of other projects."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
     numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())
@@ -224,7 +225,7 @@ def _can_load(worker: WorkerRow | None, claimed: EvaluationClaim) -> bool:
 def renew(
     session: Session, settings: Settings, evaluation_id: str, lease: EvaluationLease
 ) -> EvaluationRenewal:
-    """Extend the lease. Raises Conflict if the worker no longer holds it."""
+    """Extend the lease. Raises Conflict if the worker no longer holds the lease."""
     row = _held(session, evaluation_id, lease)
     now = _charge(session, settings, row)
     row.lease_until = now + settings.lease_seconds

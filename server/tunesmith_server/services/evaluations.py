@@ -196,7 +196,7 @@ def list_evaluations(
 
 
 def cancel(session: Session, evaluation_id: str) -> RequestedEvaluation:
-    """Cancel an evaluation; the worker that runs it ends its process within seconds."""
+    """Cancel an evaluation; its worker ends the evaluation's process within seconds."""
     row = retrieve(session, evaluation_id, lock=True)
     if row.status not in ENDED:
         row.status, row.finished_at = EvaluationStatus.CANCELLED, time.time()

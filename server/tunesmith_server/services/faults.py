@@ -1,5 +1,5 @@
-"""Two kinds of errors: after an outage, the same operation may succeed later; with bad data, it
-always fails."""
+"""Two kinds of errors: after an outage, the same operation may succeed later; with bad data, the
+operation always fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Leases of uploaded files, which light workers read and validate. A worker claims a file, renews
 its lease, and reports a result or releases the file. While the lease is valid, no other worker
-reads the file. Only the janitor ends an expired lease; the file then has one more lost worker.
+reads the file. Only the janitor ends an expired lease, and then counts one more lost worker for the
+file.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def claim(session: Session, settings: Settings, file_id: str, body: ReadingClaim
 
 
 def renew(session: Session, settings: Settings, file_id: str, lease: ReadingLease) -> FileReading:
-    """Extend the lease. Raises Conflict if the worker no longer holds it."""
+    """Extend the lease. Raises Conflict if the worker no longer holds the lease."""
     row = _held(session, file_id, lease)
     _renew(session, settings, row)
     return FileReading(

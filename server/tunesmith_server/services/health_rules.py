@@ -168,7 +168,7 @@ def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
         # One odd batch does not count as a divergence, so longer curves are smoothed by medians of
         # three points.
         smooth = [median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
-        certain = 2 * CERTAIN * _noise(values)  # both ends are extremes of the noise
+        certain = 2 * CERTAIN * _noise(values)  # both ends may be extreme noise
     peak = max(smooth)
     rise = peak - start
     if peak < PEAK_FACTOR * start or rise < max(PEAK_NATS, certain) or end < RECOVERED * start:
@@ -251,9 +251,9 @@ def _noise(values: Sequence[float]) -> float:
     """Estimate the standard deviation of the noise between points. The estimate is too large rather
     than too small.
 
-    The estimate uses second differences, because a steady trend does not change them. It is the
-    larger of two values: the median over the curve ignores a fast fall at the start, and a high
-    quantile over the second half ignores a few unusual batches.
+    The estimate uses second differences, because a steady trend does not change them. The estimate
+    is the larger of two values: the median over the whole curve, which ignores a fast fall at the
+    start, and a high quantile over the second half, which ignores a few unusual batches.
     """
     bends = [values[at - 1] - 2 * values[at] + values[at + 1] for at in range(1, len(values) - 1)]
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise

@@ -1,4 +1,5 @@
-"""Deletion of a job and of everything that belongs to it. The job's data files are kept."""
+"""Deletion of a job and of all rows and files that belong to the job. The job's data files are
+kept."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Filters of the list of jobs. The index `ix_jobs_list` has all filtered columns except `metadata`,
-so that a rare match does not read every row."""
+so that a search with few matches does not read every row."""
 
 from __future__ import annotations
 

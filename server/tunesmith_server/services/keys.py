@@ -88,7 +88,7 @@ def create(
 
 def ensure_admin(session: Session, name: str, key: str) -> ApiKeyRow:
     """Register an existing key as an admin key, if it is not registered yet. Earlier releases
-    registered it without a role."""
+    registered this key without a role."""
     row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.sha256 == key_hash(key)))
     if row is None:
         return create(session, name, key, role="admin")[0]

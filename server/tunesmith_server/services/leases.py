@@ -1,5 +1,5 @@
 """Leases: a worker renews the lease of its job with each report, and loses the lease if it stops
-reporting. claims.py creates the leases.
+reporting. Leases are created in claims.py.
 
 Every write is conditional on the fencing token. The token grows with each claim, so a worker that
 has lost the lease cannot write. Lease expiry uses only the database clock.

@@ -45,7 +45,7 @@ class OlderJobs:
                 job_health.derive(session, job)
             chunks -= _seal(session, job, chunks)
             if chunks <= 0 and _is_unpacked(job):
-                return  # the next round goes on with this job
+                return  # the next round continues with this job
             self._after = (job.created_at, job.id)
         self.is_done = len(jobs) < MAX_JOBS
 

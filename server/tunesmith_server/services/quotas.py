@@ -41,7 +41,7 @@ def check(session: Session, added: int) -> None:
 
 def stored_bytes(session: Session, project_id: str) -> int:
     """Return the bytes of a project's files, open uploads, models, resume points and samples. If
-    two files have the same content, it counts twice."""
+    two files have the same content, the content counts twice."""
     total = 0
     for row in (FileRow, AdapterRow):
         total += _sum(session, select(func.sum(row.bytes)).where(row.project_id == project_id))

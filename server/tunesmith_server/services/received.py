@@ -1,4 +1,4 @@
-"""Reading of worker reports, and storage of their events.
+"""Validation of worker reports, and storage of their events.
 
 An event that cannot be read or stored is quarantined: a warning is stored in its place, and later
 events are stored as usual.
@@ -47,7 +47,7 @@ class Unreadable:
     reason: str
     kind: str = "?"
     source_seq: int | None = None
-    """Number of the event; None if it has no valid number."""
+    """Number of the event; None if the event has no valid number."""
 
 
 def _read_event(value: Any) -> RunEvent | Unreadable:  # Any: whatever JSON the worker sent

@@ -74,7 +74,7 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
 
 
 def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
-    """Return the evaluation of the newest attempt that has one."""
+    """Return the evaluation of the newest attempt that has an evaluation."""
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt.desc())
     )

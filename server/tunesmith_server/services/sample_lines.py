@@ -1,5 +1,5 @@
-"""Stored files of samples: gzipped JSON lines, one file per step. A worker wrote them, so they may
-be damaged, lost, or a decompression bomb."""
+"""Stored files of samples: gzipped JSON lines, one file per step. A worker wrote the files, so a
+file may be damaged, lost, or a decompression bomb."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ _START = "self-check: "
 
 
 def retrieve(session: Session, job: JobRow, attempt: int | None) -> SelfCheck:
-    """Return the self-check of `attempt`, by default of the newest attempt that has one."""
+    """Return the self-check of `attempt`, by default of the newest attempt that has a
+    self-check."""
     query = select(EventRow).where(
         EventRow.job_id == job.id,
         EventRow.kind == EventKind.MESSAGE,

@@ -28,7 +28,7 @@ chain."""
 def resolve(
     session: Session, settings: Settings, name: str, *, param: str = "model"
 ) -> ServedModel:
-    """Return the model with this name. Raises NotFound if the server does not have it.
+    """Return the model with this name. Raises NotFound if the server does not have this model.
 
     `param`: field of the request that names the model."""
     model = _resolve(session, settings, name, _MOST_BASES)

@@ -43,7 +43,7 @@ _seen_lock = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class SignedIn:
-    """Session of a request, and its caller."""
+    """Session of a request, and the caller."""
 
     id: str
     kind: Kind
@@ -58,7 +58,7 @@ def create(
     name: str | None = None,
     user_agent: str | None = None,
 ) -> tuple[SessionRow, str]:
-    """Create a session of an API key. Only this call returns its secret."""
+    """Create a session of an API key. Only this call returns the session's secret."""
     secret, now = secrets.token_urlsafe(32), time.time()
     seconds = {"browser": IDLE_SECONDS, "display": DISPLAY_SECONDS, "link": LINK_SECONDS}[kind]
     row = SessionRow(
@@ -103,8 +103,8 @@ def authenticate(session: Session, secret: str, project: str | None = None) -> S
 
 
 def redeem_link(session: Session, secret: str, user_agent: str | None) -> str | None:
-    """Use up a one-time link. Return the secret of a new session, or None if the link was used, has
-    expired or belongs to a revoked key."""
+    """Sign in with a one-time link, which cannot be used again. Return the secret of a new session,
+    or None if the link was used, has expired or belongs to a revoked key."""
     used = session.scalar(
         delete(SessionRow)
         .where(

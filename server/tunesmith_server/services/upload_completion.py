@@ -76,8 +76,8 @@ def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | U
 
 
 def assemble(storage: Storage, work: Assembly, announce: Callable[[str, int], None]) -> Assembled:
-    """Read the stored parts twice: first to compute the sha256, then to store the content under it.
-    Only a few pieces are in memory at a time. `announce` commits the content's row."""
+    """Read the stored parts twice: first to compute the sha256, then to store the content under
+    this sha256. Only a few pieces are in memory at a time. `announce` commits the content's row."""
     sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     try:
         for piece in _pieces(storage, work):

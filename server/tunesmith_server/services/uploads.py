@@ -60,7 +60,7 @@ def retrieve(session: Session, upload_id: str, *, lock: bool = False) -> UploadR
 
 
 def show(session: Session, upload_id: str) -> Upload:
-    """Return the upload with its received parts, so that the client can continue it."""
+    """Return the upload with its received parts, so that the client can continue the upload."""
     row = retrieve(session, upload_id)
     parts = session.scalars(
         select(UploadPartRow)

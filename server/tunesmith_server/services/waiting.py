@@ -89,7 +89,7 @@ def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
 
 
 _WARNINGS = select(EventRow).where(EventRow.job_id == bindparam("job_id"), *_in_force())
-"""Query of a job's active warnings. It is built once, because each claim executes it."""
+"""Query of a job's active warnings. The query is built once, because each claim executes it."""
 
 
 def _withdraw(warning: EventRow, event: EventRow) -> None:

@@ -1,8 +1,8 @@
 """Credentials of workers, and what a worker may read and write.
 
-Each worker generates its own secret and enrolls with the shared token. All other requests carry
-the worker's id and secret. A train worker has access only to the jobs and evaluations whose lease
-it holds, and to their files. A light worker has access only to files that it has claimed."""
+Each worker generates its own secret and enrolls with the shared token. All later requests have the
+worker's id and secret. A train worker has access only to the jobs and evaluations whose lease it
+holds, and to their files. A light worker has access only to files that it has claimed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .jobs import HELD
 
 KEEP_SECONDS = 14 * 24 * 3600.0
 """Age at which the credential of a worker that neither reports nor holds a job is removed. A live
-worker enrolls again by itself."""
+worker enrolls again automatically."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,8 @@ class Result:
     best: float | None
     best_step: int | None
     difference: float | None
-    """Job's best value minus the best value of all jobs; None if one of them is unknown."""
+    """Job's best value minus the best value of all jobs; None if one of the two values is
+    unknown."""
 
     @property
     def is_best(self) -> bool:

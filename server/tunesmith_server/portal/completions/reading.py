@@ -38,7 +38,7 @@ class Group:
     samples: list[Sample]
     """Completions in the order of their generation."""
     rewards: list[float]
-    """Rewards of the completions that have one."""
+    """Rewards of the completions that have a reward."""
 
     @classmethod
     def of(cls, samples: list[Sample]) -> Group:
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """One step of a prompt that is followed across steps."""
+    """Completions of a followed prompt at one step."""
 
     group: Group
     shown: Sample

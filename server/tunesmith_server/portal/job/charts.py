@@ -131,7 +131,7 @@ def charts_of(
 
 
 def _limited(chart: Chart, precision: str) -> Chart:
-    """Return the chart with the limit of its metric, if it has one."""
+    """Return the chart with the limit of its metric, if the metric has a limit."""
     if chart.names != ("rollout_gap",):
         return chart
     gap = largest_gap(precision)

@@ -39,7 +39,7 @@ class Group:
 
 
 def groups(phases: Mapping[str, float]) -> list[Group]:
-    """Return the groups whose time is not zero. Their seconds sum to the wall time."""
+    """Return the groups whose time is not zero. The seconds of the groups sum to the wall time."""
     whole = sum(phases.values()) or 1.0
     named = {str(phase) for _, members in _GROUPS for phase in members}
     rest = tuple(name for name in phases if name not in named)

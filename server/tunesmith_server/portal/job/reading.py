@@ -68,7 +68,7 @@ class Parts:
     """Number of step ranges that a later attempt repeated."""
     marks: list[Mark]
     earlier: str
-    """Id of the job that was created before this one; empty if there is none."""
+    """Id of the job that was created before this job; empty if there is no such job."""
     later: str
 
 

@@ -74,7 +74,8 @@ def _cells(file: FileObject) -> list[Cell]:
 
 
 def upload(visit: Visit) -> Response:
-    """Store a file and go to its page. A usable file with the same content is not stored again."""
+    """Store a file and show the file's page. A usable file with the same content is not stored
+    again."""
     file = visit.form.get("file")
     if not isinstance(file, UploadFile) or not file.filename:
         raise BadRequest(

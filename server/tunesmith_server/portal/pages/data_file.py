@@ -50,7 +50,7 @@ class ShownRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsPart:
-    """Rows of one page, or the reason why there are none."""
+    """Rows of one page, or the reason why no rows can be shown."""
 
     rows: list[ShownRow] = field(default_factory=list)
     behind: str = ""

@@ -1,4 +1,4 @@
-"""The theme: light, dark, or the theme of the system. It is stored in a cookie, so that no page
+"""The theme: light, dark, or the theme of the system. A cookie stores the theme, so that no page
 first appears in the wrong theme."""
 
 from __future__ import annotations

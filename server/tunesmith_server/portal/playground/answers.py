@@ -1,14 +1,14 @@
-"""Route that answers a prompt: up to four models, one response.
+"""Route that answers a prompt with up to four models in one response.
 
 All answers share one response. Each of its lines is JSON and names a column. A browser opens at
 most six connections to a host for all tabs together, and the live stream uses one of them. With one
 response per column, one playground would use up to five connections, and a second playground would
 block every tab. With one response, Stop, a closed tab and the end of the session also cancel all
 answers at once. The cookie is valid only for the portal, so the requests do not use the `/v1`
-routes. They use `api.chat.answering`, like the requests to `/v1/chat/completions`, with the same
-checks of model and parameters, the same limits of the key and separate prefixes of projects. Each
-column counts as one request for the rate limit. The rule of `POST /chat/completions` decides who
-may send requests.
+routes. The requests use `api.chat.answering`, like the requests to `/v1/chat/completions`, with the
+same checks of model and parameters, the same limits of the key and separate prefixes of projects.
+Each column counts as one request for the rate limit. The rule of `POST /chat/completions` decides
+who may send requests.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class _Answers(Response):
             await self._put_answer(at)
         except ServiceError as error:
             await put({"column": at, "error": self._error(error)})
-        except Exception:  # shown in the column; the other columns go on
+        except Exception:  # shown in the column; the other columns continue
             log.exception("an answer of the playground failed")
             failed = EngineFailed(
                 ErrorCode.INTERNAL, "the server failed", hint="its log has the reason"
@@ -215,7 +215,7 @@ class _Answers(Response):
             try:
                 if not await run_in(Plane.CHAT, self._may_chat):
                     return
-            except Exception:  # a database that is away ends no answer
+            except Exception:  # an unreachable database does not end answers
                 log.exception("cannot check the session of a playground")
 
     def _may_chat(self) -> bool:

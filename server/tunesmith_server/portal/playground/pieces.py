@@ -9,9 +9,9 @@ from typing import Any
 from tunesmith_server.portal.text import clipped, visible
 
 Piece = dict[str, Any]
-"""Piece as a JSON object. `text` is its text. `shown` is present if the text has invisible
-characters. With log-probs, `tone` is from 0 (unlikely) to 4 (nearly certain), and `detail` has the
-probabilities of the token and of its alternatives."""
+"""Piece as a JSON object. `text` is the text of the piece. `shown` is present if the text has
+invisible characters. With log-probs, `tone` is from 0 (unlikely) to 4 (nearly certain), and
+`detail` has the probabilities of the token and of its alternatives."""
 _TONES = (0.05, 0.2, 0.5, 0.9)
 """Probabilities from which tones 1 to 4 are used."""
 _LONGEST_TOKEN = 40
