@@ -11,7 +11,7 @@ class AuditLogEntry(Response):
     """An action of a user. `sha256` is computed from the fields from `seq` to `previous`."""
 
     id: str
-    """`audit-` and the number of the entry."""
+    """Id of the entry: `audit-` and the number of the entry."""
     object: Literal["organization.audit_log"] = "organization.audit_log"
     seq: int
     """Number of the entry, from 1 and without gaps."""

@@ -206,11 +206,11 @@ class ChatAnswer(Response):
     """Message that the model wrote."""
 
     role: Literal["assistant"] = "assistant"
-    """Always `assistant`."""
+    """Role of the author, always `assistant`."""
     content: str | None = None
     """Text of the answer."""
     refusal: str | None = None
-    """Always null."""
+    """OpenAI's field; always null."""
 
 
 class ChatChoice(Response):
@@ -233,7 +233,7 @@ class ChatCompletion(Response):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     model: str
     choices: list[ChatChoice]
     """The `n` answers."""
@@ -269,7 +269,7 @@ class ChatChunk(Response):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     model: str
     choices: list[ChatChunkChoice]
     """New parts; empty in the chunk with `usage`."""

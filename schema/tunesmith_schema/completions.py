@@ -35,7 +35,7 @@ class CompletionRequest(Sampling):
     echo: bool | None = None
     """Return the prompt in front of the answer."""
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    """Only the value of `n` is supported."""
+    """OpenAI's field; only the value of `n` is supported."""
     suffix: Unsupported = None
     """Not supported."""
 
@@ -80,7 +80,7 @@ class Completion(Response):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
-    """Unix seconds."""
+    """Time of creation, Unix seconds."""
     model: str
     choices: list[CompletionChoice]
     """The answers; empty in the event with `usage`."""

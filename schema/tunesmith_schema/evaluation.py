@@ -67,8 +67,8 @@ class ModelComparison(Response):
     """Confidence level of the interval, chosen so that all intervals of an evaluation together
     contain the true differences with 99 % probability."""
     outcome: Outcome
-    """`no_difference` means that the rows show no difference: the interval contains 0, or there are
-    fewer than 8 rows."""
+    """Outcome of the comparison. `no_difference` means that the rows show no difference: the
+    interval contains 0, or there are fewer than 8 rows."""
     verdict: str
     """Outcome in words, for example "better by 0.31 +- 0.05 nats on 80 rows"."""
 

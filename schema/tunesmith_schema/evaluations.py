@@ -73,7 +73,8 @@ class EvaluationCreate(Request):
     model_config = with_example({"model": "my-model", "file": "file-abc123"})
 
     kind: Literal["data", "tasks"] = "data"
-    """`data`: evaluate the model on a file. `tasks`: store results of lm-eval."""
+    """Kind of evaluation. `data`: evaluate the model on a file. `tasks`: store results of
+    lm-eval."""
     model: ModelName
     """Base model, tuned model (`ft:...`) or checkpoint (`ft:...:ckpt-step-N`)."""
     against: ModelName | None = None
@@ -107,7 +108,7 @@ class RequestedEvaluation(Response):
     id: str
     object: Literal["evaluation"] = "evaluation"
     kind: Literal["data", "tasks"]
-    """`data`: measured on a file. `tasks`: results of lm-eval."""
+    """Kind of evaluation. `data`: measured on a file. `tasks`: results of lm-eval."""
     created_at: int
     """Time of creation, in Unix seconds."""
     started_at: int | None = None
@@ -176,7 +177,7 @@ class EvaluationClaim(Response):
     file: ClaimedFile
     """Data file."""
     on: EvaluatedOn
-    """`training_file` if the model was trained on the data file."""
+    """Origin of the rows: `training_file` if the model was trained on the data file."""
     grader: Grader | None = None
     losses: bool = True
     """True if the rows have answers, so that losses are measured."""
@@ -200,8 +201,8 @@ class EvaluationOutcome(EvaluationLease):
     """Outcome of an evaluation, reported by a worker."""
 
     state: Literal["succeeded", "failed", "released", "crashed"]
-    """`released`: the worker shuts down, and another worker starts the evaluation again. `crashed`:
-    the process was killed; after several crashes the evaluation fails."""
+    """Outcome. `released`: the worker shuts down, and another worker starts the evaluation again.
+    `crashed`: the process was killed; after several crashes the evaluation fails."""
     result: Annotated[Evaluation, JsonBound(512 * 1024)] | None = None
     """Result, if `state` is `succeeded`."""
     error: JobFailure | None = None

@@ -89,6 +89,6 @@ class FileOverlap(Response):
     rows: int
     """Number of rows of the file that are also in the other file."""
     share: float
-    """`rows` as a share of the file's readable rows, from 0 to 1."""
+    """Share of the file's readable rows that are also in the other file, from 0 to 1."""
     pairs: list[RowPair] = Field(max_length=MAX_EXAMPLES)
     """First rows that are in both files."""

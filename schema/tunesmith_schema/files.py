@@ -15,7 +15,7 @@ MAX_PROBLEM = 1000
 
 
 class FilePurpose(StrEnum):
-    """Purpose of an uploaded file (OpenAI's request values)."""
+    """Purpose of an uploaded file, with OpenAI's values for requests."""
 
     ASSISTANTS = "assistants"
     BATCH = "batch"
@@ -34,7 +34,7 @@ class RowFormat(StrEnum):
     PROMPT_COMPLETION = "prompt_completion"
     """`{"prompt", "completion"}`, each a string or a list of messages."""
     QUESTION_ANSWER = "question_answer"
-    """`{"question", "answer"}`."""
+    """`{"question", "answer"}`, each a string."""
     ALPACA = "alpaca"
     """`{"instruction", "input", "output"}`; `input` is optional."""
     SHAREGPT = "sharegpt"
@@ -132,8 +132,8 @@ class FileObject(Response):
     purpose: str
     """Purpose given at the upload."""
     status: Literal["uploaded", "processed", "error"] = "uploaded"
-    """`uploaded` until the file has been validated, then `processed`, or `error` if no method can
-    use the file."""
+    """State of the file: `uploaded` until the file has been validated, then `processed`, or `error`
+    if no method can use the file."""
     status_details: str | None = None
     """Reason if `status` is `error`."""
     sha256: str | None = None

@@ -1,5 +1,5 @@
 """Graders: settings for scoring completions in reinforcement tuning. The types are OpenAI's, plus
-our own for answers that need no judge model.
+our own types for answers that can be scored without a judge model.
 
 Texts are templates: `{{item.x}}` is a field of the data row, `{{sample.output_text}}` is the
 completion, and `{{sample.output_json.x}}` is a field of the completion parsed as JSON.
@@ -94,8 +94,8 @@ class StringCheckGrader(Request):
     reference: Template
     """Text to compare with."""
     operation: Literal["eq", "ne", "like", "ilike"]
-    """`eq`: equal; `ne`: not equal; `like`: contains `reference`; `ilike`: contains `reference`,
-    ignoring case."""
+    """Comparison. `eq`: equal; `ne`: not equal; `like`: contains `reference`; `ilike`: contains
+    `reference`, ignoring case."""
 
 
 class TextSimilarityGrader(Request):

@@ -22,8 +22,8 @@ class JobFile(Response):
         ]
         | str
     )  # fmt: skip
-    """`recipe`: the create request, with all fields of the recipe. `environment`: device, settings
-    and library versions. `log`: all events except metrics and samples."""
+    """Kind of file. `recipe`: the create request, with all fields of the recipe. `environment`:
+    device, settings and library versions. `log`: all events except metrics and samples."""
     media_type: str
     bytes: int | None = None
     """Size in bytes; null for a file that is made when it is read."""

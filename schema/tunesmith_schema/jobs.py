@@ -103,7 +103,7 @@ class JobCreate(Request):
     method: Method | None = None
     """Kind of training and its hyperparameters, in OpenAI's current format."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
-    """Training settings, named as in PEFT and TRL; every field has a default."""
+    """Training settings with the names of PEFT and TRL; every field has a default."""
     scheduling: Scheduling | None = None
     """Priority, lane, and requirements on the worker."""
 
@@ -198,7 +198,7 @@ class JobCurve(Response):
     """Small curve of a job's main metric: at most 64 points, each the mean over several steps."""
 
     name: str
-    """`train_loss`, or `reward` for a reinforcement job."""
+    """Name of the metric: `train_loss`, or `reward` for a reinforcement job."""
     steps: list[int]
     """Step of each point: the last step that its mean includes."""
     values: list[float]

@@ -13,7 +13,7 @@ class SelfCheckItem(Response):
     check: str
     """Name of the check."""
     state: str
-    """`passed`, `failed`, `not_applicable` or `skipped`."""
+    """Outcome of the check: `passed`, `failed`, `not_applicable` or `skipped`."""
     detail: str
     """Measured value, or the reason why the check did not run."""
 

@@ -18,7 +18,8 @@ class Model(Response):
     created: int
     """Time of creation, Unix seconds."""
     owned_by: str
-    """`base` for a base model on this server, `tunesmith` for a model that Tunesmith trained."""
+    """Owner: `base` for a base model on this server, `tunesmith` for a model that Tunesmith
+    trained."""
     adapter_id: str | None = None
     """Tuned models only: id in `/v1/adapters/{id}`."""
     base_model: str | None = None
@@ -99,7 +100,7 @@ class Adapter(Response):
     base_model: str
     """Name of the base model."""
     kind: Literal["lora", "full"]
-    """`lora`: a PEFT adapter; `full`: all weights."""
+    """Kind of weights. `lora`: a PEFT adapter; `full`: all weights."""
     step: int
     """Optimiser step of the weights."""
     bytes: int

@@ -44,7 +44,7 @@ class Project(Response):
     archived_at: int | None = None
     """Time when the project was archived; since then, no key opens it."""
     status: Literal["active", "archived"]
-    """`active` or `archived`."""
+    """State of the project: `active` or `archived`."""
     slug: str
     """Name of the project inside the names of its tuned models."""
     max_bytes: int | None = None
@@ -98,7 +98,7 @@ class UserCreate(Request):
     name: Name
     """Name of the person."""
     role: UserRole = "member"
-    """`admin`, or `member`. The rights of a `member` come from projects."""
+    """Role in the organization. The rights of a `member` come from projects."""
 
 
 class UserUpdate(Request):
@@ -172,7 +172,7 @@ class KeyOwner(Response):
     """Owner of a key, in OpenAI's format."""
 
     type: Literal["user", "service_account"]
-    """`user`, or `service_account` for the key of a service."""
+    """Kind of owner: `user`, or `service_account` for the key of a service."""
     user: KeyUser | None = None
     """User who owns the key."""
     service_account: KeyService | None = None
@@ -190,7 +190,7 @@ class ProjectApiKey(Response):
     """First characters of the key."""
     created_at: int
     last_used_at: int | None = None
-    """Time of the last request, at most a minute late."""
+    """Time of the last request; the value may be a minute old."""
     expires_at: int | None = None
     """Time when the key stops working; None means never."""
     owner: KeyOwner
@@ -239,7 +239,7 @@ class AdminKeyOwner(Response):
     name: str
     """Name of the key."""
     role: str = "owner"
-    """Always `owner`, which is OpenAI's word for an admin."""
+    """Role of the owner: always `owner`, which is OpenAI's word for an admin."""
     created_at: int
 
 
@@ -256,7 +256,7 @@ class AdminApiKey(Response):
     expires_at: int | None = None
     """Time when the key stops working; None means never."""
     last_used_at: int | None = None
-    """Time of the last request, at most a minute late."""
+    """Time of the last request; the value may be a minute old."""
     owner: AdminKeyOwner
     """Owner of the key."""
 

@@ -276,7 +276,8 @@ class Saturation(Response):
     """Change of the throughput if a forward pass has more rows."""
 
     state: Literal["saturated", "not_saturated", "not_measured"]
-    """`saturated` means that more rows would use more memory without a higher throughput."""
+    """Result of the measurement. `saturated` means that more rows would use more memory without a
+    higher throughput."""
     text: str
     """Measurements that explain `state`, or the reason why nothing was measured."""
     doubling_gain: float | None = None

@@ -170,8 +170,8 @@ class RunResult(Request):
     successful run still evaluates its result; any other run ends."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
-    """`stopped` means that the run saved its state at a step boundary on request; the job is not
-    finished."""
+    """Outcome of the run. `stopped` means that the run saved its state at a step boundary on
+    request; the job is not finished."""
     kind: Literal["lora", "full"] | None = None
     """Kind of weights in `directory`, if the run succeeded."""
     directory: str | None = None

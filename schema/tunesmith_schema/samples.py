@@ -43,7 +43,7 @@ class Sample(Response):
     completion_tokens: int
     """Number of tokens of the completion, including its end token."""
     finish_reason: Literal["stop", "length"] | str
-    """`stop`: the completion ended by itself; `length`: it reached
+    """Reason why the completion ended. `stop`: the model ended the completion; `length`: it reached
     `recipe.grpo.max_completion_length`; `unreadable`: the stored sample is lost or damaged."""
 
 

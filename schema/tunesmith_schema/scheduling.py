@@ -12,7 +12,8 @@ from .bounds import MAX_COUNT, MAX_SECONDS, MAX_STEP, JsonBound, ObjectId, at_mo
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 WorkerLabels = Annotated[dict[Label, Label], at_most(16), JsonBound(4 * 1024)]
-"""At most 16 labels; names and values have letters, digits, dots, hyphens and underscores."""
+"""Labels of a worker, at most 16. Names and values have letters, digits, dots, hyphens and
+underscores."""
 
 
 class Scheduling(Request):
@@ -212,7 +213,7 @@ class WorkerStatus(Response):
     host: str
     """Name of the worker's host."""
     device: str
-    """`cpu`, or the GPU's name."""
+    """Device of the worker: `cpu`, or the GPU's name."""
     device_bytes: int | None = None
     """Memory of the device in bytes; null if unknown."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -300,7 +301,7 @@ class DeviceUsageItem(Response):
     device_seconds: float
     """Seconds in which jobs had a device, including lost work."""
     lost_seconds: float
-    """Seconds whose work was lost with a worker; projects are not charged for this time."""
+    """Seconds of work that was lost with a worker; projects are not charged for this time."""
 
 
 class DeviceUsage(Response):
@@ -312,7 +313,7 @@ class DeviceUsage(Response):
     device_seconds: float
     """Seconds in which jobs had a device, including lost work."""
     lost_seconds: float
-    """Seconds whose work was lost with a worker."""
+    """Seconds of work that was lost with a worker."""
     idle_seconds: float
     """Seconds in which ready workers had no job of any project."""
     data: list[DeviceUsageItem]

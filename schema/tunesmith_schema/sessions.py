@@ -26,7 +26,7 @@ class PortalSession(Response):
     """API key whose rights the session has."""
     created_at: int
     last_seen_at: int
-    """Time of the last request, at most a minute late."""
+    """Time of the last request; the value may be a minute old."""
     expires_at: int
     """Time when the session ends without another request."""
     user_agent: str | None = None

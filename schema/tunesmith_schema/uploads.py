@@ -24,7 +24,7 @@ Md5 = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{32}$")]
 
 
 class UploadStatus(StrEnum):
-    """State of an upload (OpenAI's closed set)."""
+    """State of an upload, with OpenAI's values."""
 
     PENDING = "pending"
     """The upload accepts parts."""

@@ -28,7 +28,7 @@ class Verification(Request):
     document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
     """Version of the document's form."""
     kind: Literal["lora", "full"]
-    """`lora`: a PEFT adapter; `full`: all weights."""
+    """Kind of weights. `lora`: a PEFT adapter; `full`: all weights."""
     step: int
     """Optimiser step of the weights."""
     base_model: str

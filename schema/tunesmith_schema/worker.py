@@ -46,7 +46,7 @@ class WorkerHello(Request):
     host: Text = Field(max_length=255)
     """Host name, for display."""
     device: Text = Field(max_length=255)
-    """`cpu`, or the GPU's name."""
+    """Device of the worker: `cpu`, or the GPU's name."""
     version: Text = Field(max_length=32)
     """Version of the worker's code."""
     models: list[Annotated[Text, Field(max_length=255)]] = Field(
@@ -122,7 +122,7 @@ class Claim(Response):
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         union_mode="left_to_right"
     )
-    """Effective OpenAI hyperparameters."""
+    """OpenAI's hyperparameters of the job."""
     seed: int
     step: int = 0
     """Last step whose metrics the server has."""
@@ -186,8 +186,8 @@ class Outcome(Request):
     """Outcome of an attempt."""
 
     state: Literal["succeeded", "failed", "cancelled", "released"]
-    """`released` means that the worker shut down or paused the job; the attempt does not count as
-    failed."""
+    """Outcome of the attempt. `released` means that the worker shut down or paused the job; the
+    attempt does not count as failed."""
     error: JobFailure | None = None
     """Reason for the failure, if the attempt failed."""
     kind: Literal["lora", "full"] | None = None

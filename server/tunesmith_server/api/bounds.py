@@ -1,5 +1,5 @@
-"""Bounds of path, query and header parameters, and of multipart forms. The bounds of JSON bodies
-are in `tunesmith_schema`, the largest bodies in `body_limits.py`."""
+"""Bounds of path, query and header parameters, and of multipart forms. `tunesmith_schema` has the
+bounds of JSON bodies; `body_limits.py` has the largest body of each route."""
 
 from __future__ import annotations
 

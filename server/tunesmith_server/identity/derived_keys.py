@@ -1,6 +1,6 @@
-"""Bounds of a key that another key creates: it has no more rights than its maker and does not
-outlive its maker. A limit of a key applies to this key alone; a limit of the project applies to all
-its keys together."""
+"""Bounds of a key that another key creates: the new key has no more rights than its maker and does
+not outlive its maker. A limit of a key applies to this key alone; a limit of the project applies to
+all its keys together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunesmith_server.core.principal import VERBS, Principal
 from tunesmith_server.models import ApiKeyRow
 
 LIMITS = ("max_running_jobs", "max_queued_jobs", "max_device_hours")
-"""Limits of jobs that a new key inherits."""
+"""Job limits that a new key inherits."""
 
 
 def check_verbs(principal: Principal, asked: Set[Verb], what: str) -> None:
@@ -72,6 +72,6 @@ def requests_per_minute(
 
 
 def inherit_limits(maker: ApiKeyRow, key: ApiKeyRow) -> None:
-    """Give a new key its maker's limits of jobs."""
+    """Copy the maker's job limits to a new key."""
     for name in LIMITS:
         setattr(key, name, getattr(maker, name))

@@ -1,5 +1,6 @@
 """Permissions of other projects to use a tuned model, in the format of OpenAI's checkpoint
-permissions. A shared model can be listed, downloaded, asked, and trained further."""
+permissions. The other projects can list and download a shared model, chat with it, and train it
+further."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class ServedModel:
     id: str
     """Name in requests."""
     kind: Literal["base", "adapter", "full"]
-    """`base`: a base model, found by its name; `adapter`: a LoRA adapter on `base`; `full`: all
-    weights, with the configuration of `base`."""
+    """Kind of model. `base`: a base model, found by its name; `adapter`: a LoRA adapter on `base`;
+    `full`: all weights, with the configuration of `base`."""
     base: ServedModel | None = None
     """Base model that the adapter or the full weights were trained from."""
     files: tuple[StoredFile, ...] = ()
@@ -44,7 +44,7 @@ class EngineStatus:
     """State of the inference server, for /readyz."""
 
     status: str
-    """`not started`, `ready`, `loading`, `waiting` or `unreachable`."""
+    """State of the server: `not started`, `ready`, `loading`, `waiting` or `unreachable`."""
     waiting_for: str | None = None
     """Reason, if the state is `waiting` or `unreachable`."""
 

@@ -23,9 +23,9 @@ class ApiKeyRow(Base):
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
     """Project that the key opens. An admin key opens every project; this project is its default."""
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
-    """`viewer`, `member`, `lead` or `admin`. A user's key never has more rights than the user. Keys
-    of earlier releases have the role `lead`, because they could do everything with files, jobs and
-    models."""
+    """Role of the key: `viewer`, `member`, `lead` or `admin`. A user's key never has more rights
+    than the user. Keys of earlier releases have the role `lead`, because they could do everything
+    with files, jobs and models."""
     user_id: Mapped[str | None] = mapped_column(String(40), index=True)
     """User whose key this is; null for the key of a service."""
     verbs: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))

@@ -47,4 +47,5 @@ class MetricRow(Base):
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     value: Mapped[float | None] = mapped_column(Double)
-    """Null means NaN. A later attempt that repeats the step overwrites the value."""
+    """Value of the metric; null means NaN. A later attempt that repeats the step overwrites the
+    value."""

@@ -29,7 +29,7 @@ class FileRow(Owned, Base):
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """Time of the last validation message; the janitor sends another message after 30 s."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of lost workers among those that read and validated the file."""
+    """Number of times that a worker was lost while it read and validated the file."""
     reader: Mapped[str | None] = mapped_column(String(128))
     """Id of the light worker that reads and validates the file."""
     reading: Mapped[int] = mapped_column(Integer, default=0)

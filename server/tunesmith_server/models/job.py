@@ -49,7 +49,7 @@ class JobRow(Owned, Base):
     suffix: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int] = mapped_column(BigInteger)
     labels: Mapped[dict[str, str] | None] = mapped_column("metadata", JSON(none_as_null=True))
-    """`metadata` in the API; SQLAlchemy reserves the name `metadata`."""
+    """Value of `metadata` in the API; SQLAlchemy reserves the name `metadata`."""
     name: Mapped[str | None] = mapped_column(String(200))
     notes: Mapped[str | None] = mapped_column(Text)
     pinned: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())

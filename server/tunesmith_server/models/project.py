@@ -43,7 +43,7 @@ class ProjectMemberRow(Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
     user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
     role: Mapped[str] = mapped_column(String(16))
-    """`viewer`, `member` or `lead`."""
+    """Role in the project: `viewer`, `member` or `lead`."""
     added_at: Mapped[float] = mapped_column(Double)
 
 

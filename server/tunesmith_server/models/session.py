@@ -16,8 +16,8 @@ class SessionRow(Base):
     key_id: Mapped[str] = mapped_column(String(40), index=True)
     """API key whose rights the session has."""
     kind: Mapped[str] = mapped_column(String(16))
-    """`browser`: session of a user who signed in; `display`: read-only session for an office
-    screen; `link`: link that signs in one browser once."""
+    """Kind of session. `browser`: session of a user who signed in; `display`: read-only session for
+    an office screen; `link`: link that signs in one browser once."""
     name: Mapped[str | None] = mapped_column(String(120))
     """Name of a display session."""
     created_at: Mapped[float] = mapped_column(Double)

@@ -13,7 +13,7 @@ class WorkerCredentialRow(Base):
 
     worker_id: Mapped[str] = mapped_column(String(128), primary_key=True)
     queue: Mapped[str] = mapped_column(String(16))
-    """`train` or `light`; the queue determines what the worker may read."""
+    """Queue of the worker, `train` or `light`, which determines what the worker may read."""
     secret_sha256: Mapped[str] = mapped_column(String(64))
     """sha256 of the worker's secret. The worker generates the secret, and enrolls with this
     hash."""

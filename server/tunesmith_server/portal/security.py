@@ -64,7 +64,7 @@ class FailedSignIns:
         self._lock = threading.Lock()
 
     def seconds_to_wait(self, address: str | None) -> int:
-        """Return the time until the address may try again; 0 if it may try now."""
+        """Return the seconds until the address may try to sign in again; 0 if it may try now."""
         with self._lock:
             moments = self._failures.get(_network(address))
         if moments is None or len(moments) < MOST_FAILURES:

@@ -107,7 +107,7 @@ class Snapshot:
     evaluating: frozenset[str] = frozenset()
     """Ids of the workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
-    """`max_running_jobs` of each key that has this limit."""
+    """Value of `max_running_jobs` of each key that has this limit, by key id."""
     over_device_hours: frozenset[str] = frozenset()
     """Ids of the projects and keys that have used up their device-hours."""
 

@@ -31,7 +31,8 @@ RETRIED_CATEGORIES: Mapping[ErrorCategory, bool] = MappingProxyType(
         ErrorCategory.INFRASTRUCTURE: True,
     }
 )
-"""Only infrastructure failures are retried, because other failures would repeat."""
+"""True for the categories of failures that are retried: only infrastructure, because other failures
+would occur again."""
 RETRIED_ONCE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
 """Error codes that are retried once, because another process may have used the memory."""
 BACK_OFF_FACTOR = 3.0

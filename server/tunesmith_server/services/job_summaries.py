@@ -168,7 +168,7 @@ def _settings(text: str, method_text: str | None, version: int, is_large_method:
 
 @lru_cache(maxsize=1024)
 def _recipe(text: str, version: int) -> bytes:
-    """Return a stored recipe with today's names and defaults. Raises Unreadable."""
+    """Return a stored recipe with the current names and defaults. Raises Unreadable."""
     document = from_json(text)
     return read_document(Recipe, document, "recipe", version=version).model_dump_json().encode()
 

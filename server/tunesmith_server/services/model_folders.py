@@ -22,7 +22,7 @@ class FolderFacts:
     bytes: int | None = None
     """Size of the weights in bytes."""
     context_length: int | None = None
-    """Longest sequence in tokens that the model was made for."""
+    """Context length of the model in tokens."""
 
 
 UNKNOWN = FolderFacts()

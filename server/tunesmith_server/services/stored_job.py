@@ -1,5 +1,5 @@
-"""Reading of the documents in a job's row (recipe, hyperparameters, method) of any release, and the
-job of API responses. A row that this release cannot read is shown with the error `unreadable`."""
+"""Documents in a job's row (recipe, hyperparameters, method) from any release, and the job in API
+responses. A row that this release cannot read is shown with the error `unreadable`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def ready(session: Session) -> dict[str, int]:
 
 
 def not_ready(session: Session) -> dict[str, str]:
-    """Return the reason why each live, unready worker accepts no job, by worker id."""
+    """Return, by worker id, the reasons why live workers accept no jobs."""
     rows = session.execute(
         select(WorkerRow.worker_id, WorkerRow.not_ready).where(
             WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)
