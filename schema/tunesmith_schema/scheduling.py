@@ -149,7 +149,7 @@ class ProjectShare(Response):
     max_queued_jobs: int | None = None
     """Maximum number of the project's waiting jobs; null means no limit."""
     max_device_hours: float | None = None
-    """Most device-hours in 30 days; null means no limit."""
+    """Maximum device-hours in 30 days; null means no limit."""
     running_jobs: int
     """Number of jobs that are running now."""
     queued_jobs: int
@@ -191,7 +191,7 @@ class KeyLimits(Response):
     max_queued_jobs: int | None = None
     """Maximum number of the key's waiting jobs; null means no limit."""
     max_device_hours: float | None = None
-    """Most device-hours in 30 days; null means no limit."""
+    """Maximum device-hours in 30 days; null means no limit."""
 
 
 class WorkerState(StrEnum):

@@ -25,8 +25,8 @@ _REST = 20
 _MAX_CHANGES = 2000
 """Number of changes that a feed keeps; a watcher that is further behind gets all jobs again."""
 _CLOCK_SECONDS = 60.0
-"""Maximum difference between the clocks of API processes, and maximum time from the end that a job
-records to the commit of this end."""
+"""Maximum difference between the clocks of API processes; also the maximum delay from the recorded
+end of a job to the commit of this end."""
 
 Render = Callable[[JobProgress], bytes]
 """Function that returns a change as one line of SSE data."""

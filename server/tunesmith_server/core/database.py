@@ -77,8 +77,8 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """Value of a JSON column, or {} if the value is not an object. SQL's JSON functions would raise
-    an error, and one damaged row would fail the whole query."""
+    """SQL expression of a JSON column's value, or of {} if the value is not an object.
+    SQL's JSON functions would raise an error, and one damaged row would fail the whole query."""
 
     type = JSON()
     inherit_cache = True

@@ -59,7 +59,7 @@ class Inference:
         """Models that the server does not have: digest, time of the next try, error."""
         self._open = self._open_bytes = 0
         self._of_key: dict[str, int] = {}
-        """Open completions by API key."""
+        """Number of open completions of each API key."""
 
     @contextmanager
     def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:

@@ -94,7 +94,7 @@ class JobRow(Owned, Base):
     last_metrics: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`."""
     health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """JobHealth; null before the first metrics."""
+    """JobHealth as JSON; null before the first metrics."""
     curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobCurve as JSON; stored together with `health`."""
     sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")

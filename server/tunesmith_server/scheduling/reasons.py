@@ -61,7 +61,7 @@ def _running_of(snapshot: Snapshot, owner: str) -> int:
 
 
 def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
-    """Return why none of the ready workers can run the job."""
+    """Return the reason why none of the ready workers can run the job."""
     needs = job.needs
     with_model = [one for one in ready if not lacks_model(one.abilities, needs)]
     if not with_model:

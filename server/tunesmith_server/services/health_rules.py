@@ -52,10 +52,10 @@ USEFUL_SHARE = 0.1
 """Relative fall of the loss that a useful run is expected to show. If the noise may hide a larger
 fall, a flat curve is unclear; otherwise the model barely moved."""
 LOST_SHARE = 0.9
-"""Share of weight updates lost by rounding from which rounding explains a flat curve."""
+"""Minimum share of weight updates lost by rounding at which rounding explains a flat curve."""
 
 EQUAL_SHARE = 0.9
-"""Share of groups with equal rewards from which a run counts as having no reward spread."""
+"""Minimum share of groups with equal rewards at which a run counts as having no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Three changes of the mean reward, in standard deviations of the reward within a group: the
 smallest rise that counts as learning, the expected rise of a useful run, and the fall that counts
