@@ -28,8 +28,8 @@ class JobValidation(Response):
     valid: bool
     """True if the same request without `validate_only` would create a job now."""
     warnings: list[RequestProblem] = Field(default_factory=list)
-    """Reasons why the inference server will not load the tuned model. They do not prevent the
-    job."""
+    """Reasons why the inference server will not load the tuned model. The job can still be
+    created."""
     problems: list[RequestProblem]
     """All problems of fields, of the files and model that they name, and of limits. Contradictions
     between fields are reported after each field is valid."""

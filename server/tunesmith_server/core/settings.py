@@ -81,8 +81,8 @@ class Settings(BaseSettings):
     directory. Another server at TUNESMITH_INFERENCE_URL must be able to read this folder under the
     same path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
-    """Largest adapter rank that a vLLM server at TUNESMITH_INFERENCE_URL loads: its
-    `--max-lora-rank`. New jobs whose result the server will not load get a warning. 0: no check."""
+    """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
+    warning if that server will not be able to load its result. 0 means no check."""
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")

@@ -1,6 +1,6 @@
 """Warnings before training if the inference server will not load the result.
 
-Only vLLM has these limits: our own inference process loads every model that we train.
+Only vLLM has such limits; our own inference process loads every model that we train.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from tunesmith_schema import ErrorCode, LoraRecipe, Recipe, RequestProblem
 from tunesmith_server.core.settings import Settings
 
 REASON = "chat_cannot_load"
-"""`data.reason` of the warning's event."""
+"""Value of `data.reason` in the warning's event."""
 _WHOLE_MATRICES = ("embed_tokens", "lm_head", "wte", "embed_out")
 _TRAINS_ANYWAY = "training and download work; only chat refuses the model"
 
 
 def find_warnings(settings: Settings, recipe: Recipe) -> list[RequestProblem]:
-    """Return the reasons why the inference server will not load a model of this recipe. Empty if
-    TUNESMITH_INFERENCE_MAX_LORA_RANK is not set."""
+    """Return the reasons why the inference server will not load a model of this recipe. The list is
+    empty if TUNESMITH_INFERENCE_MAX_LORA_RANK is not set."""
     if not settings.inference_max_lora_rank:
         return []
     return [
