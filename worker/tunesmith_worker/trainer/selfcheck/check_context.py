@@ -1,4 +1,4 @@
-"""Contexts: objects of a run that the checks read."""
+"""Contexts: the objects of a run that the checks need, such as its model, data and plans."""
 
 from __future__ import annotations
 
@@ -92,8 +92,10 @@ class SupervisedContext:
 
 
 PROMPTS = 4
-"""Number of prompts that the checks run. The prompts have different lengths, because equal lengths
-hide most faults."""
+"""Number of prompts in the checks that run the model.
+
+The prompts have different lengths, because equal lengths hide most faults.
+"""
 
 TokenIds = tuple[int, ...]
 PromptAndCompletion = tuple[TokenIds, TokenIds]
@@ -109,7 +111,7 @@ class Prompt(Protocol):
 
 
 class Score(Protocol):
-    """The training forward pass."""
+    """Function that runs the training forward pass."""
 
     def __call__(
         self, rows: Sequence[PromptAndCompletion], temperature: float

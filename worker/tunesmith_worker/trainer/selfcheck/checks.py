@@ -1,4 +1,4 @@
-"""The self-check before the first step: first cheap checks, then runs of the model on a sample of
+"""The self-check before the first step: cheap checks, then checks that run the model on a sample of
 the data.
 
 The model and the trainer are unchanged afterwards, bit for bit. `supervised_checks` lists the
@@ -33,7 +33,7 @@ PROBE_BYTES = 4096
 RESUME_POINTS = 2
 """Maximum number of resume points on disk: the newest complete one, and one in progress."""
 MARGIN = 1.1
-"""Factor on the predicted bytes, to cover the file system's overhead."""
+"""Factor by which predicted bytes are multiplied, to cover the file system's overhead."""
 _DIRECTORY = "checkpoint_directory"
 
 
@@ -77,7 +77,7 @@ def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]
 
 
 def check_longest_batch(context: SupervisedContext) -> Outcome:
-    """Check `longest_batch`: the memory plan's trial already ran this batch, with backward."""
+    """Check `longest_batch`: the memory plan's trial ran forward and backward on this batch."""
     batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
 
@@ -116,7 +116,7 @@ def check_directory(context: CheckContext) -> Outcome:
 
 
 def predicted_bytes(context: CheckContext) -> int:
-    """Size of the result and of the resume points (trained weights and optimizer state)."""
+    """Return the bytes of the result and of the resume points (weights and optimizer state)."""
     model = context.model
     weights: int = sum(p.numel() * p.itemsize for p in model.parameters() if p.requires_grad)
     state = weights + context.optimizer_bytes

@@ -184,7 +184,7 @@ def check_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[Fi
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Join the first `_SHOWN` names, and add how many more there are."""
+    """Join the first `_SHOWN` names, and append the number of the other names."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

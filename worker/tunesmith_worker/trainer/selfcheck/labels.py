@@ -26,7 +26,7 @@ TEXTS = 8
 FILE_ROWS = 64
 """Number of rows in which to search for an example's row, not counting dropped rows."""
 MOST_ROWS = 1024
-"""Maximum number of rows to read in the search for an example's row, which takes half a second."""
+"""Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7
 """Minimum share of the assistant's text in the labels. Templates may trim and rewrite the text."""
 WRAPPING = 40
@@ -198,7 +198,7 @@ def _count_labels(labels: list[int]) -> int:
 
 
 def _count_batch_labels(context: SupervisedContext) -> tuple[int, int]:
-    """Count the labels in the rows of one step, and in its micro-batches."""
+    """Count the labels in the rows of one step, and in the micro-batches of that step."""
     trainer = context.trainer
     count = min(context.train_plan.rows_per_step, len(trainer.train_dataset))
     examples = [trainer.train_dataset[index] for index in range(count)]
@@ -237,12 +237,13 @@ def _without_ignored(labels: list[int]) -> list[int]:
 
 
 def _dropped_rows(context: SupervisedContext) -> int:
-    """Number of rows in the file that gave no example."""
+    """Return the number of rows in the file without an example."""
     return context.training.counts.rows - context.training.counts.kept
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Number of rows to read from the start of the file to find the rows of the first examples."""
+    """Return how many rows to read from the start of the file to find those of the first
+    examples."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 

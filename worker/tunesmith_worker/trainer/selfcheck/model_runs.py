@@ -23,7 +23,7 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 PERTURBATION = 0.02
-"""Standard deviation of the noise on LoRA's B; the adapter is then a few per cent of W."""
+"""Standard deviation of the noise on LoRA's B; it changes a weight matrix by a few per cent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def perturbed_adapter(
 
 @contextmanager
 def zeroed_adapter(model: Untyped) -> Iterator[None]:
-    """Set LoRA's B to zero within the block, its value before the first step."""
+    """Set LoRA's B to zero within the block. B is zero before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:

@@ -1,4 +1,4 @@
-"""Tripwire on updates: copies of a few rows of each trained tensor must change.
+"""Tripwire on updates: a few rows of each trained tensor must differ from earlier copies.
 
 The rows with the largest gradients are copied, and compared after some steps. AdamW's first update
 of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. If |g| >= eps, the update is
@@ -25,7 +25,7 @@ Untyped = Any  # Any: transformers is not typed
 ROWS = 16
 """Number of rows to copy from each tensor."""
 COLUMNS = 4096
-"""Number of columns to copy from each row, from the first on."""
+"""Number of columns to copy from the start of each row."""
 SHARE = 0.25
 """Minimum size of an element's first update, as a share of the learning rate. AdamW's first update
 is larger than this share of the learning rate."""
@@ -98,7 +98,7 @@ class Movement:
         """Yield findings about parameters that did not change. This method waits for the device
         once.
 
-        `fresh`: the optimizer has taken only its first step.
+        `fresh`: True if the optimizer has taken only its first step.
         """
         missing = [kept.unit for kept in self._kept if kept.group is None]
         if missing:

@@ -1,4 +1,4 @@
-"""Supervised checks that run the model, with the runs and the precision that each check needs."""
+"""Supervised checks that run the model, and the precision in which each check compares."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ from .parity import (
 from .sample_batch import SampleBatch, make_sample_batch
 
 SECONDS = 20.0
-"""Time limit of the model runs in seconds. Checks that have not begun within this limit are
-skipped. In supervised runs, the adapter checks come first and always run."""
+"""Time limit in seconds for all forward and backward passes of the checks together.
+
+Checks that have not begun within this limit are skipped. In supervised runs, the adapter checks
+come first and always run.
+"""
 LAYERS = 8
 """Maximum number of layers in the comparison of kernels. Layer types repeat within six layers."""
 FP32_SHARE = 0.5
@@ -92,7 +95,8 @@ class Numerics:
 
     @property
     def _exact(self) -> bool:
-        """True if no operation of the model rounds to less than fp32. int8 products do."""
+        """True if every operation of the model has at least fp32 precision, unlike int8
+        products."""
         return self.fp32 and self.context.recipe.quantization != "int8"
 
     def _compare(self) -> list[Outcome]:
@@ -164,9 +168,8 @@ class Numerics:
         return EXACT_GPU if self.context.trainer.args.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Number of first layers to compare in fp32.
-
-        0 means that fp32 does not fit in memory; all layers are then compared in 16 bits."""
+        """Return how many of the first layers to compare in fp32. 0 means that fp32 does not fit in
+        memory; all layers are then compared in 16 bits."""
         model, planner = self.context.model, self.context.memory.planner
         free = planner.memory.free - planner.tuning.weights - planner.tuning.adapter
         layers = getattr(backbone_of(model), "layers", None)
@@ -183,7 +186,7 @@ class Numerics:
 
 
 def fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
-    """Bytes of fp32 weights and three sets of gradients, for the first `count` layers."""
+    """Return the bytes of fp32 weights and three sets of gradients of the first `count` layers."""
     excluded = {id(p) for layer in layers[count:] for p in layer.parameters()}
     included = [p for p in model.parameters() if id(p) not in excluded]
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in included)

@@ -173,7 +173,7 @@ _BLOCK = 8192
 
 
 def check_weights(context: CheckContext) -> Outcome:
-    """Check `weights`: every tensor is finite, tested by its sum."""
+    """Check `weights`: the sum of each tensor's elements is finite."""
     named = {n: p.detach() for n, p in context.model.named_parameters() if p.is_floating_point()}
     sums = torch.stack([weight.sum(dtype=torch.float32).cpu() for weight in named.values()])
     broken = [name for name, ok in zip(named, sums.isfinite().tolist(), strict=True) if not ok]

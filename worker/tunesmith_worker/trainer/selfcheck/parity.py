@@ -1,8 +1,8 @@
 """Comparisons of model runs: with and without adapter, in a batch and alone, patched and stock.
 
-docs/explanation/self-check.md has the tolerances. Models with 16-bit weights are compared in fp32,
-where rounding hides no fault. In 16 bits, our gradient error against fp32 is compared with the
-stock model's gradient error.
+docs/explanation/self-check.md lists the tolerances. Models with 16-bit weights are compared in
+fp32, where rounding hides no fault. In 16 bits, our gradient error against fp32 is compared with
+the stock model's gradient error.
 """
 
 from __future__ import annotations
@@ -31,21 +31,25 @@ class Limits:
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
-"""Limits in fp32 on a CPU, for different summation orders. The largest measured difference over all
-model families is 1e-5."""
+"""Limits in fp32 on a CPU, where only the order of sums differs.
+
+The largest measured difference over all model families is 1e-5.
+"""
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
 """Limits in fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
 """Limits in 16 bits without an fp32 reference: the base model is quantized or memory is too
 small."""
 SMALL = 1e-6
-"""Share of the whole gradient below which a tensor's difference is ignored. Gradients of key biases
-cancel to about this share."""
+"""A tensor's gradient difference up to this share of the whole gradient's norm is ignored.
+
+Gradients of key biases are about this small.
+"""
 FACTOR = 2.0
 """Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
 batch (docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
 FLOOR = 1e-2
-"""Lower limit of the stock error in 16 bits, which may be small by chance."""
+"""Minimum used for the stock error in 16 bits, because this error may be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."

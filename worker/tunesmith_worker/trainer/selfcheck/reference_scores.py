@@ -1,4 +1,4 @@
-"""Completions generated for the self-check, and their scores by trainer and stock transformers.
+"""Completions generated for the self-check, and their log-probs in trainer and stock transformers.
 
 Stock transformers runs one row at a time, without padding.
 Shapes: N is the number of generated tokens in all rows, C the tokens of a completion, V the
@@ -68,7 +68,7 @@ class Generated:
 
 
 def make_requests(context: ReinforcementContext, prompts: Sequence[TokenIds]) -> list[Request]:
-    """Return greedy and sampled requests for each prompt, and a group for the first prompt.
+    """Return greedy and sampled requests for each prompt, and a group of requests for the first.
 
     Requests for the same prompt are not adjacent.
     """

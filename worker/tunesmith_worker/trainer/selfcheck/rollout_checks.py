@@ -97,8 +97,10 @@ ENGINE_CHECKS = frozenset(
         "rollout_follows_weights",
     }
 )
-"""Checks that only the engine can fail. `weights_kept` is not one of them, because the weights
-stay damaged."""
+"""Checks whose failure is always a fault of the engine, so that another engine may pass them.
+
+`weights_kept` is left out, because another engine would get the damaged weights.
+"""
 
 
 def reinforcement_checks(
@@ -123,7 +125,7 @@ def reinforcement_checks(
 
 
 def check_engines(context: ReinforcementContext, fall_back: Callable[[str], bool]) -> list[Outcome]:
-    """Check rollouts, and again with the next engine if this engine has a fault."""
+    """Check rollouts; if the engine has a fault, check again with the next engine."""
     while True:
         outcomes = check_rollouts(context)
         failed = [outcome for outcome in outcomes if outcome.state == "failed"]
@@ -293,7 +295,7 @@ class _RolloutChecks:
         return [*rows, *self._long_rows()]
 
     def _long_rows(self) -> list[PromptAndCompletion]:
-        """Return two completions of one long prompt (row_lengths.py), made of the run's prompts."""
+        """Return two completions of a long prompt that joins the run's prompts (row_lengths.py)."""
         context = self.context
         parts = [prompt.prompt_ids for prompt in context.prompts]
         dtype = torch.float32 if context.load_plan.precision == "fp32" else torch.bfloat16
@@ -313,8 +315,8 @@ class _RolloutChecks:
         return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Number of first layers to compare in fp32; memory must hold these layers and a merged
-        copy.
+        """Return how many of the first layers to compare in fp32; these layers and a merged copy of
+        them must fit in memory.
 
         0 means that fp32 does not fit in memory, or that the engine keeps 16 bits."""
         model, recipe = self.context.model, self.context.recipe

@@ -1,4 +1,4 @@
-"""Checks that engine, trainer and stock transformers give generated tokens equal log-probabilities.
+"""Checks that generated tokens have equal log-probs in engine, trainer and stock transformers.
 
 If log-probs differ, `find_cause` imitates suspected faults with stock transformers, and names the
 fault that gives the same wrong log-probs.
@@ -145,7 +145,8 @@ def find_cause(
 ) -> str:
     """Name the fault that would give the log-probabilities `wrong` [N].
 
-    `logits`: the correct logits, from the stock model. `source`: "the engine" or "the trainer".
+    `logits`: the correct logits, from the stock model. `source`: origin of `wrong`: "the engine" or
+    "the trainer".
     """
     for cause, expected in _suspects(context, generated, logits):
         if change(wrong, expected, limits) <= limits.log_prob:
@@ -189,7 +190,7 @@ def _truncated_prompts(
 def _single_tokens_are_right(
     context: ReinforcementContext, generated: Generated, limits: Limits
 ) -> bool:
-    """Return True if prompts of one token, without attention or positions, get right scores."""
+    """Return True if prompts of one token, which need no attention, have correct log-probs."""
     first = generated.rows[0].request
     ids = sorted({token for row in generated.rows for token in row.request.prompt_ids})[:8]
     single = generate(context, [replace(first, prompt_ids=(id_,), max_tokens=1) for id_ in ids])
@@ -203,8 +204,8 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of both generations up to the first token that differs.
 
-    Rounding may change a token by a tie between greedy tokens, or at the border of a sampled
-    token's interval.
+    Rounding may change a greedy token if two tokens have almost equal logits. Rounding may change a
+    sampled token if the random number is close to the border of the token's interval.
     """
     ours: list[float] = []
     single: list[float] = []

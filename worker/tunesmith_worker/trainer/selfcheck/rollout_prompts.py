@@ -68,7 +68,7 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
 
 
 def check_requests(context: ReinforcementContext) -> Outcome:
-    """Check `rollout_requests`: the trainer requests whole prompts with the recipe's sampling.
+    """Check `rollout_requests`: requests have whole prompts and the recipe's sampling parameters.
 
     The trainer must also score completions at the same temperature.
     """
@@ -302,6 +302,6 @@ def _wrong_end(requests: Sequence[Request], completions: Sequence[Completion]) -
 
 
 def _unused_ids(tokens: Sequence[int]) -> list[int]:
-    """Return two ids that the completion does not contain, one low and one high."""
+    """Return a low id and a high id that the completion does not contain."""
     free = (i for i in range(len(tokens) + 1) if i not in tokens)
     return [next(free), max(tokens) + 1]

@@ -1,5 +1,5 @@
-"""Lengths of the rows that the self-check runs: long enough for the model's window and for several
-tiles of our attention kernel.
+"""Row lengths in the self-check: longer than the model's attention window and several tiles of our
+attention kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Untyped = Any  # Any: transformers is not typed
 TOKENS = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens of the longest row, by type of device."""
 OWN_TOKENS = {"cpu": 256, "cuda": 4096}
-"""The longest row is as long as the run's longest row, up to this number of tokens, by type of
-device."""
+"""Limit in tokens, by type of device: the longest checked row is as long as the run's longest row,
+up to this limit."""
 
 
 def longest_row(
@@ -27,8 +27,8 @@ def longest_row(
     One token is added to the window and to the tiles, because the last token predicts nothing.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: tokens of a completion after
-    the row. Rows beyond the model's positions, or
-    at which its frequencies would change, are not checked."""
+    the row. Rows longer than the model's context, or long enough to change its RoPE frequencies,
+    are not checked."""
     kind = "cuda" if device.type == "cuda" else "cpu"
     text = config.get_text_config()
     window = _window(text)
@@ -39,8 +39,8 @@ def longest_row(
 
 
 def stable_length(config: Untyped) -> int | None:
-    """Return the length up to which RoPE's frequencies do not depend on the longest row of a batch;
-    None if they never do."""
+    """Return the row length above which RoPE's frequencies depend on the longest row of a batch;
+    None if there is no such length."""
     text = config.get_text_config()
     scaling = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     groups = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]

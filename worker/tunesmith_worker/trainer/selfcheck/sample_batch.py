@@ -24,7 +24,7 @@ SHORT = (48, 33, 17)
 """Maximum tokens of all rows except the longest one. Row lengths differ, because equal lengths hide
 attention across rows."""
 LAST = 8
-"""Number of last tokens of the longest row that have a label."""
+"""Number of tokens with a label, at the end of the longest row."""
 
 IdsAndLabels = tuple[list[int], list[int]]
 """Token ids and labels of a row."""
@@ -39,7 +39,7 @@ class SampleBatch:
     padded: Batch
     """All rows padded to one length, as in stock trainers."""
     single_rows: tuple[Batch, ...]
-    """One batch for each row, built in this file and not by `batches.split`."""
+    """One batch for each row, built without `batches.split`."""
     trains_padded: bool
 
     @property
@@ -82,8 +82,8 @@ def make_sample_batch(context: SupervisedContext) -> SampleBatch:
 
 
 def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
-    """Cut windows out of evenly spaced rows, each around the row's first label, and add a row of
-    `longest` tokens.
+    """Return parts of evenly spaced rows, each around the row's first label, and a row of `longest`
+    tokens.
 
     The long row is the last row, so that attention across rows changes most labels. Rows without a
     label are skipped; `check_labels` fails if no row has one."""
@@ -105,7 +105,7 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
 
 
 def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
-    """Return the first `tokens` tokens of the examples from index `place` on, as one row."""
+    """Return one row: the first `tokens` tokens of the examples that start at index `place`."""
     ids: list[int] = []
     labels: list[int] = []
     while len(ids) < tokens:

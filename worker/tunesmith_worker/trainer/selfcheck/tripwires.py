@@ -32,8 +32,11 @@ FIRST_FACTORS = (3, 11)
 """Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
 at a rate of 0."""
 GAP_FAULT = 10
-"""Factor on the maximum gap; a larger gap ends the run. A wrong sampling temperature, stale weights
-or a detached adapter cause gaps of this size, but rounding does not."""
+"""A gap above this multiple of the maximum gap ends the run.
+
+A wrong sampling temperature, stale weights or a detached adapter cause gaps of this size, but
+rounding does not.
+"""
 EQUAL_REWARDS = 0.8
 TRUNCATED = 0.3
 CLIPPED = 0.3
@@ -263,8 +266,8 @@ class RolloutTripwires:
         self._first = [float(str(entropy)) for entropy in first]
 
     def _kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:
-        """Yield each warning's name, its number of bad steps, True if this step is bad, and the
-        text."""
+        """Yield each warning's name, the number of bad steps before the warning, True if this step
+        is bad, and the text."""
         gap = now.rollout_gap
         if gap is not None:
             text = (

@@ -40,15 +40,16 @@ SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
 HOT = SamplingParams(temperature=4.0)
 """High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
-"""Noise on a weight in full tuning, as a share of its standard deviation. A factor on the weight
-would not work, because a following norm would cancel it."""
+"""Standard deviation of the noise on a weight in full tuning, as a share of the weight's standard
+deviation. Multiplying the weight instead would have no effect before a norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Module:
     name: str
     change: Callable[[], AbstractContextManager[None]]
-    """Returns a context manager in whose block the module's weights are changed."""
+    """Function that returns a context manager; within its block, the module's weights are
+    changed."""
 
 
 class WeightSyncCheck:

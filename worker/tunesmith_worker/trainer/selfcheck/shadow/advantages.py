@@ -1,4 +1,4 @@
-"""Advantages from the recorded rewards, rewards graded again, and the cause of differences.
+"""Checks that compute a step's advantages and rewards again, and name the cause of differences.
 
 Rewards and completions are compared by position: completion i belongs to prompt i, and each group
 is `num_generations` adjacent completions of the same prompt.
@@ -40,8 +40,8 @@ def weighted(
 
 
 def advantages_of(rewards: Rewards, plan: GRPOPlan) -> list[float]:
-    """Return (reward - mean of the group) / standard deviation; 0 without a reward, and in groups
-    whose rewards are equal."""
+    """Return (reward - mean) / standard deviation in each group; 0 for a missing reward, and in
+    groups whose rewards are equal."""
     batch_spread = _spread([r for r in rewards if r is not None])
     result = []
     for start in range(0, len(rewards), plan.num_generations):
@@ -61,7 +61,7 @@ def advantages_of(rewards: Rewards, plan: GRPOPlan) -> list[float]:
 def check_advantages(
     rewards: Rewards, actual: Sequence[float], plan: GRPOPlan
 ) -> Iterator[Finding]:
-    """Compare the step's advantages with those of the recorded rewards."""
+    """Compare the step's advantages with advantages computed from the recorded rewards."""
     expected, noise = advantages_of(rewards, plan), _rounding(rewards, plan)
     pairs = enumerate(zip(actual, expected, noise, strict=True))
     wrong = [i for i, (a, b, rounding) in pairs if not _close(a, b, rounding)]
@@ -77,8 +77,9 @@ def check_advantages(
 
 
 def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterator[Finding]:
-    """Compare recorded rewards with those of the same completions and prompts, graded again; None
-    for a completion that was not graded again.
+    """Compare recorded rewards with `again`, the rewards of a second grading.
+
+    `again` has None for a completion that was not graded again.
 
     A grader that is not deterministic gives a warning; rewards at wrong positions are an error.
     Positions are checked only if all completions were graded again and their rewards differ from
@@ -141,7 +142,7 @@ def _advantage_cause(rewards: Rewards, actual: Sequence[float], plan: GRPOPlan) 
 
 
 def _moved(values: Rewards, generations: int) -> Iterator[tuple[str, list[float | None]]]:
-    """Yield each fault that moves values to wrong positions, with the values that it would give."""
+    """Yield each fault that moves values to wrong positions, and the values after this fault."""
     count = len(values)
     for shift in range(1, count):
         away = shift if shift <= count // 2 else shift - count
@@ -168,7 +169,7 @@ def _close(a: float, b: float, rounding: float = 0.0) -> bool:
 
 
 def _rounding(rewards: Rewards, plan: GRPOPlan) -> list[float]:
-    """Return the rounding of each advantage: the run computes rewards in fp32."""
+    """Return the rounding error of each advantage, because the run computes rewards in fp32."""
     known = [abs(r) for r in rewards if r is not None]
     noise = 8 * 2.0**-23 * max(known, default=0.0)
     if plan.scale_rewards == "none":

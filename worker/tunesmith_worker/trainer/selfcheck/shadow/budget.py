@@ -1,4 +1,4 @@
-"""Limits of time and memory of the comparison with plain torch, and samples within these limits."""
+"""Time and memory limits of the comparison with plain torch, and samples within these limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from .expected import GROUP_TOKENS
 Untyped = Any  # Any: transformers is not typed
 
 SECONDS = 5.0
-"""The whole step is compared if this takes at most SECONDS, or SHARE of the run's remaining
-time."""
+"""The whole step is compared if the comparison takes at most SECONDS seconds, or at most SHARE of
+the run's remaining time."""
 SHARE = 0.015
 COST = 3.0
-"""Upper bound of the time of plain torch, and of a repetition of the step by the run's own code,
-relative to the run's step (docs/contributing/log/numerics.md)."""
+"""Maximum time of a step in plain torch, as a multiple of the run's time for the step.
+
+Repeating the step with the run's own code takes no longer (docs/contributing/log/numerics.md).
+"""
 MEMORY_SHARE = 0.5
 """Share of free memory that plain torch may take."""
 LEAST_TOKENS = 16
@@ -33,12 +35,12 @@ LEAST_TOKENS = 16
 @dataclass(frozen=True, kw_only=True)
 class TimeLimit:
     spent: float
-    """Seconds of the run's step."""
+    """Seconds that the run's own step took."""
     allowed: float
     """Seconds that the comparison may take."""
 
     def fits(self, share: float) -> bool:
-        """Return True if the tokens of a share of the step may be compared."""
+        """Return True if this share of the step's tokens can be compared in the allowed time."""
         return COST * self.spent * share <= self.allowed
 
     def sample(self, tokens: int) -> int:
@@ -53,7 +55,7 @@ class TimeLimit:
 
 
 def share_of_step(context: SupervisedContext | ReinforcementContext) -> float:
-    """Return the share of a step that may be compared in SHARE of the run's remaining time."""
+    """Return the share of a step that can be compared in SHARE of the run's remaining time."""
     steps: int = context.train_plan.total_steps - context.trainer.state.global_step
     return SHARE * steps / COST
 
@@ -76,14 +78,14 @@ class MemoryLimit:
     group_tokens: int
     """Maximum tokens of a forward pass in plain torch, unless a single row has more."""
     text: str
-    """Needed and free memory."""
+    """Text with the needed and the free memory."""
 
 
 def memory_limit(context: SupervisedContext | ReinforcementContext, longest: int) -> MemoryLimit:
-    """Return what may be compared in half of the free memory.
+    """Return the limits of a comparison that takes at most half of the free memory.
 
-    `longest`: tokens of the longest row. If gradients of all weights take more than half of that
-    half, evenly spaced tensors are compared."""
+    `longest`: tokens of the longest row. If gradients of all weights need more than a quarter of
+    the free memory, only evenly spaced tensors are compared."""
     model = context.model
     free = read_free_memory(context.trainer.args.device, 0).free
     room = int(MEMORY_SHARE * free)
@@ -108,8 +110,10 @@ def memory_limit(context: SupervisedContext | ReinforcementContext, longest: int
 
 
 def evenly_spaced(sizes: Sequence[int], most: int) -> list[int]:
-    """Return the indices of evenly spaced items whose sizes sum to at most `most`; if the first of
-    them is larger, the index of the smallest item."""
+    """Return the indices of evenly spaced items whose sizes sum to at most `most`.
+
+    If each of these items is larger than `most`, return the index of the smallest item.
+    """
     every = max(1, -(-sum(sizes) // max(most, 1)))
     chosen: list[int] = []
     for place in range(0, len(sizes), every):

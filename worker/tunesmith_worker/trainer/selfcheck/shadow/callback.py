@@ -14,7 +14,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 
 class FirstStepShadow(StepWatch):
-    """Checks the first step of the run, and after resuming the first step of the attempt.
+    """Checks the first step of each attempt, in new and in resumed runs.
 
     All findings are reported after the step, so that the tripwires, whose messages are more
     specific, come first."""

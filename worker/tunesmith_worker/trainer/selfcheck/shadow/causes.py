@@ -13,7 +13,7 @@ from .compare import Gradients, fit, parallel_factor
 from .expected import ExpectedStep, norm_of
 
 MISSING = 0.02
-"""A micro-batch with a smaller factor is missing in the gradient."""
+"""A micro-batch with a factor below this value is missing in the gradient."""
 EQUAL = 0.05
 """Relative tolerance of factors that count as equal."""
 FITS = 0.1

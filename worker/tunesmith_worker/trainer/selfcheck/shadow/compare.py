@@ -32,7 +32,7 @@ class Tolerance:
     gradient: float
     """Tolerance of a gradient: norm of the difference, relative to the norm of the gradient."""
     single: bool = True
-    """True if each tensor must be within `gradient`; False if all gradients together must be."""
+    """True: `gradient` limits the difference of each tensor. False: of all gradients together."""
 
 
 FP32 = Tolerance(loss=1e-5, norm=1e-4, gradient=1e-4)
@@ -41,9 +41,9 @@ FP32_GPU = Tolerance(loss=5e-3, norm=5e-3, gradient=5e-3)
 COARSE = Tolerance(loss=2e-2, norm=5e-2, gradient=0.25, single=False)
 """Both the run and plain torch compute in 16 bits, or products in int8."""
 CLIPPED = 1e-2
-"""Relative tolerance of the norm after clipping; 16-bit gradients are rounded once more."""
+"""Relative tolerance of the norm after clipping, which rounds 16-bit gradients once more."""
 SMALL = 1e-6
-"""Share of the whole gradient below which a tensor's difference is ignored."""
+"""A tensor's gradient difference up to this share of the whole gradient's norm is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class RunStep:
     """Results of the run's own step."""
 
     loss: float | None
-    """None if it has parts that plain torch does not compute."""
+    """Loss of the step; None if the loss has parts that plain torch does not compute."""
     norm: float | None
     """Gradient norm before clipping, as the run reports it; None for a sample of tensors."""
     gradients: Gradients
@@ -60,7 +60,10 @@ class RunStep:
     """Norm to which gradients are clipped; 0 for no clipping."""
 
     def only(self, tensors: frozenset[str] | None) -> RunStep:
-        """Return the step with unclipped gradients of `tensors` only; None returns it unchanged."""
+        """Return the step with unclipped gradients of `tensors` only.
+
+        If `tensors` is None, return the step unchanged.
+        """
         if tensors is None:
             return self
         factor = 1.0 if self.norm is None else clip_factor(self.norm, self.max_norm)
@@ -96,7 +99,10 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def check_clipping(norm: float, gradients: Gradients, max_norm: float) -> list[Finding]:
-    """Check the gradients that the optimizer receives. `norm`: their norm before clipping."""
+    """Check the gradients that the optimizer receives.
+
+    `norm`: norm of the gradients before clipping.
+    """
     size = norm_of(dict(gradients))
     wanted = clip_factor(norm, max_norm) * norm
     if _apart(size, wanted, wanted) <= CLIPPED:
@@ -129,7 +135,10 @@ def differences(run: RunStep, expected: ExpectedStep, tolerance: Tolerance) -> D
 
 
 def describe(rows: str, run: RunStep, found: Differences, tensors: frozenset[str] | None) -> str:
-    """Describe an equal step. `rows`: the compared rows. `tensors`: None for all tensors."""
+    """Describe an equal step.
+
+    `rows`: text about the compared rows. `tensors`: compared tensors; None for all.
+    """
     some = "" if tensors is None else f" of a sample of {len(tensors)} tensors"
     parts = [("gradient" + some, found.whole)]
     if run.norm is not None:
@@ -222,7 +231,7 @@ def _distance(actual: Gradients, expected: Gradients, factor: float) -> float:
 def _worst(
     actual: Gradients, expected: ExpectedStep, factor: float, tolerance: Tolerance
 ) -> tuple[float, str]:
-    """Return the largest relative difference of a tensor and its name."""
+    """Return the largest relative difference of a tensor, and the tensor's name."""
     whole = factor * expected.norm
     if not tolerance.single:
         apart = _distance(actual, expected.gradients, factor)

@@ -18,11 +18,12 @@ from .fed_rows import FedRow
 Untyped = Any  # Any: transformers is not typed
 
 RowLoss = Callable[[int, torch.Tensor], torch.Tensor]
-"""Function from a row's index and its labels' log-probs, [labels], to its part of the loss."""
+"""Function that takes a row's index and the row's label log-probs [labels], and returns the row's
+part of the loss."""
 GROUP_TOKENS = 1024
 """Maximum tokens of a padded group of rows, unless a single row has more."""
 PADDING = 1.15
-"""Maximum ratio of a group's padded tokens to its tokens."""
+"""Maximum ratio of a group's token positions, padding included, to the group's tokens."""
 GROUP_LOGITS = 1 << 26
 """Maximum number of logits of a group, unless a single row has more."""
 

@@ -68,9 +68,9 @@ class FedStep:
     batches: list[dict[str, Untyped]] = field(default_factory=list)
     """The inputs of each micro-batch."""
     sampled: int | None = None
-    """Number of first micro-batches whose gradient was copied; None for none."""
+    """Number of micro-batches before the gradient was copied; None if it was not copied."""
     sampled_gradient: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Gradient after the `sampled` first micro-batches."""
+    """Gradient after the first `sampled` micro-batches."""
 
 
 class FeedRecorder:

@@ -59,7 +59,7 @@ class LaterUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings after the optimizer step, and before the scheduler's."""
+        """Yield findings. Call this after the optimizer step and before the scheduler step."""
         wrong_rates: dict[tuple[float, float], list[str]] = {}
         for name, parameter in self._trained:
             rate, wanted = float(self._group[id(parameter)]["lr"]), rates(name, parameter).rate

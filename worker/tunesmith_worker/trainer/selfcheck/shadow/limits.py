@@ -1,4 +1,4 @@
-"""Limits of the comparison with plain torch: tolerance, and unsupported models."""
+"""Tolerances of the comparison with plain torch, and models that it does not support."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stays_in_eval(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def trained_only(model: Untyped, tensors: frozenset[str] | None) -> Iterator[None]:
-    """Let only some tensors have gradients within the block; None means all tensors."""
+    """Compute gradients of only some tensors within the block; None means all tensors."""
     frozen = [
         parameter
         for name, parameter in model.named_parameters()

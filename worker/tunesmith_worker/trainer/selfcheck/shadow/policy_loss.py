@@ -39,7 +39,7 @@ class PolicyLoss:
     """Log-probs of the reference model by completion, each [tokens]; empty if beta is 0."""
 
     def __call__(self, row: int, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return the part of completion `row`. `log_probs`: fp32 [tokens], with gradient."""
+        """Return completion `row`'s part of the loss. `log_probs`: fp32 [tokens], with gradient."""
         plan = self.plan
         ratio = (log_probs - log_probs.detach()).exp()
         if plan.importance_sampling_level == "sequence":

@@ -39,10 +39,13 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""In 16 bits, a second limit. It is an error if the reference's log-probs are much nearer to the
-policy than to the model before training: the ratio of the distances is below this value."""
+"""Second limit in 16 bits.
+
+Divide the distance of the reference's log-probs from the policy by their distance from the model
+before training. A quotient below this value is an error.
+"""
 ROUNDING = 0.05
-"""RMS difference of 16-bit log-probs that is too large for rounding."""
+"""Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 
 
 def as_row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> FedRow:
@@ -60,10 +63,10 @@ class ReferenceCheck:
             self._initial = [(p, p.detach().clone()) for p in beside]
 
     def log_probs(self, rows: Sequence[FedRow]) -> dict[int, torch.Tensor]:
-        """Return the reference's log-probs by row, on the stock modules of the running block.
+        """Return the reference's log-probs by row. Call this in a block with stock modules.
 
-        In full tuning this is the model itself before the first update, which equals the reference,
-        and later the trainer's copy."""
+        In full tuning, the reference is the model itself before the first update, and the trainer's
+        copy later."""
         context = self._context
         temperature = context.trainer.plan.temperature
         if context.full:

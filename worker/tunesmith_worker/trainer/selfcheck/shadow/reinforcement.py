@@ -144,7 +144,7 @@ class ReinforcementStep:
         return list(found), count
 
     def _regraded(self, count: int, rollout: Rollout) -> str:
-        """Name the rewards that were graded again, and the other rewards with the reason."""
+        """Name the rewards that were graded again, and the reason why others were not."""
         grading, total = self._context.trainer.runner.grading, len(rollout.completions)
         parts = []
         if grading.grader is not None:
@@ -216,8 +216,8 @@ class ReinforcementStep:
     def _part(
         self, batch: Untyped, rows: Sequence[FedRow], trained: Sequence[int], memory: MemoryLimit
     ) -> _Part | None:
-        """Return the part of the step to compare: all of it, or a sample of its completions, which
-        the run's own code repeats. None if memory does not suffice for any completion.
+        """Return the part of the step to compare: the whole step, or a sample of completions that
+        the run's own code scores again. Return None if memory is too small for any completion.
 
         `trained`: indices of the completions with a gradient."""
         context, trainer = self._context, self._context.trainer

@@ -29,7 +29,7 @@ def is_look(step: int) -> bool:
 
 
 class RunningLook(StepWatch):
-    """Looks again while the run trains. A resumed run begins a new count of the data."""
+    """Repeats the checks while the run trains. A resumed run counts the trained examples anew."""
 
     _order: DataOrder
     _update: LaterUpdate | None = None

@@ -113,8 +113,8 @@ class SupervisedStep:
         return []
 
     def _examples_wanted(self) -> int:
-        """Return the number of examples of the current step; the last step of an epoch has the
-        rest."""
+        """Return the number of examples of the current step; the last step of an epoch may have
+        fewer."""
         trainer, per_step = self._context.trainer, self._context.train_plan.rows_per_step
         examples = len(trainer.train_dataset)
         place: int = trainer.state.global_step % -(-examples // per_step)
@@ -156,8 +156,8 @@ class SupervisedStep:
         limit: TimeLimit,
         memory: MemoryLimit,
     ) -> _Part:
-        """Return the part of the step to compare: all of it, its first micro-batches, or a sample
-        of its rows, which the run's own code repeats."""
+        """Return the part of the step to compare: the whole step, its first micro-batches, or a
+        sample of rows on which the run's own code repeats the step."""
         rows = [row for batch in batches for row in batch]
         noisy = differs_in_training(self._context.model)
         fits = memory.longest >= max(len(row.ids) for row in rows)
@@ -247,8 +247,8 @@ def _tokens(batches: Sequence[Sequence[FedRow]]) -> int:
 
 
 def _sample(rows: Sequence[FedRow], tokens: int, longest: int) -> list[FedRow]:
-    """Return the ends of evenly spaced rows, with at most `tokens` tokens in total and at most
-    `longest` in each row."""
+    """Return the last tokens of evenly spaced rows, at most `longest` of each row and at most
+    `tokens` in total."""
     length = min(longest, tokens)
     cut = [FedRow(row.ids[-length:], row.labels[-length:]) for row in rows]
     cut = [row for row in cut if row.labelled] or cut

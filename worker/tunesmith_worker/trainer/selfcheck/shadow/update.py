@@ -96,7 +96,7 @@ class FirstUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings after the optimizer step, and before the scheduler's.
+        """Yield findings. Call this after the optimizer step and before the scheduler step.
 
         `rates`: returns the learning rate and weight decay that the recipe requires of a
         parameter."""
@@ -173,7 +173,7 @@ class FirstUpdate:
 def master_weights(
     parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, count: int
 ) -> torch.Tensor:
-    """Return a copy of the optimizer's fp32 weights, the first `count` of the tensor."""
+    """Return a copy of a tensor's first `count` weights in fp32, from the optimizer."""
     here = _flat(parameter.detach())[:count]
     error = optimizer.state.get(parameter, {}).get("error")
     if error is None:

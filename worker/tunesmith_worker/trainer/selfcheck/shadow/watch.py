@@ -31,7 +31,7 @@ class StepReport:
     """Result of the comparison of loss and gradient."""
 
     detail: str
-    """Text about the comparison: its extent and the differences, or the reason for none."""
+    """Text about the comparison: its extent and the differences, or why there was no comparison."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -60,7 +60,7 @@ class StepCheck(Protocol):
         planned."""
 
     def look(self) -> list[Finding]:
-        """Return findings of a later step, between backward and optimizer step."""
+        """Check a later step between backward and optimizer step; return findings."""
 
 
 class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -81,7 +81,7 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """Count the time of the block as self-check."""
+        """Count the time of the block as time of the self-check."""
         began = time.perf_counter()
         with self.recorder.clock.during(PhaseName.SELF_CHECK):
             yield
@@ -96,7 +96,8 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         return inner
 
     def wanted_rates(self, update: int) -> Callable[[str, Untyped], Rates]:
-        """Return a function from a parameter to the learning rates of the recipe.
+        """Return a function that takes a parameter and returns the recipe's learning rate and
+        decay.
 
         `update`: number of earlier updates of the run."""
         context = self.context
