@@ -174,7 +174,8 @@ def resolve_memory(
 def watch_first_step(
     context: RunContext, checked: CheckContext, check: StepCheck, callbacks: Callbacks
 ) -> None:
-    """Let the self-check compare the first step of the attempt with plain torch, and later ones."""
+    """Make the self-check compare the attempt's first step with plain torch, and check later
+    steps."""
     if not checked.recipe.self_check:
         return
     for kind in (FirstStepShadow, RunningLook):

@@ -230,7 +230,7 @@ NORM_LIMIT = 1e-5
 """Limit for gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Lower limit of the stock error, which may be tiny by chance on few rows
+"""Minimum used for the stock error, because this error may be tiny by chance on few rows
 (docs/contributing/log)."""
 
 

@@ -1,6 +1,6 @@
 """Console output of `tunesmith run`: one line per event.
 
-Used only for runs started by hand. A supervisor reads events.jsonl instead of the output.
+Only runs that a user starts by hand have this output. A supervisor reads events.jsonl instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluation of this run's result: its rows, its models, and the call after training."""
+"""Evaluation of a run's result: choice of the rows and the models, and the call after training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 def supervised_evaluation(
     context: RunContext, loaded: LoadedModel, data: Prepared, trainer: Untyped, rows: int
 ) -> SupervisedEvaluation:
-    """`rows`: rows per forward pass of the training."""
+    """`rows`: number of rows per forward pass in training."""
     spec, base = context.spec, loaded.base
     lengths = [*data.training.lengths, *(data.validation.lengths if data.validation else ())]
     dataset, numbers = data.evaluation_rows()
@@ -90,8 +90,8 @@ def reinforcement_evaluation(
 
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
     """Save the weights of the last step for the evaluation. This is necessary if the result is from
-    an earlier `step`, and if reading it back replaces the weights in memory. Return their folder,
-    else None.
+    an earlier `step`, and if reading it back replaces the weights in memory. Return the folder of
+    the saved weights; None if none were saved.
 
     An error is not raised: the evaluation then leaves these weights out."""
     last = ready.trainer.state.global_step

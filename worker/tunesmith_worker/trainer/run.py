@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .rewards import LocalReward
 
 Evaluate = Callable[[], None] | None
-"""Evaluation of a stored result; None without one."""
+"""Function that evaluates the stored result; None without an evaluation."""
 EXIT_NOT_TAKEN = 4
 EXIT_CODES = {"succeeded": 0, "failed": 1, "stopped": EXIT_STOPPED}
 

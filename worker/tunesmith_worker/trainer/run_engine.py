@@ -173,7 +173,7 @@ class RunEngine:
         return self._kind.make(self._workload.model, self.plan, self._tokenizer)
 
     def _choose_first(self) -> tuple[EngineKind, bool]:
-        """Return the engine of an earlier attempt if it can serve, else a new choice."""
+        """Return the engine of an earlier attempt if it can be used, else choose an engine."""
         earlier = self._choices.earlier(ENGINE)
         if earlier is not None:
             kind = engine_kind(earlier.value)

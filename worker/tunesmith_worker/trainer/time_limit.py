@@ -46,7 +46,7 @@ class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[
         return self.earlier_seconds + (0.0 if self._began is None else self._now() - self._began)
 
     def reached(self) -> EarlyEnd | None:
-        """Return the reason to end the run after this step, if the time is over."""
+        """Return the reason to end the run after this step if the time is over, else None."""
         seconds = self.seconds
         if self._max_seconds is None or seconds < self._max_seconds:
             return None

@@ -1,7 +1,7 @@
 """Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
 First, a closed-form estimate of the memory chooses a policy. A trial runs the longest micro-batch
-once under this policy. The probe's measured memory corrects the estimate, which then chooses again.
+once under this policy. The trial's measured memory corrects the estimate, which then chooses again.
 plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run
 reuses this entry.
 """
@@ -52,7 +52,7 @@ from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _MOST_WORKSPACE = 2.0**20
-"""Maximum correction of the predicted workspace, for models with an unknown layer."""
+"""Maximum factor that corrects the predicted workspace, for models with an unknown layer."""
 
 
 class MemoryPlan:
@@ -143,7 +143,7 @@ class MemoryPlan:
             )
 
     def training_started(self) -> None:
-        """Start to measure the peak of training, which excludes the probe and the self-check."""
+        """Start to measure the peak of training, which excludes the trial and the self-check."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -239,7 +239,7 @@ class MemoryPlan:
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:
-        """Correct the estimate with the probe's measurement, and return the option to use.
+        """Correct the estimate with the trial's measurement, and return the option to use.
 
         A given `policy` is kept; without a policy, the corrected estimate chooses again."""
         probe, probed = self._probe()  # if memory runs out, this replaces self.planner
@@ -271,10 +271,10 @@ class MemoryPlan:
         return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Run the probe on the longest micro-batch or a sufficient part, under the current policy.
+        """Run the trial on the longest micro-batch or a large enough part, under the current
+        policy.
 
-        If memory runs out, try again with a smaller policy. Returns the probe and the probe's
-        size."""
+        If memory runs out, try again with a smaller policy. Returns the trial's result and size."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)
@@ -293,7 +293,7 @@ class MemoryPlan:
             self.steps.recover(failure)
 
     def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
-        """Return the correction that makes the estimate for `batch` equal to the probe's
+        """Return the correction that makes the estimate for `batch` equal to the trial's
         measurement."""
         planner, policy = self.planner, self.steps.policy
         engine = replace(planner.engine, passes=1)  # the probe starts without gradients

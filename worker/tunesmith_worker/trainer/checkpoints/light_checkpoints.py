@@ -1,4 +1,4 @@
-"""Retention of the run's light checkpoints (weights only, to sample from)."""
+"""Removal of old light checkpoints of a run (checkpoints with weights only, to sample from)."""
 
 from __future__ import annotations
 

@@ -114,8 +114,10 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._next = self._ended + max(LEAST_SECONDS, COST_FACTOR * self._blocked)
 
     def save_interrupted_step(self, trainer: Untyped) -> None:
-        """Save the state of the last finished step. Call this after a stop request interrupted a
-        step: the step has not changed the weights."""
+        """Save the state of the last finished step.
+
+        Call this after a stop request interrupted a step, which has not changed the weights.
+        """
         self._report(self._writer.finish(wait=True))
         self._due, self._waits = trainer.state.global_step > 0, True
         self.save(trainer)

@@ -65,7 +65,7 @@ class ResumePointWriter:
         return self._pending is not None
 
     def finish(self, *, wait: bool) -> WrittenPoint | None:
-        """Return the result of a finished write; None if there is none.
+        """Return the result of a finished write; None if no write has finished.
 
         Raises the errors of the writing thread, such as OSError for a full disk.
         """

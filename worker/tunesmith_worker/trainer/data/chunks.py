@@ -37,7 +37,7 @@ class Chunk:
     """Number of the chunk's first record."""
     content: bytes = b""
     kind: Literal["lines", "table"] = "lines"
-    """JSON lines, or an Arrow stream."""
+    """Form of the content: `lines` for JSON lines, `table` for an Arrow stream."""
     share: float = 1.0
     """Approximate share of the file that has been read at the end of this chunk."""
     problem: str | None = None
@@ -58,7 +58,10 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
 
 
 def chunk_rows(chunk: Chunk, name: str) -> list[Row]:
-    """Return the rows. `name`: file name for messages. Raises DataError at the first bad row."""
+    """Return the rows of a chunk.
+
+    `name`: file name for messages. Raises DataError at the first bad row.
+    """
     return list(good_rows(RowChecker(chunk.format), _records(chunk), name))
 
 

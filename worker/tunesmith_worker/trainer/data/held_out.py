@@ -1,6 +1,7 @@
 """Rows that are kept out of training as validation rows (`recipe.validation_split`).
 
-Whole rows are kept out: if the chat template makes several examples from a row, all of them are.
+Whole rows are kept out: if the chat template makes several examples from a row, all these examples
+are kept out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _NOT_TEXT = {
     b"PK\x03\x04": "is a zip archive (or a spreadsheet): unpack it, or export it as CSV",
     b"\x28\xb5\x2f\xfd": "is compressed (zstd): unpack it first",
 }
-"""First bytes of files that users often upload by mistake."""
+"""First bytes of files that users often upload by mistake, with problem and remedy."""
 
 TOO_DEEP = "not readable JSON: nested too deeply"
 _NUMBER_TOO_LONG = "not readable JSON: a number with more than 4,300 digits"
@@ -36,8 +36,10 @@ MAX_EXPANDED = 8 * 2**30
 ALWAYS_ALLOWED = 256 * 2**20
 """Bytes that any file may expand to."""
 RATIO = 100
-"""Maximum ratio of decoded to stored bytes in larger files. Only repetitive text exceeds this
-ratio."""
+"""Maximum ratio of decoded to stored bytes in files that expand to more than ALWAYS_ALLOWED.
+
+Only repetitive text exceeds this ratio.
+"""
 _BYTES_PER_VALUE = 64
 """Assumed bytes per Python value. Empty values count too, although the file does not store them."""
 _BATCH_BYTES = 256 * 2**20

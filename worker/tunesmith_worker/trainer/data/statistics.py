@@ -26,11 +26,11 @@ from .records import Record
 
 _ROLES = ("role", "from")
 _BINS = 20
-"""Number of bins up to the 95th percentile, at least; their width is a round number."""
+"""Minimum number of bins up to the 95th percentile. The width of a bin is a round number."""
 
 
 class RowStatistics:
-    """Figures of the rows that are added one by one: 16 bytes of memory for each row."""
+    """Statistics of rows that are added one by one; a row takes 16 bytes of memory."""
 
     def __init__(self) -> None:
         self._lengths = array("q")
@@ -38,7 +38,7 @@ class RowStatistics:
         self._hashes = array("Q")
 
     def add(self, record: Record) -> None:
-        """Add a record; one that is not readable is left out."""
+        """Add a record; unreadable records are ignored."""
         if record.problem is not None:
             return
         try:

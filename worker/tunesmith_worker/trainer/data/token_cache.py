@@ -38,7 +38,7 @@ Warn = Callable[[str], None]
 
 
 class _Entry(BaseModel):
-    """entry.json."""
+    """Content of entry.json."""
 
     sha256: str
     """Hash of tokens.arrow."""

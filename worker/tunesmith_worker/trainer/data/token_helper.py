@@ -28,7 +28,7 @@ from .token_cache import tokenizer_hash
 
 
 class HelperJob(BaseModel):
-    """job.json."""
+    """Content of job.json."""
 
     name: str
     """Name of the data file, for messages."""

@@ -38,7 +38,7 @@ _MAX_PENDING = 3
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
 """A helper is killed if its reply takes longer than PATIENCE_SECONDS and longer than this multiple
-of the trainer's slowest chunk. The reply time includes the start of the helper."""
+of the time of the trainer's slowest chunk. The reply time includes the start of the helper."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]

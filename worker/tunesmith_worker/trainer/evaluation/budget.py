@@ -11,10 +11,13 @@ take up to a tenth, because parts may take longer than planned."""
 LEAST_SECONDS = 2.0
 """Minimum of the planned duration in seconds, for short runs."""
 LATER = 1.5
-"""Time that a later model may take for the same rows, as a multiple of the first model's time. It
-then has fewer rows, and all models are compared on these."""
+"""Time that a later model may take for the same rows, as a multiple of the first model's time.
+
+After that time, the later model gets no more rows, and all models are compared on the same fewer
+rows.
+"""
 ALWAYS = 2
-"""Number of models that are measured even if no time is left: the verdict compares them."""
+"""Number of models that are measured even if no time is left: the verdict compares these models."""
 NO_TIME = "no time was left"
 
 

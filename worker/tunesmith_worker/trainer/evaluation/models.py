@@ -42,7 +42,10 @@ class EvaluatedModel:
     step: int | None
     """Optimiser step of the weights; None for the base model."""
     use: Callable[[], AbstractContextManager[Untyped]]
-    """Returns a context manager that yields the model in evaluation mode. Raises LeftOut."""
+    """Function that returns a context manager, which yields the model in evaluation mode.
+
+    Raises LeftOut.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,8 @@ Use = Callable[[], AbstractContextManager[Untyped]]
 def _in_order(
     weights: Weights, in_memory: Use, base: Use, stored: Callable[[Path], Use]
 ) -> list[EvaluatedModel]:
-    """Return the tuned model, the base model, and the best or the last weights if they differ."""
+    """Return the tuned model, the base model, and the last and best weights if they differ from
+    it."""
     ends_with_result = weights.result_step == weights.last_step or weights.last is not None
     tuned = in_memory if ends_with_result else stored(weights.result)
     last = in_memory if weights.last is None else stored(weights.last)

@@ -1,6 +1,6 @@
 """Evaluation of stored models on a file: losses if the rows have answers, rewards with a grader.
 
-Rows, verdicts and answers are made by the same code as at the end of a job."""
+The code for rows, verdicts and answers is the same as at the end of a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .supervised import EvaluationRows, SupervisedEvaluation
 SECONDS = 600.0
 """Maximum seconds for losses or for rewards; a longer evaluation uses fewer rows."""
 _SEED = 0
-"""The same rows are drawn from a large file every time."""
+"""Seed of the choice of rows: every evaluation of a large file uses the same rows."""
 _UNLIMITED = 1_000_000
 """Assumed context in tokens, if the model has no limit."""
 _FORWARD_TOKENS = 2048

@@ -54,8 +54,10 @@ class StoredModel:
 
     @contextmanager
     def use_like(self, other: StoredModel, vocabulary: dict[str, int]) -> Iterator[Untyped]:
-        """Yield the model as `use`. Raises LeftOut if its tokens differ from `vocabulary`, the
-        tokens of `other`."""
+        """Yield the model in evaluation mode.
+
+        Raises LeftOut if its tokens differ from `vocabulary`, the tokens of `other`.
+        """
         own = transformers.AutoTokenizer.from_pretrained(
             self._tokenizer_folder or self.folders.base, trust_remote_code=False
         )

@@ -55,8 +55,11 @@ class SupervisedEvaluation:
         metrics: int = 1,
         dropped: int = 0,
     ) -> None:
-        """`max_tokens`: see `score_rows`. `metrics`: number of compared metrics, which share the
-        level of the intervals. `dropped`: number of rows that do not fit the model."""
+        """`max_tokens`: see `score_rows`.
+
+        `metrics`: number of compared metrics; the intervals' error level is divided by this number.
+        `dropped`: number of rows that do not fit the model.
+        """
         self._metrics, self._dropped = metrics, dropped
         self._rows, self._tokenizer, self._seed = rows, tokenizer, seed
         self._max_tokens, self._end_tokens, self._autocast = max_tokens, end_tokens, autocast

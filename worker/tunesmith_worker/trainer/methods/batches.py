@@ -90,8 +90,10 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
 
 
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Spread rows over few bins of at most `tokens` tokens; if a row is longer, its length is the
-    limit."""
+    """Spread rows over few bins of at most `tokens` tokens.
+
+    A longer row raises this limit to its own length.
+    """
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
     while True:
@@ -116,7 +118,7 @@ def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _side_by_side(rows: Sequence[_TokenRow], pad_token_id: int) -> Batch:
-    """Pad rows on the right to the longest row, like TRL's collator."""
+    """Pad rows on the right to the longest row's length, like TRL's collator."""
 
     def pad(tensors: list[torch.Tensor], value: int) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

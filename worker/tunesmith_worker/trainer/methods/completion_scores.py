@@ -60,7 +60,7 @@ def score_completions(
     `layout` is ignored.
     temperature: divides the logits after the model's own scale and soft cap, as in TRL.
     max_tokens: maximum tokens per forward pass. All activations are kept for the backward pass.
-    entropy: "grad" makes entropies differentiable; log-probabilities always are.
+    entropy: "grad" makes entropies differentiable; log-probabilities are always differentiable.
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """
     causal = _causal(model)

@@ -92,7 +92,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.step_loss = torch.zeros((), device=self.args.device)
         """Loss of the last step."""
         self._buffer: Inputs | None = None
-        """Completions being trained on, kept for `num_iterations` steps."""
+        """Completions that the trainer trains on for `num_iterations` steps."""
         self._rows: list[GroupRow] | None = None
         self._trained_tokens = self._input_tokens = 0
         self._gaps: list[float] = []

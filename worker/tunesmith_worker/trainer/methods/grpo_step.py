@@ -34,7 +34,7 @@ _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
 """Loss types that are means over rows. The bnpo loss is a mean over tokens. Loss types other
 than these and bnpo divide by a number that is the same for all parts of a step."""
 PROBED = 4096
-"""Maximum tokens in the memory plan's probe, unless a single row has more."""
+"""Maximum tokens in the memory plan's trial batch, unless a single row has more."""
 
 
 class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
@@ -135,7 +135,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return batch if count == len(rows) else {ROWS: rows[:count]}
 
     def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
-        """Return a loss for the memory probe, without updating metrics."""
+        """Return a loss for the memory plan's trial, without updating metrics."""
         scores = self.scores(self.model, batch[ROWS], entropy=True)
         return -scores.log_probs.sum() / labelled
 
@@ -258,7 +258,7 @@ def _select(value: Any, indices: list[int], rows: int) -> Any:  # Any: values of
 
 
 def _spread(rows: Sequence[GroupRow], parts: int) -> list[list[int]]:
-    """Order the rows by prompt, then cut them into `parts` pieces with about equal tokens."""
+    """Order the rows by prompt, then cut them into `parts` pieces with about equal token counts."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         by_prompt.setdefault(row.prompt_ids, []).append(index)

@@ -24,8 +24,9 @@ class KeptRollouts:
     def begin(self, step: int, *, resumed: bool, count: int, partly: bool) -> dict[int, Completion]:
         """Start a step and return its stored completions by index.
 
-        `count`: number of completions in the step. `partly`: reuse an incomplete set, although the
-        missing completions then come from a smaller batch, which rounds differently."""
+        `count`: number of completions in the step. `partly`: True to reuse an incomplete set of
+        completions. The missing completions then come from a smaller batch, which rounds
+        differently."""
         head = {"step": step, "made_for": self._made_for, "count": count}
         stored = self._read(head) if resumed else {}
         if len(stored) < count and not partly:

@@ -40,7 +40,7 @@ class StepRecord:
     random_state: RandomState
     """Random state before the step."""
     began: float = field(default_factory=time.perf_counter)
-    """Start of the forward passes, as read from `time.perf_counter`."""
+    """Start time of the forward passes in seconds, from `time.perf_counter`."""
 
 
 class NanGuard:
@@ -65,7 +65,7 @@ class NanGuard:
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]  # read by torch
 
     def start_step(self, step: StepRecord) -> None:
-        """Record a step before its forward; a repeated step replaces its record."""
+        """Record a step before its forward pass; a repeated step replaces its earlier record."""
         if self._kept and self._kept[-1].number == step.number:
             self._kept.pop()
         if len(self._kept) == MOST_KEPT:
@@ -74,7 +74,7 @@ class NanGuard:
 
     @property
     def current_step(self) -> StepRecord:
-        """The newest recorded step since the host last read the flag."""
+        """The newest step that was recorded since the host last read the flag."""
         return self._kept[-1]
 
     def check_norm(self, norm: torch.Tensor) -> None:

@@ -186,7 +186,8 @@ def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
 
 @contextmanager
 def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
-    """Record the first module whose output is not finite, and the position in dimension 1.
+    """Record the first module whose output is not finite, and the position in the output's
+    dimension 1.
 
     A kernel outside any module is reported as the layer around it."""
     culprits: list[tuple[str, int | None]] = []

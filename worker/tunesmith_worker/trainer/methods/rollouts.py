@@ -126,7 +126,8 @@ class RolloutRunner:
     def generate(self, rollout: Rollout, *, resumed: bool = False) -> None:
         """Generate every missing completion.
 
-        `resumed`: an earlier attempt had the same weights, so its stored completions are reused."""
+        `resumed`: True if an earlier attempt had the same weights; its stored completions are
+        reused."""
         training = rollout.kind == "train"
         phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
         with self.clock.during(phase):

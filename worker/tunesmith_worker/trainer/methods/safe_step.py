@@ -25,7 +25,7 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     def init_safe_step(
         self, guard: NanGuard, *, save: Callable[[int], None], embedding_rate: float | None
     ) -> None:
-        """Call last in the constructor. `save`: writes the outputs due after a step.
+        """Call last in the constructor. `save`: function that writes the outputs due after a step.
 
         `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
         parameters have the same learning rate."""

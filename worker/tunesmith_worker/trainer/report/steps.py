@@ -27,7 +27,8 @@ method's phase."""
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Wrap this trainer's methods to time them.
 
-    On a GPU, return the GPU timeline, which gives the clock its times until `clock.unfollow()`.
+    On a GPU, return the GPU timeline, which supplies the clock with GPU times until
+    `clock.unfollow()`.
     """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)

@@ -23,7 +23,7 @@ _TOKENS = re.compile(r"\w+|[^\w\s]")
 
 
 class _NoSynonyms:
-    """Replaces WordNet."""
+    """Replacement for WordNet without any synonyms."""
 
     def synsets(self, word: str) -> list[object]:
         return []
