@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
     "+ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML."""
+"""Chat template in the ChatML format."""
 
 
 def write_architecture(folder: Path, texts: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ from .results import Comparison, Scores
 Untyped = Any  # Any: transformers and peft are not typed
 
 MAX_NEW_TOKENS = 96
-"""Maximum tokens per answer; more would take too long with a large model on a CPU."""
+"""Maximum tokens per answer; more tokens take too long with a large model on a CPU."""
 PLAIN_PROMPT_TOKENS = 16
 """Number of tokens at the start of a plain text that serve as its prompt."""
 

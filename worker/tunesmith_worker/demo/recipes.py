@@ -65,4 +65,4 @@ GRADER = {
     },
     "calculate_output": "(animal + home + food) / 3",
 }
-"""A third for each right fact in a JSON answer; 0 for prose."""
+"""The reward is 1/3 for each correct fact in a JSON answer, and 0 for an answer in prose."""

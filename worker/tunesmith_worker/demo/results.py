@@ -13,7 +13,7 @@ import tunesmith
 from tunesmith_schema import MetricPoint
 
 LAST_STEPS = 3
-"""Number of last steps averaged for the final reward, because one step has few prompts."""
+"""Number of last steps whose rewards are averaged, because a single step has few prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Summary:
     comparison: Comparison
     tune: JobResult
     pretrain: JobResult | None = None
-    """None for a user's own model."""
+    """Result of the job that trains the base model; None for a user's own model."""
     grpo: JobResult | None = None
 
     @property

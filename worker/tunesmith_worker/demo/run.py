@@ -25,7 +25,7 @@ from .task import Training, invented_task, own_task
 def run_demo(
     folder: Path, model: str | None, data: Path | None, max_steps: int | None, console: Console
 ) -> Summary:
-    """Run the demo. Without `model` and `data`, the demo makes both."""
+    """Run the demo. Without `model` and `data`, the demo creates a model and data."""
     started = time.monotonic()
     output = prepare_output(folder)
     if model is None or data is None:

@@ -21,7 +21,10 @@ from .files import DemoError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
-"""`serve` stops its children one after another, each within 15 s."""
+"""Maximum seconds for `serve` to stop.
+
+It stops its child processes one after another, each within 15 s.
+"""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -24,7 +24,7 @@ base model to answer polite questions in JSON, with a grader and without example
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One job."""
+    """A training job with its data files and recipe."""
 
     title: str
     train: Path

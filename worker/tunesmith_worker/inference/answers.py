@@ -156,8 +156,10 @@ class Answer:
         return output
 
     def _add_prompt(self, output: Output, index: int) -> None:
-        """Put the prompt before the first output of a choice, and drop the token that ends a
-        request for no tokens."""
+        """Put the prompt before the first output of a choice.
+
+        If the request asks for zero tokens, drop the generated token.
+        """
         if self._params.max_tokens == 0:
             output.text, output.token_ids, output.scores = "", (), ()
             output.finish = Finish.LENGTH

@@ -26,7 +26,7 @@ from .settings import InferenceSettings
 from .yielding import Yielding
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
-"""Request ids, as the API sends them."""
+"""Pattern of the request ids that the API sends."""
 _MAX_BODY = 32 << 20
 """Maximum bytes of a request with JSON."""
 

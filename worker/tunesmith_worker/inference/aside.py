@@ -1,4 +1,4 @@
-"""Work that would stop the event loop for longer than some milliseconds runs in a thread."""
+"""Calls in a thread, for work that would block the event loop for several milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEAST = 16 * 1024
-"""From this many characters or bytes on, the work takes longer than a change of threads."""
+"""Input size, in characters or bytes, from which the work takes longer than a thread switch."""
 
 
 async def aside(size: int, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

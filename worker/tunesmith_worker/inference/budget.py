@@ -1,4 +1,4 @@
-"""Memory that chat may take, which is the memory that the training jobs do not need."""
+"""Memory that chat may use: the memory that training jobs do not need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USABLE = {False: 0.5, True: 0.8}
 """Share of the free memory that one model may take. The key is True for a GPU. A CPU's memory is
 shared with other programs."""
 LEAST_FREE = 1 << 26
-"""Minimum of the assumed free memory in bytes, so that short prompts work on a full host."""
+"""Free bytes that are assumed if fewer are free, so that short prompts work on a full host."""
 CACHE_SHARE = 0.25
 """Share of the remaining free memory for keys and values."""
 
@@ -38,7 +38,7 @@ def is_planning(trainer: DeviceUse) -> bool:
 
 
 def free_memory(device: Device, trainers: Mapping[str, DeviceUse]) -> int:
-    """Return the bytes that chat may still take without touching what trainers will need."""
+    """Return the bytes that chat may still take, without the memory that trainers will need."""
     if not device.is_gpu:
         return max(0, host_free() - sum(_growth(use) for use in trainers.values()))
     free, total = torch.cuda.mem_get_info(device.torch)
@@ -49,7 +49,7 @@ def free_memory(device: Device, trainers: Mapping[str, DeviceUse]) -> int:
 
 
 def _growth(trainer: DeviceUse) -> int:
-    """Return the bytes that a trainer will still take, by its memory plan."""
+    """Return how many more bytes a trainer will take, according to its memory plan."""
     try:
         resident = int(psutil.Process(trainer.pid).memory_info().rss)
     except psutil.Error:
@@ -63,6 +63,6 @@ def held_memory(device: Device) -> int:
 
 
 def release_memory() -> None:
-    """Return the memory of unloaded models to the system."""
+    """Give the memory of unloaded models back to the system."""
     release_cached_memory()
     return_freed_memory()

@@ -14,7 +14,7 @@ from tunesmith_worker.rundir.device_use import gpu_name
 Choice = Literal["auto", "cpu", "cuda"]
 
 _NICENESS = 10
-"""Niceness of chat on a CPU, so that trainers on the same cores come first."""
+"""Niceness of the chat process on a CPU, which gives trainers on the same cores priority."""
 _REMEDY = "set TUNESMITH_INFERENCE_DEVICE to cuda to share one, or to cpu to answer on the CPU"
 
 

@@ -123,7 +123,7 @@ class FileStore:
         return [file.name for file in files if not (self._files / file.sha256).is_file()]
 
     def link(self, registration: Registration) -> None:
-        """Fill the model's folder with its files under their names."""
+        """Create links to the model's files, under the files' names, in the model's folder."""
         folder = self.folder(registration)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -138,10 +138,11 @@ class FileStore:
                 os.utime(self._files / file.sha256)
 
     def bound(self, registered: Sequence[Registration]) -> list[Registration]:
-        """Delete files while all together are too large, and return the models that lost files.
+        """Delete files until their total size is within the limit; return the models that lost
+        files.
 
-        The files that were unused for the longest time go first. Files of the last minutes stay,
-        because the registration of their model may follow."""
+        The files that were unused for the longest time are deleted first. Files of the last minutes
+        stay, because the registration of their model may follow."""
         found = [(path, path.stat()) for path in self._files.iterdir()]
         too_much = sum(status.st_size for _, status in found) - self._most_bytes
         latest = time.time() - _FRESH_SECONDS
@@ -158,7 +159,7 @@ class FileStore:
         return lost
 
     def folder(self, registration: Registration) -> Path:
-        """Return the model's folder. Other files give another folder."""
+        """Return the model's folder, whose name depends on the model's base and files."""
         names = "".join(f"{file.name}\n{file.sha256}\n" for file in registration.files)
         digest = hashlib.sha256(f"{registration.base}\n{names}".encode()).hexdigest()
         return self._models / f"{quote(registration.id, safe='')[:150]}-{digest[:16]}"

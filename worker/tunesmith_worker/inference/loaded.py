@@ -1,4 +1,4 @@
-"""Base models in memory with their adapters, and who uses them."""
+"""Base models in memory with their adapters, and counts of the requests that use them."""
 
 from __future__ import annotations
 
@@ -53,12 +53,15 @@ class Loaded:
 
 
 class LoadedModels:
-    """All base models in memory. Any thread may call it; `start` never waits for an engine."""
+    """All base models in memory.
+
+    Any thread may call the methods; `start` never waits for an engine.
+    """
 
     def __init__(self) -> None:
         self._models: dict[Key, Loaded] = {}
         self._guard = threading.Lock()
-        """Held for some microseconds, never while an engine is called."""
+        """Lock that is held only for some microseconds, and never while an engine is called."""
 
     def all(self) -> list[Loaded]:
         with self._guard:
@@ -84,9 +87,12 @@ class LoadedModels:
     def take_out(
         self, *, idle_seconds: float = 0.0, busy: bool = False, keep: Key | None = None
     ) -> Loaded | None:
-        """Remove the model with the oldest use and return it, for the caller to close; None if
-        there is none. `idle_seconds`: least time without a request. `busy`: also models with
-        requests in progress. `keep`: a model that stays."""
+        """Remove and return the least recently used model; None if there is none.
+
+        The caller must close the model. `idle_seconds`: minimum seconds since the model's last
+        request. `busy`: True to include models with requests in progress. `keep`: key of a model to
+        skip.
+        """
         latest = time.monotonic() - idle_seconds
         with self._guard:
             found = [
@@ -97,8 +103,10 @@ class LoadedModels:
             return self._models.pop(min(found, key=lambda one: one[0])[1]) if found else None
 
     def take_out_adapter(self, loaded: Loaded) -> str | None:
-        """Remove the unused adapter with the oldest use and return its name, for the caller to
-        remove from the engine; None if there is none."""
+        """Remove the least recently used adapter without requests; None if there is none.
+
+        Returns the adapter's name. The caller must remove the adapter from the engine.
+        """
         with self._guard:
             unused = [(use.last, name) for name, use in loaded.adapters.items() if not use.users]
             if not unused:

@@ -24,7 +24,7 @@ MAX_CHOICES = 128
 _MOST_STREAMS = 256
 """Maximum number of completions of a request: prompts times `n`."""
 _MOST_LOGPROBS = 1 << 20
-"""Maximum number of log-probs of a request, whose answer is in memory until it ends."""
+"""Maximum number of log-probs in an answer, which stays in memory until its end."""
 _LEAST_TEMPERATURE = 1e-5
 _IGNORED = frozenset(
     {
@@ -253,9 +253,11 @@ def check_size(prompts: int, params: Parameters) -> None:
 
 
 def check_logprobs(streams: int, limit: int, params: Parameters, *, chat: bool) -> None:
-    """Raise ApiError if the log-probs of the longest answer would fill the memory. `limit`: tokens
-    of each of `streams` completions, with the prompt if it is echoed. `chat`: False for text
-    completions, whose parameters have other names."""
+    """Raise ApiError if the log-probs of the longest answer would fill the memory.
+
+    `limit`: maximum tokens of each of the `streams` completions, including an echoed prompt.
+    `chat`: False for text completions, whose parameters have other names.
+    """
     names = ("max_completion_tokens", "top_logprobs") if chat else ("max_tokens", "logprobs")
     top = params.top_logprobs
     if top is not None and streams * limit * (1 + top) > _MOST_LOGPROBS:

@@ -39,12 +39,13 @@ from .token_text import TokenText
 log = logging.getLogger(__name__)
 
 MAX_ADAPTERS = 64
-"""Adapters in memory per base model."""
+"""Maximum number of adapters in memory for each base model."""
 PLANNING_SECONDS = 30.0
-"""Time that a request waits while a training job measures the free memory."""
+"""Maximum seconds that a request waits while a training job measures the free memory."""
 REST = 1.0
-"""Pause after each step, relative to the step's time, while a job trains on the same CPU. A low
-priority alone is not enough: chat also takes the caches and the memory's bandwidth."""
+"""Pause after each step of chat, as a multiple of the step's duration, while a job trains on the
+same CPU. Low priority alone is not enough, because chat also uses CPU caches and memory
+bandwidth."""
 _PLANNING = "a training job measures the free memory"
 _FOR_TRAINING = "the model was unloaded, because a training job needs its memory"
 
@@ -60,7 +61,7 @@ class _Plan:
     stock: bool = False
     """True if transformers and PEFT compute the adapter, because the native engine cannot."""
     adapter: str | None = None
-    """Folder of the adapter. It is also the adapter's name in the engine."""
+    """Folder of the adapter. The engine uses this path as the adapter's name."""
 
     @property
     def key(self) -> Key:
@@ -74,14 +75,14 @@ class ModelPool:
         self._registered: dict[str, Registration] = {}
         self._models = LoadedModels()
         self._lock = asyncio.Lock()
-        """Held while models or adapters are loaded or unloaded."""
+        """Lock that is held while models or adapters are loaded or unloaded."""
         self._changing = asyncio.Lock()
-        """Held while models are registered or deleted."""
+        """Lock that is held while models are registered or deleted."""
         self._unsupported: set[str] = set()
-        """Adapters that plain PEFT computes."""
+        """Adapters that PEFT computes, because the native engine does not support them."""
         self._trainers: dict[str, DeviceUse] = {}
         self._may_take = asyncio.Event()
-        """Not set while a training job measures the free memory."""
+        """Event that is cleared while a training job measures the free memory."""
         self._may_take.set()
 
     @property
@@ -138,7 +139,7 @@ class ModelPool:
             await asyncio.to_thread(self._files.unlink, registration)
 
     async def acquire(self, name: str) -> tuple[Loaded, str | None]:
-        """Return the loaded model and the adapter's name in it, and count a request until
+        """Return the loaded model and the adapter's name in its engine; count a request until
         `Loaded.end`. Raises ApiError and ServingError."""
         while True:
             await self._wait_for_memory()
@@ -180,7 +181,7 @@ class ModelPool:
         return _Plan(base, folder, own if added_tokens else None, own in self._unsupported, own)
 
     def _prepare(self, registration: Registration) -> _Plan:
-        """Bring a model and its adapter into memory."""
+        """Load a model and its adapter unless they are in memory."""
         plan = self._plan(registration)
         self._files.used(registration)
         loaded = self._load(plan)
@@ -238,8 +239,11 @@ class ModelPool:
     def _make_room(
         self, what: str, needed: int, loaded: Loaded | None = None, keep: Key | None = None
     ) -> None:
-        """Unload what was unused for the longest time until `needed` bytes fit. `keep`: a model
-        that stays loaded. Its unused adapters are unloaded first. Raises DoesNotFit."""
+        """Unload the least recently used adapters and models until `needed` bytes fit.
+
+        `loaded`: model whose unused adapters are unloaded first. `keep`: key of a model that stays
+        loaded. Raises DoesNotFit.
+        """
         while True:
             free = self._free()
             usable = int(free * USABLE[self.device.is_gpu])
@@ -258,7 +262,8 @@ class ModelPool:
         return free_memory(self.device, self._trainers)
 
     def _drop_adapter(self, loaded: Loaded) -> bool:
-        """Remove the unused adapter with the oldest use; return False if there is none."""
+        """Remove the least recently used adapter without requests; return False if there is
+        none."""
         name = self._models.take_out_adapter(loaded)
         if name is not None:
             loaded.engine.remove_adapter(name)
@@ -267,7 +272,7 @@ class ModelPool:
     def _unload(
         self, *, reason: str, idle_seconds: float = 0.0, busy: bool = False, keep: Key | None = None
     ) -> bool:
-        """Unload the model with the oldest use; return False if there is none."""
+        """Unload the least recently used model; return False if there is none."""
         loaded = self._models.take_out(idle_seconds=idle_seconds, busy=busy, keep=keep)
         if loaded is None:
             return False
@@ -279,7 +284,7 @@ class ModelPool:
         return True
 
     async def unload_idle(self) -> None:
-        """Unload models without a request for the configured time."""
+        """Unload models that had no request for the configured time."""
         if self._lock.locked():
             return  # a request is about to use a model
         seconds = self._settings.inference_idle_seconds
@@ -291,7 +296,7 @@ class ModelPool:
             pass
 
     async def yield_to(self, uses: Mapping[str, DeviceUse]) -> dict[str, int]:
-        """Give memory to the training jobs that ask for it; return the fulfilled requests.
+        """Free memory for the training jobs that request memory; return their fulfilled requests.
 
         While a job measures the free memory, nothing is loaded and no request starts."""
         trainers = trainers_on(self.device, uses)
@@ -316,7 +321,10 @@ class ModelPool:
             self._may_take.set()
 
     async def move_to(self, device: Device) -> None:
-        """Answer on another device, or wait for one. Running answers end with an error."""
+        """Answer requests on another device, or wait for a device.
+
+        Running answers end with an error.
+        """
         async with self._lock:
             self.device = device
             reason = "its device is needed for training"

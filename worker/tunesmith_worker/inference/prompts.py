@@ -1,4 +1,4 @@
-"""Prompts as token ids: messages through the model's chat template, as the trainer applies it."""
+"""Conversion of prompts to token ids, with the same use of chat templates as in the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, Value
 
 
 def text_size(body: Mapping[str, Any]) -> int:
-    """Return about how many characters of a request body will be tokenised."""
+    """Return the approximate number of characters to tokenise for a request body."""
     return _size(body.get("messages")) + _size(body.get("prompt"))
 
 
@@ -75,7 +75,10 @@ def _part(param: str, part: Any) -> str:
 
 
 def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int, ...]]:
-    """Return the token ids of each prompt. `prompt`: a string, token ids, or a list of either."""
+    """Return the token ids of each prompt.
+
+    `prompt`: a string, a list of token ids, or a list of strings or of lists of token ids.
+    """
     if prompt is None:
         raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
     if isinstance(prompt, str):

@@ -18,7 +18,7 @@ Json = dict[str, Any]  # Any: JSON values
 
 @dataclass
 class Choice:
-    """One completion: its text and tokens so far, and the reason of its end."""
+    """One completion: its text and tokens so far, and the reason why it ended."""
 
     text: str = ""
     tokens: int = 0
@@ -34,7 +34,8 @@ class Wire:
     def __init__(
         self, kind: Literal["chat", "text"], model: str, tokens: TokenText, *, null_usage: bool
     ) -> None:
-        """`null_usage`: chunks have `"usage": null`, because only the last chunk has the usage."""
+        """`null_usage`: True to write `"usage": null` into all chunks except the last one, which
+        has the usage."""
         self._kind, self._tokens, self._null_usage = kind, tokens, null_usage
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
         name = "chat.completion" if kind == "chat" else "text_completion"
@@ -76,8 +77,11 @@ class Wire:
     def progress(
         self, index: int, output: Output, offset: int, echoed: Echoed | None = None
     ) -> str:
-        """Return the chunks of one output. `offset`: length of the text before it. `echoed`: prompt
-        that the output starts with."""
+        """Return the chunks of one output.
+
+        `offset`: length of the text before this output. `echoed`: prompt at the start of this
+        output.
+        """
         logprobs = None
         if output.scores or echoed is not None:
             logprobs = self.logprobs(output.scores, offset, echoed)
@@ -105,7 +109,10 @@ class Wire:
         return f"data: {json.dumps({**self._chunk_head, 'choices': [], 'usage': usage})}\n\n"
 
     def logprobs(self, scores: Sequence[TokenScores], offset: int, echoed: Echoed | None) -> Json:
-        """Return log-probs in the format of the kind; `offset`: length of the text before."""
+        """Return log-probs in the format for chat or for text.
+
+        `offset`: length of the preceding text.
+        """
         write = self._tokens.chat if self._kind == "chat" else self._tokens.text
         return write(scores, offset, echoed)
 

@@ -1,4 +1,4 @@
-"""Give memory and GPUs to training jobs as they ask for them."""
+"""Free memory and GPUs of chat when training jobs request them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Yielding:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _follow(self, uses: Mapping[str, DeviceUse]) -> DeviceUse:
-        """Leave a GPU that training needs, give memory back, and return what to announce."""
+        """Leave a GPU that training needs, free memory, and return the values to announce."""
         pool = self._pool
         reserved = frozenset(use.gpu for use in uses.values() if use.kind != "chat" and use.gpu)
         if self._choice == "auto" and (pool.device.is_gpu or pool.device.waiting_for):

@@ -23,7 +23,7 @@ class EarlyEnd:
     """Reason why a run ends before its last step and keeps its result."""
 
     text: str
-    """Continues the sentence "stopped ..."."""
+    """Text that continues the sentence "stopped ..."."""
     data: dict[str, JsonValue] = field(default_factory=dict)
     """Figures for the event."""
 

@@ -21,9 +21,9 @@ from typing import IO, Literal, Self
 from .process import SpawnSettings
 
 IDLE_SECONDS = 5.0
-"""Time that a trainer waits for chat to free unused memory."""
+"""Maximum seconds that a trainer waits until chat has freed its unused memory."""
 ALL_SECONDS = 30.0
-"""Time that a trainer waits for chat to free all of its memory."""
+"""Maximum seconds that a trainer waits until chat has freed all of its memory."""
 _POLL_SECONDS = 0.02
 
 Kind = Literal["worker", "trainer", "chat"]
@@ -45,7 +45,7 @@ class DeviceUse:
     """For a trainer, memory at its predicted peak; None until the plan is made. For chat, memory of
     its models."""
     seen: dict[str, int] = field(default_factory=dict)
-    """For chat, the request that it has fulfilled, by name of the trainer."""
+    """For chat: number of the latest request that chat has fulfilled, by name of the trainer."""
 
 
 def device_use_folder() -> Path:
@@ -55,7 +55,7 @@ def device_use_folder() -> Path:
 
 
 def gpu_name(uuid: object) -> str:
-    """Return a GPU's UUID as torch and nvidia-smi both write it."""
+    """Return a GPU's UUID in one form, because torch and nvidia-smi write it differently."""
     return str(uuid).removeprefix("GPU-").lower()
 
 
@@ -74,7 +74,7 @@ class Announcement:
                 self._write()
 
     def update(self, use: DeviceUse) -> None:
-        """Replace what is announced, if it has changed."""
+        """Replace the announced values if they have changed."""
         changed, self.use = use != self.use, use
         if changed and self._lock is not None:
             with suppress(OSError):
@@ -115,8 +115,9 @@ class TrainerUse:
             self._announced = Announcement(DeviceUse(kind="trainer", gpu=gpu), self._folder)
 
     def make_room(self, *, everything: bool = False) -> bool:
-        """Wait until chat has freed its unused memory, or all memory; chat then takes no more until
-        `settle`. Return False if there is no chat, or if it does not confirm in time."""
+        """Wait until chat has freed its unused memory, or all memory; chat then takes no more
+        memory until `settle` is called. Return False if no chat process exists, or if chat does not
+        confirm in time."""
         if self._announced is None:
             return False
         announced = self._announced

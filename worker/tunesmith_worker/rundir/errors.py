@@ -185,8 +185,9 @@ class ModelFailed(RunError):
 def explain_model_errors(architecture: str) -> Iterator[None]:
     """Convert unexpected errors raised in this block to errors that name the architecture.
 
-    Before the first step, the same model raises the same error on every worker, so the error is not
-    one of the infrastructure. Errors of files, memory and devices are raised unchanged."""
+    Before the first step, the same model raises the same error on every worker, so the
+    infrastructure is not the cause of the error. Errors of files, memory and devices are raised
+    unchanged."""
     try:
         yield
     except Exception as error:

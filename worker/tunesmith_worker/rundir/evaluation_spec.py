@@ -1,4 +1,5 @@
-"""spec.json of an evaluation on demand: the contract of the supervisor and the evaluating process.
+"""spec.json of an evaluation on demand: the contract between the supervisor and the evaluating
+process.
 
 The process writes evaluation.json (Evaluation) or failure.json (JobFailure) beside it."""
 

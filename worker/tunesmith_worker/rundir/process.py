@@ -42,7 +42,7 @@ class SpawnSettings:
     rollout_url: str | None = None
     """URL of a vLLM server for rollouts; None: no server."""
     rollout_token: str | None = None
-    """API key of this server; None: the server asks for none."""
+    """API key of the vLLM server; None: the server needs no key."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -95,7 +95,7 @@ def die_with_supervisor() -> None:
 
 
 def treat_ctrl_c_as_sigterm() -> None:
-    """Make the first Ctrl-C save and exit (like SIGTERM), and the second end the process."""
+    """Make the first Ctrl-C save and exit (like SIGTERM), and the second Ctrl-C end the process."""
 
     def save_and_exit(signum: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -107,7 +107,8 @@ def treat_ctrl_c_as_sigterm() -> None:
 
 
 def set_environment(values: Mapping[str, str]) -> None:
-    """Set variables of this process for a library that reads its settings from them."""
+    """Set environment variables of this process, for a library that reads its settings from
+    them."""
     os.environ.update(values)
 
 
@@ -115,7 +116,7 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     """Set defaults for CPU threads, and make only one GPU visible.
 
     The operator can override the thread settings. On two shared cores, two busy-waiting OpenMP
-    threads are up to ten times slower than one.
+    threads are up to ten times slower than one thread.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")

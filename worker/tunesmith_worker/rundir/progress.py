@@ -16,7 +16,7 @@ MARK_SECONDS = 1.0
 
 
 class ProgressMark:
-    """Writer of progress marks. Frequent calls of `mark` cost one reading of the clock each."""
+    """Writer of progress marks. Most calls of `mark` only read the clock."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path, self._now = path, now

@@ -41,8 +41,10 @@ class FileEntry(BaseModel):
 
 
 class RunIdentity(BaseModel):
-    """Model, data, seed and settings of the run that wrote a resume point. An unknown field makes
-    the resume point unusable, because this release cannot compare it."""
+    """Model, data, seed and settings of the run that wrote a resume point.
+
+    An unknown field makes the resume point unusable, because this release cannot compare the field.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -34,7 +34,7 @@ from .shutdown import DRAINING, ShutdownState
 
 
 def run_worker(settings: WorkerSettings, queue: Queue) -> None:
-    """Serve one queue until SIGTERM, then release the job in progress."""
+    """Take messages of one queue until SIGTERM, then release the job in progress."""
     runs, models = settings.data_dir / "runs", settings.data_dir / "models"
     for folder in (runs, models, settings.token_cache, settings.compile_cache):
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,8 +131,8 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
 
         billiard ends only the calls that the process had confirmed. A call that was lost between
         its arrival and the confirmation would stay open: Celery would wait for it forever and take
-        no further message. If the next process receives such a call, it runs the call, but nobody
-        waits for its result."""
+        no further message. If the next process receives such a call, the process executes the call,
+        but nobody waits for the result."""
         exit_codes: list[int] = super()._join_exited_workers(shutdown)
         for call in list(self._cache.values()) if exit_codes else ():
             if not call.ready() and not call.accepted():
@@ -146,7 +146,7 @@ class OneProcessPool(TaskPool):  # type: ignore[misc]  # celery is untyped
 
 
 def secure_logs() -> None:
-    """Let the handlers that Celery creates write one line per message."""
+    """Make the log handlers that Celery creates write one line per message."""
     for created in (signals.after_setup_logger, signals.after_setup_task_logger):
         created.connect(lambda logger, **_: secure_handlers(logger), weak=False)
 

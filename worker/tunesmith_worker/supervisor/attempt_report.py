@@ -20,7 +20,7 @@ BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
 
 
 class AttemptReport:
-    """Report of one attempt, starting with its claim.
+    """Report of one attempt, which starts with the claim of the job.
 
     `phases`: seconds by phase from events, read again for each report.
     """
@@ -42,7 +42,7 @@ class AttemptReport:
         self.paused_seconds = 0.0
 
     def claimed(self, seconds: float) -> None:
-        """Record that the claim has just ended after `seconds`."""
+        """Record that the claim has just succeeded and took `seconds`."""
         self._claim_seconds, self._began = seconds, self._now() - seconds
         self._began_at = time.time() - seconds
 
@@ -50,7 +50,7 @@ class AttemptReport:
         self._spawned = self._now()
 
     def trainer_ended(self) -> None:
-        """Record the end of the trainer's process. Uploads follow."""
+        """Record the end of the trainer's process. Uploads follow this end."""
         self._trainer_ended = self._trainer_ended or self._now()
 
     def unsent(self, outcome: Outcome | None) -> RunReport | None:

@@ -34,7 +34,7 @@ def model_names(settings: WorkerSettings) -> list[str]:
 def resolve(settings: WorkerSettings, name: str) -> str:
     """Return the folder of model `name`; if TUNESMITH_MODEL_DIRS has none, return `name` itself.
 
-    Names without a folder are taken as Hugging Face ids."""
+    A name without a folder counts as a Hugging Face id."""
     for directory in settings.base_model_folders():
         # A direct child may link to any folder, because the operator created the link.
         if name == Path(name).name and (directory / name / "config.json").is_file():

@@ -43,7 +43,10 @@ class HeldClaim(BaseModel):
     pid: int
     run_dir: str
     secret: str = ""
-    """Secret of the worker, so that another worker on this host can report for it."""
+    """Secret of the worker.
+
+    With this secret, another worker on this host can report for the worker.
+    """
     outcome: Outcome | None = None
     """Outcome of the attempt, if the server may not have it yet."""
 
@@ -54,7 +57,7 @@ class ClaimRecord:
     def __init__(
         self, settings: WorkerSettings, worker_id: str, claim: Claim, secret: str = ""
     ) -> None:
-        """`secret`: credential of the worker, for a report after it dies."""
+        """`secret`: credential of the worker, for a report after the worker has died."""
         self._claim = HeldClaim(
             worker_id=worker_id,
             secret=secret,

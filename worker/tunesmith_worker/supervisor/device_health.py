@@ -27,7 +27,7 @@ from .cleanup import end_processes, free_shared_memory, shared_memory
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 10.0
-"""Seconds for the driver to free a killed process's memory."""
+"""Maximum seconds to wait until the driver has freed a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
 """Amount of missing GPU memory that is tolerated, in bytes. A CUDA context takes more memory than
 this tolerance, and the driver itself takes less."""
@@ -56,7 +56,7 @@ class DeviceHealth:
         return self._reason.value.decode(errors="ignore") or None
 
     def job_claimed(self) -> None:
-        """Record that a job runs. It may leave processes or memory behind."""
+        """Record that a job runs, which may leave processes or memory behind."""
         self._used.value = 1
 
     def watch_run(self, run_dir: Path, session: int | None) -> None:
@@ -97,7 +97,7 @@ class DeviceHealth:
         return self._missing_memory()
 
     def _held_by_chat(self) -> int:
-        """Return the memory of models that chat frees as soon as a trainer asks for it."""
+        """Return the bytes of models that chat unloads as soon as a trainer asks for memory."""
         if self._gpu is None:
             return 0
         uses = read_uses(device_use_folder()).values()

@@ -35,14 +35,15 @@ class EventReader:
         self.phases: dict[str, float] = {}
         """Seconds by phase, from PHASE events."""
         self.first_step_pending = False
-        """True from reading the first METRICS event until the server confirms it."""
+        """True from the time when the first METRICS event is read until the server confirms this
+        event."""
         self.stepped = False
         """True after the first METRICS event."""
         self.confirmed_seq = 0
         """Number of the newest event that the server has accepted."""
 
     def read(self) -> None:
-        """Read all lines completed since the last call."""
+        """Read all lines that the trainer has completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -79,9 +80,9 @@ class EventReader:
     def batch(self) -> list[RunEvent]:
         """Return the next events to report.
 
-        If the files of a checkpoint or of samples are not stored yet, all later events wait, which
-        keeps the order. When a resume point is reported, the samples of its steps are therefore
-        already in storage.
+        If the files of a checkpoint or of samples are not stored yet, all later events wait, so
+        that events are sent in order. When a resume point is reported, the samples of its steps are
+        therefore already in storage.
         """
         ready: list[RunEvent] = []
         size = 0

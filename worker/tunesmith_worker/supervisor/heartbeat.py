@@ -1,6 +1,6 @@
 """Heartbeat of a worker: a thread in its main process reports to the server every 10 s.
 
-The server's answer names waiting work. The thread then wakes the pool directly, without the broker.
+If the server answers that work waits, the thread wakes the pool directly, without the broker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pool(Protocol):
     def on_apply(
         self, target: Callable[[str, str], None], args: tuple[str, str], *, waitforslot: bool
     ) -> Any:  # Any: Celery's result, with `ready()`
-        """Let the process call `target(*args)` after its current call."""
+        """Make the process call `target(*args)` after its current call."""
 
 
 class HeartbeatThread(threading.Thread):

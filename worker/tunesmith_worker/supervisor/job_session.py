@@ -57,9 +57,11 @@ TICK_SECONDS = 0.1
 REPORT_SECONDS = 1.0
 REPORT_TIMEOUT_SECONDS = 20.0
 PAUSE_AT = 0.75
-"""If the server does not answer for this share of the lease, the trainer is paused. A report's
-timeout is the remaining time of the lease, so that the trainer pauses in time even if the server
-hangs."""
+"""The trainer is paused if the server has not answered for this share of the lease's duration.
+
+A report's timeout is the remaining time of the lease, so that the trainer pauses in time even if
+the server hangs.
+"""
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Phases whose end is reported immediately, because users watch the start of a job."""
 MAX_OUTPUT_LOSSES = 3
@@ -82,7 +84,7 @@ class JobSession:
         launcher: Launcher,
         stop_now: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stop_now` returns True if the trainer must not finish its step."""
+        """`stop_now`: function that returns True if the trainer must not finish its step."""
         self._launcher, self._stop_now = launcher, stop_now
         self._settings, self._api, self._worker_id = settings, api, worker_id
         self._claim, self._stop_requested = claim, stop_requested
@@ -110,7 +112,7 @@ class JobSession:
         """True if the job was cancelled while it was ending. The session then does not wait for
         uploads."""
         self._output: Path | None = None
-        """Folder with the files of a success."""
+        """Folder with the output files of a successful run."""
         self._output_losses = 0
 
     def prepare(self, *, claim_seconds: float) -> None:
@@ -321,7 +323,7 @@ class JobSession:
         return transfer.result()
 
     def _tick(self) -> None:
-        """Collect events, send a report when due, and check the trainer."""
+        """Collect events, send a report if one is due, and check the trainer."""
         if self._stop_requested() and not self._ending:
             raise Released
         self._collect()

@@ -1,4 +1,4 @@
-"""Start trainers: in the warm trainer if one exists, otherwise in a fresh process.
+"""Start runs: in the warm trainer if one exists, otherwise in a fresh trainer process.
 
 The worker keeps at most one warm trainer. A warm trainer starts only when no other trainer runs, so
 it uses memory only while the worker is idle.

@@ -43,7 +43,10 @@ _CHECK_STORED_BYTES = 64 * 1024
 
 
 class ServerUnreachable(Exception):
-    """Raised if the server does not answer or refuses temporarily. A retry may help."""
+    """Raised if the server does not answer, or refuses the request temporarily.
+
+    A retry may help.
+    """
 
 
 class ServerFault(ServerUnreachable):
@@ -64,8 +67,10 @@ class ServerRefused(Exception):
 
 
 class ContentMissing(ServerRefused):
-    """Raised if the store has lost files that a final report names. The worker must send them
-    again."""
+    """Raised if the store has lost files that a final report names.
+
+    The worker must upload these files again.
+    """
 
 
 class NotEnrolled(Exception):
@@ -146,8 +151,10 @@ class ServerApi:
         return ReportReply.model_validate_json(reply.content)
 
     def put_blob(self, job_id: str, fence: int, path: Path) -> StoredFile:
-        """Store a file under its hash, unless the server has it. The server verifies the hash and
-        returns it."""
+        """Store a file under its hash, unless the server has it.
+
+        The server verifies and returns the hash.
+        """
         sha256 = file_hash(path)
         stored = StoredFile(name=path.name, bytes=path.stat().st_size, sha256=sha256)
         if stored.bytes >= _CHECK_STORED_BYTES and self._is_stored(job_id, fence, sha256):
@@ -193,7 +200,7 @@ class ServerApi:
         self._fetch(f"/jobs/{job_id}/resume/{file.sha256}", {"fence": fence}, file.sha256, target)
 
     def claim_reading(self, file_id: str, worker_id: str) -> FileReading:
-        """Lease the reading of an uploaded file."""
+        """Claim an uploaded file for validation."""
         return self._reading(file_id, "claim", ReadingClaim(worker_id=worker_id))
 
     def renew_reading(self, file_id: str, lease: ReadingLease) -> FileReading:

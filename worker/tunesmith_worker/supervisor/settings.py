@@ -56,7 +56,7 @@ class WorkerSettings(BaseSettings):
     """URL of a vLLM server that generates the completions of reinforcement jobs with its base
     model (docs/how-to/vllm.md). Default: completions are generated in the trainer's process."""
     rollout_token: SecretStr = SecretStr("")
-    """API key of this vLLM server."""
+    """API key of the vLLM server at TUNESMITH_ROLLOUT_URL."""
     warm_trainer: bool = True
     """Keep an idle trainer process with all imports done, so that the next job starts 3-5 s sooner.
     The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a

@@ -26,8 +26,10 @@ CLAIM_SECONDS = 1.0
 
 class ShutdownState:
     def __init__(self, settings: WorkerSettings, worker_id: str) -> None:
-        """Register the worker for `tunesmith worker drain`. Must be created before the pool
-        forks."""
+        """Register the worker for `tunesmith worker drain`.
+
+        Create this object before the pool forks.
+        """
         self._requests = RawValue("i", 0)
         path = settings.workers / f"{worker_id}.json"
         content = {"pid": os.getpid(), "host": socket.gethostname()}
@@ -60,7 +62,7 @@ def drain(settings: WorkerSettings, *, wait: bool) -> int:
     """Tell the train workers of this host to claim no job and to release their current jobs.
 
     The workers keep running until you stop them, so that no service manager restarts them. `wait`:
-    wait until no worker holds a job. Returns the exit status.
+    True to wait until no worker holds a job. Returns the exit status.
     """
     workers = _train_workers_here(settings)
     if not workers:

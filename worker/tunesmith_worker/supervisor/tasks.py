@@ -74,8 +74,10 @@ def register(
 
 
 def run_task(name: str, subject_id: str) -> None:
-    """Run a registered task that no message asked for. The heartbeat calls this function in the
-    pool's process."""
+    """Run a registered task without a broker message.
+
+    The heartbeat calls this function in the pool's process.
+    """
     try:
         current_app.tasks[name].run(subject_id)
     except Exception:

@@ -28,7 +28,7 @@ from .server_api import ServerApi, ServerFault, ServerRefused, ServerUnreachable
 log = logging.getLogger(__name__)
 
 _GZIP_LEVEL = 6
-"""gzip level that makes texts about 4 times smaller, at 30 MB/s."""
+"""gzip level, which makes texts about 4 times smaller and compresses 30 MB/s."""
 
 MAX_FAULTS = 6
 """A transfer fails after this number of consecutive 5xx or damaged answers."""
@@ -43,7 +43,7 @@ class Transfers:
         self._closed = False
 
     def close(self) -> None:
-        """Stop retrying."""
+        """Stop the retries of transfers."""
         self._closed = True
 
     def store(self, folder: Path) -> list[StoredFile]:
@@ -114,7 +114,7 @@ class ResumePointUploads:
         return isinstance(step, int) and keeps_step(step, self._keep_every)
 
     def close(self) -> None:
-        """Stop starting uploads. The current upload is not retried."""
+        """Start no more uploads. If the current upload fails, it is not retried."""
         self._closed, self._event = True, None
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -6,8 +6,8 @@ tokenising and compiling write no file for a long time. CPU time alone counts on
 `CPU_FACTOR` times the limit. After the first step, CPU time no longer counts, because a process
 that waits for a hung GPU uses a whole core.
 
-The limit is `FLOOR_SECONDS`, or `FACTOR` times the longest interval between two signs of progress
-in this attempt if that is more. Time in which the supervisor has paused the trainer does not count.
+The limit is `FLOOR_SECONDS` or, if longer, `FACTOR` times the longest interval between two signs of
+progress in this attempt. Time in which the supervisor has paused the trainer does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FACTOR = 10.0
 CPU_FACTOR = 8.0
 CHECK_SECONDS = 10.0
 _CPU_SHARE = 0.05
-"""CPU seconds per second of time that count as progress before the first step."""
+"""Minimum CPU seconds per second of wall time that count as progress before the first step."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NO_PROGRESS = frozenset({"trainer.log", "control.json", "spec.json"})
 """Files that change without progress. Libraries log warnings again and again while they hang."""
@@ -52,7 +52,7 @@ class Watchdog:
     def stalled(self, trainer: TrainerProcess, phase: str, *, stepped: bool) -> JobFailure | None:
         """Return the failure of a stalled trainer; None while it makes progress.
 
-        `phase`: phase according to the newest event. `stepped`: the first step is done."""
+        `phase`: phase according to the newest event. `stepped`: True after the first step."""
         now = self._now()
         if now < self._next_check:
             return None

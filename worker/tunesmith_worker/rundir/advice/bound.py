@@ -29,7 +29,7 @@ PARTS: tuple[tuple[BoundBy, tuple[PhaseName, ...], str], ...] = (
 seconds is the bottleneck."""
 
 HOST_WAITS = 0.5
-"""Minimum share of steps that end with an idle GPU for the host to be the bottleneck."""
+"""The host is the bottleneck if more than this share of the steps ends with an idle GPU."""
 
 
 def phase_seconds(report: RunReport, *phases: PhaseName) -> float:

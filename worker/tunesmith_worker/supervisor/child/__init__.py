@@ -1,1 +1,1 @@
-"""Child processes of the supervisor: trainers and the reader of uploads."""
+"""Child processes of the supervisor: trainers, and the process that reads an uploaded file."""

@@ -1,7 +1,7 @@
 """Read an uploaded file in a child process, so that a malicious file cannot crash the worker.
 
 The child runs `trainer/data/check.py`. If a file exhausts memory, takes too long or crashes a
-decoder, only the child ends, and the result gives the reason.
+decoder, only the child process ends, and the result gives the reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class ReaderKilled(Exception):
     succeed."""
 
     by_kill = False
-    """True after SIGKILL, which the kernel sends if the host runs out of memory."""
+    """True if SIGKILL ended the reader; the kernel sends SIGKILL if the host runs out of memory."""
 
 
 class ReadingStopped(Exception):
-    """Raised if `stopped` ended the reading."""
+    """Raised if the check was stopped because `stopped` returned True."""
 
 
 def check_upload(

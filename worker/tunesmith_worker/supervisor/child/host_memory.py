@@ -13,7 +13,7 @@ from pathlib import Path
 
 GIB = 1024**3
 _NO_LIMIT = 1 << 60
-"""Limits from this number on mean "no limit": cgroup version 1 uses a number near 2^63."""
+"""Limits of at least this number mean "no limit": cgroup version 1 uses a number near 2^63."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Kills:
 
 class HostMemory:
     def __init__(self, root: Path = Path("/")) -> None:
-        """`root`: folder of `proc` and `sys`."""
+        """`root`: folder that contains `proc` and `sys`."""
         self._proc, self._groups = root / "proc", root / "sys/fs/cgroup"
 
     def kills(self) -> Kills:

@@ -29,7 +29,7 @@ class TrainerProgram:
     """Interpreter and folders that all trainers of a worker use."""
 
     module: str = TRAINER_MODULE
-    """Python module that runs."""
+    """Python module that the interpreter executes."""
     python: str = sys.executable
     token_cache: Path | None = None
     """Cache folder of tokenised files; None: no cache."""
@@ -39,12 +39,12 @@ class TrainerProgram:
     """URL of a vLLM server for rollouts."""
     rollout_token: str = field(default="", repr=False)
     tmp: Path | None = None
-    """Folder of temporary files, emptied between trainers; None: the system's folder."""
+    """Folder of temporary files, which is emptied between trainers; None: the system's folder."""
 
     def spawn(
         self, argument: str, *, cwd: Path, stdin: Stream, output: Stream
     ) -> subprocess.Popen[bytes]:
-        """Start a process. `argument`: a run directory or WARM.
+        """Start a process. `argument`: a run directory, or WARM for a warm trainer.
 
         Must be called from the main thread: Linux kills the child when the spawning thread ends."""
         env = trainer_environment(self.token_cache, self.compile_cache)

@@ -20,9 +20,9 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Maximum seconds for a ready warm trainer to take a run; 0.05 s is usual."""
+"""Maximum seconds until a ready warm trainer accepts a run; it usually takes 0.05 s."""
 IMPORT_SECONDS = 30.0
-"""Maximum seconds for a warm trainer that is still importing."""
+"""Maximum seconds until a warm trainer that is still importing accepts a run."""
 MEMORY_SECONDS = 1.0
 """Interval of memory measurements in seconds."""
 
@@ -35,7 +35,7 @@ class TrainerProcess:
         warm: WarmTrainer | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """Start the run in `warm`, or in a fresh process if `warm` does not take the run."""
+        """Start the run in `warm`, or in a fresh process if `warm` does not accept the run."""
         self._run_dir, self._program, self._warm = run_dir, program, warm
         self._log = run_dir / "trainer.log"
         self._memory, self._next_measurement = MemoryMonitor(host or HostMemory()), 0.0
@@ -99,7 +99,7 @@ class TrainerProcess:
         return diagnose_exit(self._process.poll(), self._log, self._memory.evidence())
 
     def _check_warm(self, warm: WarmTrainer) -> None:
-        """Start a fresh process if the warm trainer ended or did not take the run in time."""
+        """Start a fresh process if the warm trainer ended or did not accept the run in time."""
         status = self._process.poll()
         if warm.has_taken() or (self._ending and status is not None):
             warm.close()

@@ -1,4 +1,4 @@
-"""Supervisor's side of a warm trainer: a trainer that has done its imports and waits for a run.
+"""Warm trainers for the supervisor: trainers that have done their imports and wait for a run.
 
 `rundir/hand_over.py` describes the protocol.
 """
@@ -24,7 +24,7 @@ _TAIL_BYTES = 1500
 
 
 class WarmTrainer:
-    """A warm trainer's process and socket. Only the method `kill` waits."""
+    """A warm trainer's process and socket. `kill` is the only method that waits."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -39,8 +39,8 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        If SIGSTOP has stopped the process, the process continues. A dead process does not
-        answer."""
+        A process that SIGSTOP has stopped is continued first. A dead process does not answer.
+        """
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGCONT)
@@ -51,7 +51,7 @@ class WarmTrainer:
         return self._receive().startswith(READY)
 
     def has_taken(self) -> bool:
-        """Return True if the process has taken the run."""
+        """Return True if the process has accepted the run."""
         return self._receive() == READY + TAKEN
 
     def output_end(self) -> str:

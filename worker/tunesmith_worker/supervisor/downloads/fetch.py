@@ -85,7 +85,7 @@ def cached_model(
 ) -> Path:
     """Return the cached folder of weights that this service tuned; download it if necessary.
 
-    `fetch` downloads one file, and `retry` repeats it.
+    `fetch` downloads one file, and `retry` repeats a failed download.
 
     The folder's name contains a hash of its content, and the folder appears only when complete. If
     several workers download the same model at the same time, the first copy stays.

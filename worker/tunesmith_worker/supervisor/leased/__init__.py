@@ -1,1 +1,1 @@
-"""Leased work other than training: a thread renews the lease while a child process works."""
+"""Leased work other than training: a child process works, and a thread renews the lease."""

@@ -1,4 +1,4 @@
-"""Evaluations on demand: a train worker runs one between two jobs, so no job has the device.
+"""Evaluations on demand: a train worker does one evaluation at a time, between two jobs.
 
 If the worker is killed, its child process ends with it, and the evaluation runs again once the
 lease has expired."""
@@ -50,8 +50,10 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 2.0
 """Interval of lease renewals; a cancelled evaluation ends after this time."""
 MAX_SECONDS = 3600.0
-"""Maximum duration of the process. It measures for up to 600 s; the remaining time is for
-loading."""
+"""Maximum duration of the process in seconds.
+
+Measurements take up to 600 s; the remaining time is for loading.
+"""
 POLL_SECONDS = 0.1
 END_SECONDS = 2.0
 _TRIES, _AGAIN_SECONDS = 30, 2.0
@@ -71,7 +73,7 @@ def evaluate_next(
 ) -> bool:
     """Claim and run one evaluation; return False if none waits or the host is not ready.
 
-    Must be called from the main thread, as `TrainerProgram.spawn`."""
+    Must be called from the main thread, because `TrainerProgram.spawn` requires this."""
     if not health.is_ready():
         return False
     claim = api.claim_evaluation(worker_id)
@@ -103,7 +105,7 @@ def evaluate_next(
 
 
 class _Run:
-    """Run of one claimed evaluation."""
+    """Execution of one claimed evaluation."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class _Run:
         self._process: TrainerProcess | None = None
 
     def outcome(self, is_lost: Callable[[], bool]) -> EvaluationOutcome:
-        """Fetch the inputs, run the process, and return its outcome."""
+        """Fetch the inputs, run the process, and return the outcome of the evaluation."""
 
         def check() -> None:
             if is_lost() or self._stop_requested():
@@ -143,7 +145,7 @@ class _Run:
         return self._read_result(process)
 
     def end(self) -> None:
-        """Kill the process and remove the inputs; the log of a failure stays."""
+        """Kill the process and remove the inputs. After a failure, the log stays."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         end_processes(self.root, self._process.pid if self._process else None, END_SECONDS)

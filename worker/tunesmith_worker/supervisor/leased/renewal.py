@@ -27,8 +27,11 @@ class LeaseRenewal:
         *,
         every: float = math.inf,
     ) -> None:
-        """`renew` renews the lease and returns its new duration in seconds. `subject`: id of the
-        leased object, for messages. `every`: longest interval in seconds."""
+        """`renew`: function that renews the lease and returns its new duration in seconds.
+
+        `subject`: id of the leased object, for messages. `every`: longest interval between renewals
+        in seconds.
+        """
         self._renew_lease, self._subject, self._every = renew, subject, every
         self._seconds = min(every, lease_seconds / BEATS_PER_LEASE)
         self._ended, self._lost = threading.Event(), threading.Event()

@@ -13,8 +13,8 @@ LEAST_SECONDS = 2.0
 LATER = 1.5
 """Time that a later model may take for the same rows, as a multiple of the first model's time.
 
-After that time, the later model gets no more rows, and all models are compared on the same fewer
-rows.
+After that time, the later model gets no more rows, and all models are compared only on rows that
+each of them has.
 """
 ALWAYS = 2
 """Number of models that are measured even if no time is left: the verdict compares these models."""
