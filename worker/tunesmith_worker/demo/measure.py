@@ -29,7 +29,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 MAX_NEW_TOKENS = 96
 """Maximum tokens per answer; more tokens take too long with a large model on a CPU."""
 PLAIN_PROMPT_TOKENS = 16
-"""Number of tokens at the start of a plain text that serve as its prompt."""
+"""Number of tokens at the start of a plain text that serve as the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def _read(file: Path, tokenizer: Untyped, model: Untyped) -> list[_Example]:
     for row in read_rows(file).rows:
         try:
             tokens = tokenize_rows([row], tokenizer, plan, name=file.name, vocabulary=vocabulary)
-        except DataError:  # a row too long or without labels, which the job reported
+        except DataError:  # the row is too long or has no labels; the job reported this
             continue
         turns = [m.content for m in row.messages or () if m.role == "user" and m.content]
         question = turns[-1] if turns else row.prompt or None
@@ -122,7 +122,10 @@ def _loss(model: Untyped, examples: Sequence[_Example]) -> float:
 
 
 def _answers(model: Untyped, tokenizer: Untyped, prompts: Sequence[list[int]]) -> list[str]:
-    """Return greedy answers. Prompts are padded on the left, so answers start at one position."""
+    """Return greedy answers.
+
+    Prompts are padded on the left, so all answers start at the same position.
+    """
     width = max(len(ids) for ids in prompts)
     padded = [[tokenizer.pad_token_id] * (width - len(ids)) + ids for ids in prompts]
     mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]

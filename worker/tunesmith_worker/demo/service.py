@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 """Maximum seconds for `serve` to stop.
 
-It stops its child processes one after another, each within 15 s.
+`serve` stops its child processes one after another, each within 15 s.
 """
 _PR_SET_PDEATHSIG = 1
 

@@ -138,7 +138,7 @@ class Answer:
             await asyncio.to_thread(loaded.engine.submit, self._all)
 
     async def _next(self) -> Output | None:
-        """Return the next output and record it; None if the client closed the connection."""
+        """Record and return the next output; None if the client closed the connection."""
         output = await self._outputs.get()
         if output is None:
             return None

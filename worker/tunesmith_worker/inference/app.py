@@ -112,7 +112,7 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
 
 
 class _Streamed(Response):
-    """Response that writes its answer itself."""
+    """Response whose answer is sent by an `Answer`."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

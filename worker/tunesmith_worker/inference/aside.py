@@ -14,7 +14,7 @@ _LEAST = 16 * 1024
 
 
 async def aside(size: int, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `function`. If its input is long (`size` characters), call it in a thread."""
+    """Call `function`. If the input is long (`size` characters), call `function` in a thread."""
     if size < _LEAST:
         return function(*args, **options)
     return await asyncio.to_thread(function, *args, **options)

@@ -35,7 +35,7 @@ def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
     """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers have announced.
 
     Chat uses a GPU without a worker, but never the first GPU, because a worker that starts later
-    would use it."""
+    would use the first GPU."""
     gpus = torch.cuda.device_count()
     if choice == "cpu" or (choice == "auto" and not gpus):
         return Device(torch.device("cpu"))
@@ -54,6 +54,6 @@ def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
 
 
 def yield_cores(device: Device) -> None:
-    """Lower this process's priority if it answers on a CPU."""
+    """Lower this process's priority if chat answers on a CPU."""
     if not device.is_gpu and device.waiting_for is None:
         os.nice(_NICENESS)

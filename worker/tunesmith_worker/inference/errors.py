@@ -60,8 +60,11 @@ def invalid(param: str, message: str) -> ApiError:
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """Return the error that a caller sees for an exception of the engine, and log it. The texts of
-    unexpected exceptions stay in the log: they may name files of the host."""
+    """Return the error that a caller sees for an exception of the engine, and log it.
+
+    The texts of unexpected exceptions stay in the log, because such texts may name files of the
+    host.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):

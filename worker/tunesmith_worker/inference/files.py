@@ -101,7 +101,7 @@ class FileStore:
             part.unlink(missing_ok=True)
 
     async def put(self, chunks: AsyncIterator[bytes], sha256: str) -> None:
-        """Store a file. Raises ApiError 422 if its content has another hash."""
+        """Store a file. Raises ApiError 422 if the content has another hash."""
         digest = hashlib.sha256()
         handle, name = tempfile.mkstemp(dir=self._files, suffix=".part")
         try:

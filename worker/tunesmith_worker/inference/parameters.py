@@ -195,8 +195,11 @@ def _integer(body: Body, name: str, low: int | None = None, high: int | None = N
 
 
 def _temperature(body: Mapping[str, Any]) -> float:
-    """Return the temperature. A tiny temperature would make logits infinite, so it becomes 0
-    (greedy decoding)."""
+    """Return the temperature.
+
+    A tiny temperature would make logits infinite, so 0 (greedy decoding) replaces a tiny
+    temperature.
+    """
     temperature = _number(body, "temperature", 1.0, 0.0, 2.0)
     return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
 

@@ -104,7 +104,7 @@ class ModelPool:
 
     @property
     def waiting_for(self) -> str | None:
-        """Reason why new requests wait or are refused; None if they are answered."""
+        """Reason why new requests wait or are refused; None if requests are answered."""
         if self.device.waiting_for is None and not self._may_take.is_set():
             return _PLANNING
         return self.device.waiting_for

@@ -35,7 +35,7 @@ class InferenceSettings(BaseSettings):
 
     `auto`: a GPU that no worker uses, or the CPU if the host has no GPU. If all GPUs belong to
     workers, chat waits. `cuda` shares a GPU with trainers, which come first; `cpu` leaves all GPUs
-    to them.
+    to trainers.
     """
     inference_idle_seconds: float = Field(default=600.0, gt=0.0)
     """Seconds after the last request until a base model is unloaded."""

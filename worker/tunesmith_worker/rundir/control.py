@@ -38,8 +38,10 @@ class StopControl:
         self.stop_requested = False
         """True if the trainer must save and exit after this step, to continue the job later."""
         self.end_requested = False
-        """True if training must end after this step, with a result. SIGTERM has priority over this
-        request."""
+        """True if training must end after this step, with a result.
+
+        SIGTERM has priority over such a request.
+        """
         self.early_end = _BY_REQUEST
         """Reason for `end_requested`."""
         self.time_limit: Callable[[], EarlyEnd | None] = lambda: None
@@ -72,7 +74,7 @@ class StopControl:
             return None
         try:
             return ControlFile.model_validate_json(self._run.control.read_bytes()).action
-        except ValidationError:  # the file is incomplete: it is read again after the next step
+        except ValidationError:  # an incomplete file is read again after the next step
             return None
 
     def _exit(self) -> None:

@@ -1,9 +1,9 @@
-"""Use of this host's memory and GPUs: workers, trainers and chat share it through files.
+"""Use of this host's memory and GPUs, which workers, trainers and chat announce in files.
 
 Each process has one JSON file in a folder of its user, and locks the file until the process ends.
-Training has priority: a trainer requests memory before it makes its plan. Chat frees unused memory
-and confirms the request in its own file. Containers that do not share the folder have separate
-memory limits."""
+Training has priority: a trainer requests memory from chat before the trainer makes its plan. Chat
+frees unused memory and confirms the request in its own file. Containers that do not share the
+folder have separate memory limits."""
 
 from __future__ import annotations
 

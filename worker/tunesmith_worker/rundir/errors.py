@@ -178,7 +178,7 @@ def _device_error(error: BaseException) -> JobFailure:
 
 
 class ModelFailed(RunError):
-    """An unexpected error of a model before the first step; its cause has the traceback."""
+    """An unexpected error of a model before the first step; `__cause__` has the traceback."""
 
 
 @contextmanager

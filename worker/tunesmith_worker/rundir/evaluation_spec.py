@@ -1,7 +1,7 @@
 """spec.json of an evaluation on demand: the contract between the supervisor and the evaluating
 process.
 
-The process writes evaluation.json (Evaluation) or failure.json (JobFailure) beside it."""
+The process writes evaluation.json (Evaluation) or failure.json (JobFailure) to the same folder."""
 
 from __future__ import annotations
 

@@ -61,8 +61,10 @@ class EventLog:
 
     @contextmanager
     def phase(self, name: str, *, waited: float = 0.0) -> Iterator[None]:
-        """Write a PHASE event with the block's duration if it succeeds. `waited`: seconds to add to
-        the block's duration."""
+        """Write a PHASE event with the block's duration if the block succeeds.
+
+        `waited`: seconds to add to the block's duration.
+        """
         began = time.perf_counter()
         with self._clock.during(_CLOCK_PHASE.get(name, name)):
             yield

@@ -100,7 +100,7 @@ def write_json(path: Path, value: BaseModel) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill, and rename it to `path` after all its files are on disk."""
+    """Yield a new folder to fill; after all its files are on disk, rename the folder to `path`."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

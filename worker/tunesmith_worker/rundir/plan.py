@@ -1,4 +1,5 @@
-"""Values chosen for settings left at "auto", with reasons, and the plans built from them."""
+"""Values chosen for settings left at "auto", with reasons, and the plans built from these
+values."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Choices:
         return cast(T, choice.value)
 
     def earlier(self, name: str) -> Choice | None:
-        """Return the choice `name` from plan.json; None if plan.json lacks it."""
+        """Return the choice `name` from plan.json; None if plan.json lacks the choice."""
         return self._earlier.get(name)
 
     def add(self, choice: Choice) -> None:
@@ -83,7 +84,8 @@ class DataPlan:
     assistant_only_loss: bool
     packing: bool
     context: int | None = None
-    """Maximum number of positions of the model; None if its configuration does not set it."""
+    """Maximum number of positions of the model; None if the model's configuration has no
+    maximum."""
 
     @property
     def fits_longer_rows(self) -> bool:

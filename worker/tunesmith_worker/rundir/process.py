@@ -26,8 +26,8 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SpawnSettings:
-    """Environment variables that a supervisor sets for its child; not set for a run started by
-    hand."""
+    """Environment variables that a supervisor sets for its child process; a run started by hand has
+    none."""
 
     supervisor_pid: int | None = None
     """Process id of the supervisor. The trainer ends when the supervisor ends."""
@@ -166,8 +166,9 @@ def return_freed_memory() -> None:
 def quick_imports(*, quantized: bool = False) -> Iterator[None]:
     """Within this block, import torch, transformers, trl and peft faster: 2.9 s instead of 4.5 s.
 
-    The garbage collector is off during imports, because they create no garbage. After the imports,
-    the half million imported objects are frozen, which saves 0.3 s in each full garbage collection.
+    The garbage collector is off during imports, because imports create no garbage. After the
+    imports, the half million imported objects are frozen, which saves 0.3 s in each full garbage
+    collection.
 
     Unless `quantized`, peft does not import bitsandbytes, which would import torch's compiler.
     `None` in sys.modules makes the import fail as if bitsandbytes were not installed.

@@ -74,8 +74,10 @@ class Manifest(BaseModel):
     """Number of completed optimiser steps."""
     made_for: RunIdentity
     made_with: dict[str, str]
-    """Versions of the libraries that wrote the resume point. With other versions, a run can
-    continue, but its results may differ in the last bits."""
+    """Versions of the libraries that wrote the resume point.
+
+    With other versions, a run can continue, but the run's results may differ in the last bits.
+    """
     files: dict[str, FileEntry]
     """All files except the manifest, by name."""
 

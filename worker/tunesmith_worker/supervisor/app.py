@@ -117,9 +117,9 @@ class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
 class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyped
     """Pool of one process. The pool keeps working if this process is killed at any time.
 
-    An idle process of billiard's pool holds a lock that all its processes share. If the process is
-    killed, the lock is never released, and the next process waits forever. With one process, the
-    queues are not shared, so each process has its own locks."""
+    An idle process of billiard's pool holds a lock that all processes of the pool share. If the
+    process is killed, the lock is never released, and the next process waits forever. With one
+    process, the queues are not shared, so each process has its own locks."""
 
     def _setup_queues(self) -> None:
         super()._setup_queues()
@@ -129,10 +129,10 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
     def _join_exited_workers(self, shutdown: bool = False) -> list[int]:
         """End the calls that a dead process may have received.
 
-        billiard ends only the calls that the process had confirmed. A call that was lost between
-        its arrival and the confirmation would stay open: Celery would wait for it forever and take
-        no further message. If the next process receives such a call, the process executes the call,
-        but nobody waits for the result."""
+        billiard ends only the calls that the process had confirmed. If a call is lost before it is
+        confirmed, Celery waits forever for its result and takes no further message. If the next
+        process receives such a call, the process executes the call, but nobody waits for the
+        result."""
         exit_codes: list[int] = super()._join_exited_workers(shutdown)
         for call in list(self._cache.values()) if exit_codes else ():
             if not call.ready() and not call.accepted():

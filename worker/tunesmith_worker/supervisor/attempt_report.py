@@ -1,4 +1,5 @@
-"""Build an attempt's run report: the trainer's report.json plus phases before and after it.
+"""Build an attempt's run report: the trainer's report.json, and the phases before and after
+training.
 
 If report.json does not exist, the phases come from events.
 """
@@ -50,7 +51,7 @@ class AttemptReport:
         self._spawned = self._now()
 
     def trainer_ended(self) -> None:
-        """Record the end of the trainer's process. Uploads follow this end."""
+        """Record the end of the trainer's process and the start of the last uploads."""
         self._trainer_ended = self._trainer_ended or self._now()
 
     def unsent(self, outcome: Outcome | None) -> RunReport | None:
@@ -90,7 +91,7 @@ class AttemptReport:
         try:
             content = self._path.with_name(EVALUATION).read_bytes()
             return Evaluation.model_validate_json(content)
-        except (FileNotFoundError, ValidationError):  # none yet, or from another version
+        except (FileNotFoundError, ValidationError):  # no report yet, or from another version
             return None
 
     def _warm_import_seconds(self, report: RunReport) -> float:
@@ -114,5 +115,5 @@ class AttemptReport:
     def _read_trainer_report(self) -> RunReport | None:
         try:
             return RunReport.model_validate_json(self._path.read_bytes())
-        except (FileNotFoundError, ValidationError):  # missing, or from another version
+        except (FileNotFoundError, ValidationError):  # no report, or from another version
             return None

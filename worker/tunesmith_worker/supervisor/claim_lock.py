@@ -48,7 +48,8 @@ class HeldClaim(BaseModel):
     With this secret, another worker on this host can report for the worker.
     """
     outcome: Outcome | None = None
-    """Outcome of the attempt, if the server may not have it yet."""
+    """Outcome of the attempt; None if the outcome is unknown, or if the server already has the
+    outcome."""
 
 
 class ClaimRecord:
@@ -138,7 +139,7 @@ def _report(content: str, api: ServerApi) -> bool:
     """Report the outcome for a dead supervisor; return False if the record must stay."""
     try:
         held = HeldClaim.model_validate_json(content)
-    except ValidationError:  # incomplete after a kill; the server waits until the lease expires
+    except ValidationError:  # incomplete record; the server waits for the lease to expire
         return True
     if alive := end_processes(Path(held.run_dir), None, _END_SECONDS):
         log.error("cannot kill processes of %s: %s", held.job_id, alive)

@@ -35,7 +35,7 @@ def end_processes(run_dir: Path, session: int | None, seconds: float) -> list[in
         for pid in alive:
             with contextlib.suppress(
                 ProcessLookupError, PermissionError
-            ):  # ended, or owned by another user
+            ):  # the process has ended or belongs to another user
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() >= deadline:
             break
@@ -46,7 +46,7 @@ def end_processes(run_dir: Path, session: int | None, seconds: float) -> list[in
 def shared_memory(folder: Path = SHARED_MEMORY) -> set[str]:
     """Return the names of shared memory files of this user's current and past processes."""
     names = set()
-    with contextlib.suppress(OSError):  # no such folder
+    with contextlib.suppress(OSError):  # the folder does not exist
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _SHARED_MEMORY_NAME.match(path.name) and path.stat().st_uid == os.getuid():

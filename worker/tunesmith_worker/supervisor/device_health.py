@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 10.0
 """Maximum seconds to wait until the driver has freed a killed process's memory."""
 TOLERANCE_BYTES = 512 * 1024**2
-"""Amount of missing GPU memory that is tolerated, in bytes. A CUDA context takes more memory than
-this tolerance, and the driver itself takes less."""
+"""Bytes of missing GPU memory that are tolerated.
+
+A CUDA context takes more than the tolerance; the driver itself takes less.
+"""
 _REASON_BYTES = 500
 
 FreeMemory = Callable[[], int | None]
@@ -124,7 +126,8 @@ def free_gpu_memory() -> int | None:
 
 
 def device_memory() -> int | None:
-    """Return the memory of the trainers' GPU, or of the host if it has none; None if unknown."""
+    """Return the memory in bytes of the trainers' GPU, or of a host without GPU; None if
+    unknown."""
     if shutil.which("nvidia-smi"):
         return _gpu_memory("total")
     try:

@@ -1,4 +1,4 @@
-"""Read events.jsonl for the supervisor, and keep events until the server has them."""
+"""Read events.jsonl for the supervisor, and keep each event until the server has confirmed it."""
 
 from __future__ import annotations
 

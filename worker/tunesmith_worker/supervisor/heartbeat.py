@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends hello messages, and wakes the pool if it is idle and work waits."""
+    """Sends hello messages, and wakes the pool if the pool is idle and work waits."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class HeartbeatThread(threading.Thread):
         if self._settings.hello_file is not None:
             try:
                 self._settings.hello_file.touch()
-            except OSError as error:  # for display only
+            except OSError as error:  # the worker does not need this file
                 log.warning(
                     "cannot update TUNESMITH_HELLO_FILE %s: %s",
                     self._settings.hello_file,

@@ -65,7 +65,7 @@ the server hangs.
 STARTING = frozenset({"download", "spawn", "import", "load", "data"})
 """Phases whose end is reported immediately, because users watch the start of a job."""
 MAX_OUTPUT_LOSSES = 3
-"""Number of times that a job's output is uploaded again because the store has lost it."""
+"""Number of times that a job's output is uploaded again because the store has lost the output."""
 SHUTDOWN_STORE_SECONDS, STORE_SECONDS = 15.0, 600.0
 """Maximum seconds to store the newest resume point of a job that ends early. SHUTDOWN_STORE_SECONDS
 applies at a shutdown, STORE_SECONDS in all other cases."""
@@ -109,8 +109,10 @@ class JobSession:
         self._fenced_out = False
         """True if the server refused the final report, because another attempt has the job."""
         self._cancelled = False
-        """True if the job was cancelled while it was ending. The session then does not wait for
-        uploads."""
+        """True if the server cancelled the job while the trainer was ending.
+
+        The session then does not wait for uploads.
+        """
         self._output: Path | None = None
         """Folder with the output files of a successful run."""
         self._output_losses = 0
@@ -168,7 +170,7 @@ class JobSession:
         self._ending = True
         self.stop_trainer(self._settings.release_seconds, cancel=False)
         record_stall(self._run, failure)
-        if self._run.result.is_file():  # SIGTERM reached it, or it was about to end
+        if self._run.result.is_file():  # SIGTERM ended the run, or it was about to end
             outcome = self._outcome(trainer)
             if outcome.state != "released":
                 return outcome
@@ -245,7 +247,7 @@ class JobSession:
                 return False
             time.sleep(TICK_SECONDS if self._answered else REPORT_SECONDS)
         full = outcome.error is not None and outcome.error.code == ErrorCode.DISK_FULL
-        # No report that names the adapter has reached the server, so this is the only copy.
+        # No report that names the adapter has reached the server, so no other copy exists.
         unreported = self._fenced_out and outcome.state == "succeeded"
         if (outcome.state != "failed" or full) and not unreported:
             clean_run_directory(self._run.root, outcome)
@@ -317,7 +319,8 @@ class JobSession:
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def _report_during(self, transfer: Future[T]) -> T:
-        """Send reports, which renew the lease, until a transfer has ended; return its result."""
+        """Send reports, which renew the lease, until a transfer has ended; return the transfer's
+        result."""
         while wait([transfer], TICK_SECONDS).not_done:
             self._tick()
         return transfer.result()
@@ -354,7 +357,7 @@ class JobSession:
             upload, self._uploading = self._uploading, None
             try:
                 event.files = upload.result()
-            except FileNotFoundError:  # recipe.save_total_limit removed it before the upload
+            except FileNotFoundError:  # removed early, due to recipe.save_total_limit
                 event.files = []
             except (ServerUnreachable, ServerRefused, OSError) as error:
                 # The run continues without the checkpoint, with a warning.

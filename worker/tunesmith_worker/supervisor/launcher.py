@@ -1,7 +1,7 @@
 """Start runs: in the warm trainer if one exists, otherwise in a fresh trainer process.
 
 The worker keeps at most one warm trainer. A warm trainer starts only when no other trainer runs, so
-it uses memory only while the worker is idle.
+only an idle worker uses memory for a warm trainer.
 """
 
 from __future__ import annotations

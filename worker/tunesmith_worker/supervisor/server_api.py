@@ -50,8 +50,10 @@ class ServerUnreachable(Exception):
 
 
 class ServerFault(ServerUnreachable):
-    """Raised for a 5xx answer or damaged content. A request with this error should be retried only
-    a few times."""
+    """Raised for a 5xx answer or damaged content.
+
+    A request that caused a ServerFault should be retried only a few times.
+    """
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

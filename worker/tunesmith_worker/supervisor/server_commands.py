@@ -16,7 +16,7 @@ from tunesmith_worker.supervisor.child.trainer_process import TrainerProcess
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 120.0
-"""If a pausing trainer writes nothing for this many seconds, it is killed."""
+"""A pausing trainer that writes nothing for this many seconds is killed."""
 MAX_PAUSE_SECONDS = 900.0
 """Maximum seconds for a pausing trainer that still writes."""
 CHECK_SECONDS = 1.0

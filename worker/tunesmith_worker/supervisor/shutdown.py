@@ -1,7 +1,7 @@
 """Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
 A second SIGTERM shuts the worker down immediately. The main process and the pool share the state
-without a lock, because a signal handler changes it.
+without a lock, because a signal handler changes the state.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class ShutdownState:
 def drain(settings: WorkerSettings, *, wait: bool) -> int:
     """Tell the train workers of this host to claim no job and to release their current jobs.
 
-    The workers keep running until you stop them, so that no service manager restarts them. `wait`:
-    True to wait until no worker holds a job. Returns the exit status.
+    The worker processes do not exit, because a service manager would restart them. `wait`: True to
+    wait until no worker holds a job. Returns the exit status.
     """
     workers = _train_workers_here(settings)
     if not workers:

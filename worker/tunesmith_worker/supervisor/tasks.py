@@ -106,8 +106,7 @@ def read_upload(api: ServerApi, worker_id: str, file_id: str) -> None:
             log.warning("stopped reading %s: another worker has its lease now", file_id)
             return
         except BaseException as error:
-            # Blame the file only if its own reader was killed, for example because of its memory
-            # use.
+            # Blame the file only if its own reader was killed, for example for its memory use.
             crashed = isinstance(error, ReaderKilled) and error.by_kill
             end = ReadingEnd(**lease.model_dump(), crashed=crashed)
             _give_back(api, file_id, end)
@@ -140,7 +139,7 @@ def _give_back(api: ServerApi, file_id: str, end: ReadingEnd) -> None:
     try:
         api.give_back_reading(file_id, end)
     except (FencedOut, ServerRefused, ServerUnreachable) as error:
-        log.warning("%s not given back: %s", file_id, error)  # its lease expires
+        log.warning("%s not given back: %s", file_id, error)  # the lease of the file will expire
 
 
 def _send(api: ServerApi, file_id: str, result: ReadingResult) -> None:

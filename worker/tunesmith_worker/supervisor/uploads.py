@@ -114,7 +114,7 @@ class ResumePointUploads:
         return isinstance(step, int) and keeps_step(step, self._keep_every)
 
     def close(self) -> None:
-        """Start no more uploads. If the current upload fails, it is not retried."""
+        """Start no more uploads, and no retry of the current upload."""
         self._closed, self._event = True, None
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -138,7 +138,7 @@ class ResumePointUploads:
     def _finish(self, event: RunEvent) -> None:
         try:
             event.files = self._upload.result()
-        except FileNotFoundError:  # the trainer removed it; a newer resume point exists
+        except FileNotFoundError:  # the trainer removed the point; a newer one exists
             return
         except (ServerUnreachable, ServerRefused, OSError, ValidationError) as error:
             # The run continues: the resume point is still on this host, and the next upload may
@@ -164,7 +164,7 @@ class SampleUploads:
         self._last_seq = 0
 
     def update(self) -> None:
-        """Complete the events of finished uploads and start new ones."""
+        """Complete the events of finished uploads and start new uploads."""
         self._remove_accepted()
         for event in self._reader.pending_uploads(EventKind.SAMPLES):
             if event.source_seq > self._last_seq:
@@ -193,7 +193,7 @@ class SampleUploads:
         return stored
 
     def _remove_accepted(self) -> None:
-        """Remove the samples that the server has verified and whose event it has accepted."""
+        """Remove samples if the server has verified their files and accepted their event."""
         while self._stored and self._stored[0].source_seq <= self._reader.confirmed_seq:
             event = self._stored.popleft()
             (self._run.root / str(event.data["file"])).unlink(missing_ok=True)

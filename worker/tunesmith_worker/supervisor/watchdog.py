@@ -50,7 +50,7 @@ class Watchdog:
         self._newest, self._longest, self._cpu = 0, 0.0, 0.0
 
     def stalled(self, trainer: TrainerProcess, phase: str, *, stepped: bool) -> JobFailure | None:
-        """Return the failure of a stalled trainer; None while it makes progress.
+        """Return the failure of a stalled trainer; None if the trainer makes progress.
 
         `phase`: phase according to the newest event. `stepped`: True after the first step."""
         now = self._now()
@@ -102,7 +102,7 @@ class Watchdog:
         for folder, _, names in os.walk(self._run.root):
             for name in ("", *names):
                 if name not in _NO_PROGRESS:
-                    with contextlib.suppress(OSError):  # renamed or removed meanwhile
+                    with contextlib.suppress(OSError):  # the file was renamed or removed
                         newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime_ns)
         return newest
 
@@ -112,7 +112,10 @@ class Watchdog:
 
 
 def record_stall(run: RunDirectory, failure: JobFailure) -> None:
-    """Write the `stalled` event. Call this after the trainer has ended: it writes events too."""
+    """Write the `stalled` event.
+
+    Call this after the trainer has ended, because the trainer writes events too.
+    """
     with contextlib.suppress(OSError):  # the outcome reports the failure too
         EventLog(run.events).append(
             EventKind.STALLED,

@@ -150,7 +150,7 @@ def resolve_memory(
 ) -> MemoryPlan:
     recipe = context.spec.recipe
     with context.events.phase("plan"):
-        context.device_use.make_room()  # memory that chat does not use now
+        context.device_use.make_room()  # ask chat to free memory that it does not use now
         memory = MemoryPlan(
             trainer,
             layouts,
@@ -197,7 +197,7 @@ def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReferenc
 
 
 def resume_from_point(context: RunContext, trainer: Untyped) -> None:
-    """Continue from the run's resume point, if it has one."""
+    """Continue from the run's resume point if the run has one."""
     point = context.point
     if point is not None:
         trainer.resume_from(point.folder, forked=context.spec.forked)

@@ -238,7 +238,7 @@ FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
 class Curves:
     losses: list[float]
     grad_norms: list[float]
-    """Gradient norms of all steps; empty without clipping, because only clipping computes them."""
+    """Gradient norms of all steps; empty without clipping, because only clipping computes norms."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Course:
     """Number of evaluations since the last gain."""
 
     def take(self, step: int, value: float | None, min_delta: float) -> bool:
-        """Add an evaluation and return whether it is the best so far.
+        """Add an evaluation; return True if this evaluation is the best so far.
 
         If two values are equal, the earlier value stays best. None and NaN never count as best."""
         if value is None or not math.isfinite(value):

@@ -89,11 +89,12 @@ def reinforcement_evaluation(
 
 
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
-    """Save the weights of the last step for the evaluation. This is necessary if the result is from
-    an earlier `step`, and if reading it back replaces the weights in memory. Return the folder of
-    the saved weights; None if none were saved.
+    """Save the weights of the last step for the evaluation.
 
-    An error is not raised: the evaluation then leaves these weights out."""
+    Saving is necessary only if the result is from an earlier `step` and reading the result back
+    replaces the weights in memory. Return the folder of the saved weights; None if none were saved.
+
+    No error is raised; without saved weights, the evaluation leaves the last step out."""
     last = ready.trainer.state.global_step
     if ready.evaluator is None or ready.reference is not None or step == last:
         return None
@@ -151,8 +152,10 @@ def evaluation_of(
 
 
 def _weights(context: RunContext, last: int, result: int, callbacks: Callbacks) -> Weights:
-    """Return the weights to evaluate. The best checkpoint is one of them if it differs from the
-    result and from the last step."""
+    """Return the weights to evaluate.
+
+    The best checkpoint is included if it differs from the result and from the last step.
+    """
     weights = Weights(last_step=last, result_step=result, result=context.run.adapter)
     known = {
         int(step): loss

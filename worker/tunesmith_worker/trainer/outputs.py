@@ -80,9 +80,9 @@ class OutputWriter:
     def _original_padding(self) -> Iterator[None]:
         """Within this block, the configuration has the padding token of the base model.
 
-        transformers' Trainer replaces it by the padding token of the tokenizer. RoBERTa and other
-        models derive positions from this value, so another value would change the logits of the
-        saved model."""
+        transformers' Trainer replaces the base model's padding token by the tokenizer's. RoBERTa
+        and other models derive positions from the padding token, so another token would change the
+        logits of the saved model."""
         config = self._model.config
         aligned = getattr(config, "pad_token_id", None)
         if aligned == self._pad_token_id:
@@ -99,7 +99,7 @@ class OutputWriter:
             return self.weights(folder)
 
     def due(self, step: int) -> None:
-        """After a step, save a checkpoint and a resume point if they are due."""
+        """After a step, save a checkpoint if one is due, and a resume point if one is due."""
         if self._callbacks.run.checkpoint_due(step):
             self._checkpoint(step)
         self._callbacks.resume_points.save(self._trainer)

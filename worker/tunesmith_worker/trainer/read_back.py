@@ -56,8 +56,8 @@ def read_back(
 
     Afterwards the model has no kernels, because an error of patching again would hide a mismatch,
     and a fully tuned model has the weights from the files. Raises RunError `result_mismatch` if the
-    files are not the trained model. Any other error is a warning, because it does not prove that
-    the files are wrong."""
+    files are not the trained model. Any other error is a warning, because such an error does not
+    prove that the files are wrong."""
     try:
         if patched is not None:
             patched.undo()

@@ -39,7 +39,7 @@ def restart_after_success(run: RunDirectory) -> None:
 def find_resume_point(
     run: RunDirectory, spec: RunSpec, events: EventLog
 ) -> ValidResumePoint | None:
-    """Find and verify the resume point, log it, and restore its plan.json if the run has none.
+    """Find, verify and log the resume point, and restore its plan.json if the run has no plan.json.
 
     Raises RunError if the resume point belongs to another run."""
 

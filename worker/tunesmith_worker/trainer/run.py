@@ -143,7 +143,10 @@ def train(
     rewards: Sequence[str],
     device_use: TrainerUse,
 ) -> tuple[RunResult, Evaluate]:
-    """Train a run directory. Returns the result and the evaluation to run after it is stored."""
+    """Train a run directory.
+
+    Returns the result, and the evaluation to do after the result is stored.
+    """
     spec = read_spec(run.root)
     check_grader(spec, rewards)
     local: Sequence[LocalReward] = ()

@@ -1,4 +1,4 @@
-"""The rollout engine of a run: chosen once, reused after a resume, and replaced if it fails."""
+"""The rollout engine of a run: chosen once, reused after a resume, and replaced after a failure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Untyped = Any  # Any: transformers is not typed
 class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Counts the seconds of training over all attempts.
 
-    The class is a callback so that resume points contain the count: steps that a lost attempt did
+    The class is a callback so that resume points contain the count. Steps that a lost attempt did
     after its last resume point are trained again, and count once."""
 
     def __init__(
@@ -37,7 +37,7 @@ class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
         if self._forked:
-            self.earlier_seconds = 0.0  # was the time of the original job
+            self.earlier_seconds = 0.0  # a fork does not count the original job's time
         self._began = self._now()
 
     @property

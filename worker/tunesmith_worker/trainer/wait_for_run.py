@@ -69,7 +69,7 @@ def wait_for_run() -> AcceptedRun | None:
 
 
 def _is_quantized(run_dir: Path) -> bool:
-    """Return True if the run needs bitsandbytes, which peft detects only at its own import."""
+    """Return True if the run needs bitsandbytes, which peft detects only when peft is imported."""
     try:
         spec = read_spec(run_dir)
     except UnusableRunDirectory:  # if the spec is invalid, the run itself reports it
@@ -80,7 +80,7 @@ def _is_quantized(run_dir: Path) -> bool:
 Stamp = tuple[int, int, int]
 """A file's ctime in ns, size and inode; zeros if the file does not exist.
 
-Installers reset mtime, but they cannot reset ctime."""
+Installers reset mtime, but cannot reset ctime."""
 
 
 def stamps() -> dict[str, Stamp]:

@@ -98,7 +98,8 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
 
 
 def _layout_is_fastest(report: RunReport) -> bool:
-    """Return True if the run chose its layout from several; advice never changes that choice.
+    """Return True if the run chose its layout from several layouts; advice never changes this
+    choice.
 
     Plans of earlier versions have measured speeds instead of `alternatives`."""
     return any(

@@ -62,11 +62,11 @@ class MemoryMonitor:
 class Evidence:
     kernel_kills: int | None
     """Number of out-of-memory kills since the trainer started; None if the host does not count
-    them."""
+    kills."""
     peak: int | None
     """Peak memory of the trainer in bytes."""
     limit: tuple[int, str] | None
-    """Memory limit in bytes, and its source."""
+    """Memory limit in bytes, and the source of the limit; None if no limit is known."""
     pressure: float | None
     """Memory pressure: percentage of the last 10 s in which a process waited for memory."""
 

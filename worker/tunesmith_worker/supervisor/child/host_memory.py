@@ -49,7 +49,7 @@ class HostMemory:
         return None if kib is None else kib * 1024
 
     def limit(self) -> tuple[int, str] | None:
-        """Return the memory limit in bytes, and its source."""
+        """Return the memory limit in bytes, and the source of the limit."""
         text = self._group_file("memory.max", "memory.limit_in_bytes").strip()
         total = _field(_text(self._proc / "meminfo"), "MemTotal:")
         if text.isdigit() and int(text) < _NO_LIMIT:
@@ -90,6 +90,6 @@ def _field(text: str, name: str) -> int | None:
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):  # not every kernel or container has it
+    with contextlib.suppress(OSError):  # not every kernel or container has the file
         return path.read_text()
     return ""

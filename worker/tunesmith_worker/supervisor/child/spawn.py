@@ -71,7 +71,7 @@ def trainer_environment(
 ) -> dict[str, str]:
     """Return the worker's environment without settings and cloud keys.
 
-    HF_TOKEN stays, because gated base models need it.
+    HF_TOKEN stays, because downloads of gated base models need this token.
     """
     env = without_secrets(os.environ)
     default_environment(env)

@@ -20,7 +20,7 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Maximum seconds until a ready warm trainer accepts a run; it usually takes 0.05 s."""
+"""Maximum seconds until a ready warm trainer accepts a run; usually 0.05 s are enough."""
 IMPORT_SECONDS = 30.0
 """Maximum seconds until a warm trainer that is still importing accepts a run."""
 MEMORY_SECONDS = 1.0

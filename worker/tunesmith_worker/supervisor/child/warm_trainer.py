@@ -55,13 +55,13 @@ class WarmTrainer:
         return self._receive() == READY + TAKEN
 
     def output_end(self) -> str:
-        """Return the last lines that the trainer printed before it got a run."""
+        """Return the last lines that the trainer printed before it received a run."""
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # already ended
+        with contextlib.suppress(ProcessLookupError):  # the process has already ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.close()

@@ -83,7 +83,8 @@ def cached_model(
     fetch: Callable[[StoredFile, Path], None],
     retry: Retry,
 ) -> Path:
-    """Return the cached folder of weights that this service tuned; download it if necessary.
+    """Return the cached folder of weights that this service tuned; download the weights if
+    necessary.
 
     `fetch` downloads one file, and `retry` repeats a failed download.
 

@@ -1,7 +1,7 @@
 """Evaluations on demand: a train worker does one evaluation at a time, between two jobs.
 
-If the worker is killed, its child process ends with it, and the evaluation runs again once the
-lease has expired."""
+If the worker is killed, its child process ends too, and another worker repeats the evaluation after
+the lease has expired."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .renewal import LeaseRenewal
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 2.0
-"""Interval of lease renewals; a cancelled evaluation ends after this time."""
+"""Interval of lease renewals in seconds; a cancelled evaluation ends within this time."""
 MAX_SECONDS = 3600.0
 """Maximum duration of the process in seconds.
 
@@ -71,7 +71,7 @@ def evaluate_next(
     launcher: Launcher,
     health: DeviceHealth,
 ) -> bool:
-    """Claim and run one evaluation; return False if none waits or the host is not ready.
+    """Claim and run one evaluation; return False if no evaluation waits or the host is not ready.
 
     Must be called from the main thread, because `TrainerProgram.spawn` requires this."""
     if not health.is_ready():

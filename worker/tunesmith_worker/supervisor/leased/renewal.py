@@ -51,7 +51,8 @@ class LeaseRenewal:
         self._thread.join(timeout=5)
 
     def is_lost(self) -> bool:
-        """Return True if the server has given the object to another worker, or cancelled it."""
+        """Return True if the server has given the object to another worker, or cancelled the
+        work."""
         return self._lost.is_set()
 
     def _renew(self) -> None:

@@ -123,7 +123,7 @@ class MemoryPlan:
         return max(0, self._growth(self.planner.option(self.steps.policy).prediction.peak))
 
     def resolve(self) -> None:
-        """Choose the policy, test it on the longest micro-batch and apply it."""
+        """Choose the policy, test this policy on the longest micro-batch, and apply it."""
         earlier = self._choices.earlier(NAME)
         policy = stored_policy(earlier, self.planner.shape.layers)
         first = policy or self.planner.choose().policy
@@ -225,7 +225,8 @@ class MemoryPlan:
         )
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
-        """Return the size of the longest micro-batch, and the engine that computes it."""
+        """Return the size of the longest micro-batch, and the engine that computes this
+        micro-batch."""
         batches = self._trainer.micro_batches(self._step, layout)
         sizes = [self._trainer.describe(item, count_labels=True) for item in batches]
         batch = max(sizes, key=lambda size: size.tokens)
@@ -248,9 +249,10 @@ class MemoryPlan:
         return option if policy is not None else self._choose_again(option)
 
     def _smaller_layout(self, option: Option) -> Option:
-        """Switch to the smaller layout if it needs less recomputation or splitting.
+        """Switch to the smaller layout if this layout needs less recomputation or splitting.
 
-        The faster layout saves less time than recomputation costs. Returns the option to use."""
+        The larger layout would save less time than its recomputation costs. Returns the option to
+        use."""
         layers = self.planner.shape.layers
         plain = self.planner.option(Policy(keep=layers))
         before, self.planner = self.planner, self._planner_of(self._layouts.smaller)

@@ -62,8 +62,8 @@ class GRPOPlan:
 def prompt_limit(recipe: Recipe, context: int | None) -> int | None:
     """Return the maximum prompt length in tokens; None: no limit.
 
-    `context`: the model's context in tokens; None if its configuration does not give it. Raises
-    RunError if the completion leaves no tokens for a prompt."""
+    `context`: the model's context in tokens; None if the model's configuration has no context.
+    Raises RunError if the completion leaves no tokens for a prompt."""
     total = _total_length(recipe, context)
     if total is None:
         return None

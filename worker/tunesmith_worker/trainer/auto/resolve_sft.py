@@ -35,7 +35,8 @@ def plan_patches(recipe: Recipe, choices: Choices) -> frozenset[PatchName]:
 
 
 def plan_data(recipe: Recipe, context: int | None, choices: Choices) -> DataPlan:
-    """`context`: the model's context in tokens; None if its configuration does not give it."""
+    """`context`: the model's context in tokens; None if the model's configuration has no
+    context."""
     length = choices.resolve(
         "max_seq_length",
         recipe.max_seq_length,
@@ -106,7 +107,7 @@ def plan_schedule(
 ) -> TrainPlan:
     """Resolve the values that SFT and GRPO share.
 
-    `rows`: number of data rows; it determines the default number of epochs. `batch`: rows per
+    `rows`: number of data rows, which determines the default number of epochs. `batch`: rows per
     forward pass and forward passes per optimiser step. `default_rate`: default learning rate, and
     the kind of training that this rate suits."""
     per_device, accumulation = batch

@@ -1,7 +1,7 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
 Each resume point has hard links to the best weights at its step. A resumed run restores the best
-weights of its step, even if better weights replaced them later.
+weights at its step, even if the lost attempt found better weights later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Atomic writing of resume points in a thread, and removal of old resume points.
 
-The newest two resume points and those selected by `recipe.keep_every` are kept. The manifest is
-written after all other files are synced. After the manifest is written, the folder gets its final
-name.
+The newest two resume points are kept, and all resume points that `recipe.keep_every` selects. The
+manifest is written after all other files are synced. After the manifest is written, the folder gets
+its final name.
 """
 
 from __future__ import annotations

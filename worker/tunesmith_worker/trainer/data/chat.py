@@ -48,7 +48,7 @@ class RenderedRow:
 
 
 def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedRow:
-    """Return the text of a row as the model reads it, with the spans that carry loss."""
+    """Return the text that the model reads for a row, with the spans that carry loss."""
     if row.messages is not None and tokenizer.chat_template is not None:
         template = _Template(tokenizer, row)
         return _render_turns(template, row) if assistant_only else _render_whole(template, row)
@@ -184,10 +184,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each pass renders the conversation up to the last turn that is not yet trained, as the model
-    sees the conversation when it answers. Most templates only append text, so one pass covers every
-    turn. A template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for
-    each rewritten turn.
+    Each pass renders the conversation up to the last turn that is not yet trained. The model sees
+    this text when it answers. Most templates only append text, so one pass covers every turn. A
+    template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for each
+    rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

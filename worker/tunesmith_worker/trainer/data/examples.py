@@ -1,6 +1,6 @@
 """Rows as token ids and labels, with counts of dropped and cut rows.
 
-This module imports neither torch nor datasets, because the tokenising helper processes use it.
+This module imports neither torch nor datasets, so that the tokenising helper processes start fast.
 """
 
 from __future__ import annotations
@@ -196,13 +196,13 @@ def _encode(
             if ids[-1:] != [eos]:
                 ids = [*ids, eos]
                 labels = [*labels, eos]
-            labels[-1] = eos  # an eos from the tokenizer has no characters, so no label yet
+            labels[-1] = eos  # an eos from the tokenizer has no characters, hence no label
         yield ids, labels
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
     """Return labels for the tokens that overlap a span. A token that crosses a span's start carries
-    loss, as in TRL, because the tokens of the prompt alone would not include it."""
+    loss, as in TRL, because the tokenised prompt alone does not contain this token."""
     labels = [IGNORED] * len(ids)
     for start, end in spans:
         first = bisect_right(offsets, start, key=itemgetter(1))

@@ -124,8 +124,8 @@ class Prepared:
         return self.unpacked_sets()[1], rows.filter(is_held_out)
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
-        """Return the training set, and the validation set or None; both are packed if the plan
-        requires it. Any: datasets.Dataset, untyped."""
+        """Return the training set, and the validation set or None; both sets are packed if the plan
+        requires packing. Any: datasets.Dataset, untyped."""
         train, valid = self.unpacked_sets()
         if not plan.packing:
             return train, valid

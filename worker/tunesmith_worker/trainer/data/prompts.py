@@ -70,7 +70,8 @@ class Prompts:
     rows: Sequence[PromptRow]
     """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
-    """Prompts of the validation file, or those kept out of training; None if there are none."""
+    """Validation prompts: of the validation file, or prompts kept out of training; None without
+    either."""
 
     @property
     def longest(self) -> int:
@@ -138,9 +139,9 @@ def prompt_rows(
 ) -> tuple[tuple[PromptRow, ...], PromptCounts]:
     """Return the file's prompts in order.
 
-    `limit`: maximum tokens of a prompt. `refuse`: raise DataError for a longer prompt instead of
-    dropping it. `remedy`: way to raise the limit, for hints. `vocabulary`: number of the model's
-    embeddings. `name`: file name for messages."""
+    `limit`: maximum tokens of a prompt. `refuse`: True to raise DataError for a longer prompt;
+    False to drop the prompt. `remedy`: way to raise the limit, for hints. `vocabulary`: number of
+    the model's embeddings. `name`: file name for messages."""
     name = name or path.name
     counts = PromptCounts()
     kept = []
@@ -168,7 +169,7 @@ def prompt_rows(
 
 
 def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[PromptRow, bool]]:
-    """Yield each prompt, and True if the chat template wrote it."""
+    """Yield each prompt, and True if the chat template wrote the prompt."""
     rows = read_prompt_rows(path, name)
     while batch := list(islice(rows, _BATCH_PROMPTS)):
         rendered = [render_prompt(tokenizer, prompt.row) for prompt in batch]

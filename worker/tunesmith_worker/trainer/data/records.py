@@ -1,7 +1,7 @@
 """Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
 The kind is determined by the file name's extension, then by the content. All kinds except a JSON
-array are streamed. A small Parquet file can claim to expand to gigabytes, so its expansion is
+array are streamed. A small Parquet file can expand to gigabytes, so the size of expanded data is
 limited.
 """
 
@@ -41,7 +41,10 @@ RATIO = 100
 Only repetitive text exceeds this ratio.
 """
 _BYTES_PER_VALUE = 64
-"""Assumed bytes per Python value. Empty values count too, although the file does not store them."""
+"""Assumed bytes per Python value.
+
+Empty values count too, although the file stores no bytes for empty values.
+"""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 

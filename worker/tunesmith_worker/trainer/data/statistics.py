@@ -1,6 +1,6 @@
 """Lengths, duplicates and hashes of the rows of a data set.
 
-This module imports no torch and no tokenizer, because light workers run it.
+This module imports no torch and no tokenizer, because light workers use this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cache of tokenised files, shared by the workers of one host.
 
 Each entry is a folder named after a hash of everything that determines its content; no path is part
-of the hash. An entry appears atomically and is verified before use. Old entries are removed when
-they have not been used for long or when newer entries need the space.
+of the hash. An entry appears atomically and is verified before use. Entries are removed when they
+have not been used for long, or when newer entries need their space.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .examples import SCHEMA, Batch, Counts
 
 MAX_BYTES = 32 * 2**30
 MAX_DISK_SHARE = 0.1
-"""Maximum share of the file system that the cache may use; MAX_BYTES applies if it is smaller."""
+"""Maximum share of the file system that the cache may use, unless MAX_BYTES is smaller."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped
@@ -95,8 +95,10 @@ class TokenCache:
         self._max_bytes = min(MAX_BYTES, share) if max_bytes is None else max_bytes
 
     def get(self, key: str, warn: Warn) -> Tokens | None:
-        """Return an entry, or None if it is missing or damaged. A damaged entry is removed, and
-        `warn` receives the reason."""
+        """Return an entry, or None if the entry is missing or damaged.
+
+        A damaged entry is removed, and `warn` receives the reason.
+        """
         folder = self._folder / key
         try:
             entry = _Entry.model_validate_json((folder / _ENTRY).read_bytes())
@@ -157,7 +159,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     """Return a hash of everything that determines the tokens of a row: vocabulary, merges,
     normaliser, added and special tokens, chat templates."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("padding", "truncation"):  # set by each call
+    for name in ("padding", "truncation"):  # each call sets these
         backend.pop(name, None)
     content = {
         "backend": backend,

@@ -57,7 +57,8 @@ class _ReplyHeader(BaseModel):
 
 
 def request_tokens(to: IO[bytes], replies: IO[bytes], chunk: Chunk) -> tuple[Batch, Counts] | None:
-    """Send a chunk to a helper and return its result; None if the helper could not tokenise it.
+    """Send a chunk to a helper and return the result; None if the helper could not tokenise the
+    chunk.
     Raises OSError, EOFError or ValueError if the helper has ended."""
     header = _RequestHeader(
         first=chunk.first, size=len(chunk.content), kind=chunk.kind, format=chunk.format

@@ -1,4 +1,4 @@
-"""Data sets as the trainer reads them: token ids and labels, memory-mapped from disk.
+"""Data sets for the trainer: token ids and labels, memory-mapped from disk.
 
 `tokenize_file` is the main path; `tokenize_rows` tokenises rows in memory. TRL does the packing.
 """

@@ -1,6 +1,6 @@
 """Validation of an uploaded file: checks every row for each training method.
 
-This module imports no torch and no tokenizer, because light workers run it.
+This module imports no torch and no tokenizer, because light workers use this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Evaluate a run's result, and store it as evaluation.json. A failure is only a warning."""
+"""Evaluate a run's result, and store the evaluation as evaluation.json.
+
+A failure is only a warning.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Models that are compared after training: base, tuned, best checkpoint and last step.
 
-With LoRA, there is only one model in memory. The base model is this model with its adapter switched
+With LoRA, there is only one model in memory. The base model is this model with the adapter switched
 off. The values of a stored adapter temporarily replace the trained values. With full tuning, the
-base model and stored weights are read into a second model if it fits into memory.
+base model and stored weights are read into a second model if memory allows.
 """
 
 from __future__ import annotations
@@ -114,8 +114,7 @@ Use = Callable[[], AbstractContextManager[Untyped]]
 def _in_order(
     weights: Weights, in_memory: Use, base: Use, stored: Callable[[Path], Use]
 ) -> list[EvaluatedModel]:
-    """Return the tuned model, the base model, and the last and best weights if they differ from
-    it."""
+    """Return the tuned model, the base model, and the last and best weights that differ from it."""
     ends_with_result = weights.result_step == weights.last_step or weights.last is not None
     tuned = in_memory if ends_with_result else stored(weights.result)
     last = in_memory if weights.last is None else stored(weights.last)
@@ -142,7 +141,8 @@ def _evaluating(model: Untyped) -> Iterator[Untyped]:
 
 @contextmanager
 def _stored_adapter(model: Untyped, folder: Path) -> Iterator[Untyped]:
-    """Within this block, give the model the adapter of `folder`; then restore its own adapter."""
+    """Within this block, give the model the adapter of `folder`; then restore the model's own
+    adapter."""
     own = {name: tensor.clone() for name, tensor in adapter_tensors(model).items()}
     try:
         peft.set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))

@@ -114,15 +114,18 @@ class ReinforcementEvaluation:
     def _answer(
         self, model: EvaluatedModel, prompts: Sequence[PromptRow], enough: Callable[[], bool]
     ) -> list[Completion]:
-        """Return a model's completions. No reference to the model is left, so the next model can
-        use its memory."""
+        """Return a model's completions.
+
+        The function keeps no reference to the model, so the next model can use the memory.
+        """
         with model.use() as used:
             return self._complete(self._make_engine(used), prompts, enough)
 
     def _complete(
         self, engine: RolloutEngine, prompts: Sequence[PromptRow], enough: Callable[[], bool]
     ) -> list[Completion]:
-        """Complete prompts in groups of growing size until all are done or the time is over."""
+        """Complete prompts in groups of growing size until all prompts are done or the time is
+        over."""
         done: list[Completion] = []
         while len(done) < len(prompts) and not (done and enough()):
             group = prompts[len(done) : len(done) + max(_FIRST, len(done) // 2)]

@@ -1,4 +1,4 @@
-"""The evaluation as it is stored: scores, comparisons and the verdict in words."""
+"""Parts of the stored evaluation: scores, comparisons and the verdict in words."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def conclude(
 def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
     """Return `first` with the scores and comparisons of other metrics of the same models.
 
-    The verdict and the answers are those of `first`."""
+    The verdict and the answers come from `first`."""
     for other in others:
         scores = {scores.model: scores for scores in other.models}
         models = []

@@ -1,4 +1,4 @@
-"""Stored models of an evaluation on demand: loaded when they are used, one at a time."""
+"""Stored models of an evaluation on demand: one model at a time is loaded, just before its use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class StoredModel:
 
     @contextmanager
     def use(self) -> Iterator[Untyped]:
-        """Yield the model in evaluation mode, and free it at the end of the block."""
+        """Yield the model in evaluation mode, and free the model's memory at the end of the
+        block."""
         try:
             yield self._load()[1]
         finally:
@@ -56,7 +57,7 @@ class StoredModel:
     def use_like(self, other: StoredModel, vocabulary: dict[str, int]) -> Iterator[Untyped]:
         """Yield the model in evaluation mode.
 
-        Raises LeftOut if its tokens differ from `vocabulary`, the tokens of `other`.
+        Raises LeftOut if the model's tokens differ from `vocabulary`, the tokens of `other`.
         """
         own = transformers.AutoTokenizer.from_pretrained(
             self._tokenizer_folder or self.folders.base, trust_remote_code=False

@@ -107,7 +107,7 @@ class SupervisedEvaluation:
 
         `waiting`: number of models that are not measured yet. `cost`: seconds for the losses of the
         first model; None for the first model itself. A slower model may score fewer rows.
-        No reference to the model is left, so the next model can use its memory."""
+        The function keeps no reference to the model, so the next model can use the memory."""
         with model.use() as used:
             began = budget.spent
             share = _SCORING / waiting

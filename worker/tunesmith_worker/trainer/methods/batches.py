@@ -163,7 +163,7 @@ pass."""
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch to `device` asynchronously, and add its BatchLayout."""
+    """Copy a batch to `device` asynchronously, and add the BatchLayout of the batch."""
     cumulative = batch.get("cu_seq_lens_q")
     labelled = (batch["labels"][:, 1:] != IGNORED).flatten().nonzero()[:, 0]
     layout = BatchLayout(

@@ -69,7 +69,7 @@ def reward_column(name: str) -> Callable[..., Untyped]:
 def grpo_config(folder: Path, train: TrainPlan, plan: GRPOPlan, *, seed: int) -> Untyped:
     """Return TRL's configuration for GRPO, with every relevant setting explicit.
 
-    `beta` is 0 here; the trainer sets it."""
+    `beta` is 0 in this configuration; the trainer sets the real value."""
     rows = plan.completions_per_step
     return trl.GRPOConfig(
         **common_config(folder, train, seed=seed),

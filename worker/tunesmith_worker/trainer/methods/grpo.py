@@ -77,8 +77,11 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.beta = self.args.beta = plan.beta
         has_router_loss: bool = self.aux_loss_enabled  # type: ignore[has-type]  # TRL is untyped
         self.left_out_router_loss = self.router_aux_loss_coef if has_router_loss else 0.0
-        """Coefficient of the load-balancing loss of a mixture of experts. This loss is left out,
-        because it reads rows that our forward skips (rows without a gradient)."""
+        """Coefficient of the load-balancing loss of a mixture of experts.
+
+        The loss is left out, because it reads rows that our forward pass skips (rows without a
+        gradient).
+        """
         self.aux_loss_enabled = False
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
@@ -219,8 +222,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         """Return log-probs and entropies of the completions, each [B, logits_to_keep].
 
-        Return None for log-probs of the sampling policy, because the first training forward
-        computes them before any update."""
+        Return None for log-probs of the sampling policy, because the first training forward pass
+        computes these log-probs before any update."""
         assert self._rows is not None, "set by _scoring"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
@@ -236,8 +239,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """Return the reference model's log-probs, or None for the sampling policy.
 
-        TRL also requests log-probs of the sampling policy if it trains on completions several
-        times."""
+        TRL also requests log-probs of the sampling policy if `num_iterations` is above 1."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:

@@ -75,8 +75,8 @@ class StepScores:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
 
-        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows. So they change
-        neither the loss nor the mean entropy."""
+        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows. So skipped rows
+        change neither the loss nor the mean entropy."""
         mask = inputs["completion_mask"].to(log_probs.dtype)
         skipped = torch.tensor([row.skip for row in rows], device=log_probs.device)[:, None]
         computed = mask * ~skipped
@@ -113,8 +113,8 @@ def zero_equal_groups(
 ) -> RewardCounts:
     """Set the advantages [completions] of groups with equal or no rewards to exactly 0, in place.
 
-    With equal rewards, the standard deviation is nearly 0, and dividing by it would turn rounding
-    errors into large advantages."""
+    With equal rewards, the standard deviation is nearly 0, and division by nearly 0 would turn
+    rounding errors into large advantages."""
     groups = equal = 0
     for start in range(0, len(graded), num_generations):
         places = slice(start, start + num_generations)

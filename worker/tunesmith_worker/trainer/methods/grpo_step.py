@@ -31,8 +31,11 @@ Inputs = dict[str, Any]  # Any: tensors as TRL names them, and `rows`
 SHARE = "share"
 """Key under which a part stores its weight in the step's loss."""
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
-"""Loss types that are means over rows. The bnpo loss is a mean over tokens. Loss types other
-than these and bnpo divide by a number that is the same for all parts of a step."""
+"""Loss types that are means over rows.
+
+The bnpo loss is a mean over tokens. All other loss types divide by a number that is the same for
+all parts of a step.
+"""
 PROBED = 4096
 """Maximum tokens in the memory plan's trial batch, unless a single row has more."""
 
@@ -213,7 +216,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         """Return the rows of a step; set `skip` on rows with a zero gradient.
 
         Rows with zero advantage have a zero gradient unless the KL term or the entropy quantile
-        contributes to it."""
+        adds a gradient."""
         rows: list[GroupRow] = inputs[ROWS]
         if self.beta or self.top_entropy_quantile < 1.0:
             return rows

@@ -1,4 +1,4 @@
-"""Storage of the current step's completions on disk, so that they survive a killed attempt.
+"""Storage of the current step's completions on disk, where they survive a killed attempt.
 
 The next attempt reuses these completions only if it begins at the same step of the same run,
 because other weights would generate other completions.

@@ -2,8 +2,8 @@
 
 On the device, the guard checks the gradient norm, which clipping computes anyway. A non-finite norm
 sets the flag `found_inf`, and fused optimisers then skip this update and all later updates. The
-host reads the flag when it logs the loss. The weights do not change after a step with a non-finite
-gradient, so the rows of this step can be rerun to find the cause.
+host reads the flag when the loss is logged. The weights do not change after a step with a
+non-finite gradient, so the rows of this step can be rerun to find the cause.
 """
 
 from __future__ import annotations

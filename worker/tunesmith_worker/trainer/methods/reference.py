@@ -45,7 +45,7 @@ class AdapterReference:
 
 @contextmanager
 def no_bias_warning() -> Iterator[None]:
-    """Ignore PEFT's warning about trained biases, because AdapterReference restores them."""
+    """Ignore PEFT's warning about trained biases, because AdapterReference restores the biases."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
         yield

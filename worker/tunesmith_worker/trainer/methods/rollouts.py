@@ -97,7 +97,7 @@ class RolloutRunner:
             "valid": GradingWarnings("The evaluation of step"),
         }
         self.spreads = 0
-        """Number of groups in the run whose rewards differ, so that they have a gradient."""
+        """Number of groups in the run whose rewards differ; only such groups have a gradient."""
         self._warned_of_slow_steps = False
 
     def __enter__(self) -> Self:

@@ -62,7 +62,7 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
 class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
     """Mixin that resumes a transformers Trainer from a resume point instead of pickle files.
 
-    The Trainer calls these methods to load weights, optimiser and random state. The Trainer
+    The Trainer calls this class's methods to load weights, optimiser and random state. The Trainer
     skips the epoch's finished rows by index."""
 
     steps_before = 0

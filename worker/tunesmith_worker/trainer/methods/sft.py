@@ -1,7 +1,7 @@
 """Supervised fine-tuning: TRL's SFTTrainer with rows that are already tokenised and labelled.
 
 The trainer splits each optimiser step's rows into micro-batches; TRL computes loss and gradients.
-Metrics are sums over tokens; the sums stay on the device until they are logged.
+Metrics are sums over tokens, which stay on the device until logging.
 """
 
 from __future__ import annotations

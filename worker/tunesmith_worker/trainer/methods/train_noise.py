@@ -1,7 +1,7 @@
 """Gap between sampling and training log-probabilities for models with noise in training.
 
 Dropout and router jitter change the log-probabilities of each training forward pass. The rollout
-engine generates without this noise, so the gap of such a model is measured without it too.
+engine generates without such noise, so the gap is measured without noise too.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Fit:
         return math.sqrt(self._xx / self.count) / self._x if self.count and self._x else 0.0
 
     def fixed_seconds(self) -> tuple[float, float]:
-        """Return the fixed cost of a micro-batch in seconds, and the standard error of this
-        cost."""
+        """Return the fixed cost of a micro-batch and the standard error of this cost, both in
+        seconds."""
         rate = self._xy / self._xx
         fixed = self._y - rate * self._x
         residual = max(0.0, self._yy - rate * self._xy) / (self.count - 2)
@@ -78,7 +78,10 @@ class BatchCounts:
         self._before = (0, 0)
 
     def step(self, lengths: Sequence[int]) -> None:
-        """Count an optimizer step's tokens at its start. `lengths`: row lengths in tokens."""
+        """Count an optimizer step's tokens, at the start of the step.
+
+        `lengths`: row lengths in tokens.
+        """
         self._before = self.slots, self.micro_batches
         self.tokens += sum(lengths)
         self.pairs += sum(
@@ -97,7 +100,7 @@ class BatchCounts:
             self._sizes.pop()
 
     def micro_batch(self, slots: int) -> None:
-        """Count a micro-batch at its start."""
+        """Count a micro-batch, at the start of the micro-batch."""
         self.slots += slots
         self.micro_batches += 1
         self._sizes.append(slots if self.micro_batches > WARM_UP else 0)

@@ -93,7 +93,7 @@ class FlopsShape:
 
 
 def model_shape(model: Untyped, *, full: bool) -> FlopsShape | str:
-    """Return the shape, or the reason why it is unknown."""
+    """Return the model's shape, or the reason why the shape is unknown."""
     config = model.config.get_text_config()
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     if any(getattr(config, name, None) for name in experts):

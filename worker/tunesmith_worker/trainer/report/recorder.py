@@ -69,7 +69,7 @@ class RunRecorder:
         )
 
     def rollout(self, figures: RoundFigures) -> None:
-        """Add a round of generated and graded completions, before training on it."""
+        """Add a round of generated and graded completions, before training on these completions."""
         assert self._watch is not None, "call watch first"
         self._watch.rollouts.add(figures)
 

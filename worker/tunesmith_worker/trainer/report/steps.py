@@ -25,7 +25,7 @@ method's phase."""
 
 
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
-    """Wrap this trainer's methods to time them.
+    """Measure the time of this trainer's methods by wrapping them.
 
     On a GPU, return the GPU timeline, which supplies the clock with GPU times until
     `clock.unfollow()`.

@@ -112,7 +112,7 @@ class Grading:
 
     @property
     def grader(self) -> str | None:
-        """Name of the job's grader; None without one."""
+        """Name of the job's grader; None without a grader."""
         return None if self._spec is None else self._spec.name
 
     @property
@@ -131,8 +131,10 @@ class Grading:
         return Round(self, prompts, trainer_state, trains=trains)
 
     def grade_again(self, prompt: Prompt, sample: CompletionText) -> Graded | None:
-        """Grade one completion again with the job's grader; None if the run has no grader. No step
-        uses this grade."""
+        """Grade one completion again with the job's grader; None if the run has no grader.
+
+        The grade is not used for training.
+        """
         return None if self._spec is None else self._spec.grade(GraderInput(prompt, sample))
 
     def close(self) -> None:
@@ -169,7 +171,7 @@ class Grading:
 
 
 class Round:
-    """The completions of one step; each is graded when it is added."""
+    """The completions of one step; each completion is graded when it is added."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class GraderError(Exception):
 
 
 class NoSuchOutput(Exception):
-    """The completion lacks a value that a template reads; its score is 0.
+    """The completion lacks a value that a template reads; the completion's score is 0.
 
     If broken JSON had no score, a model could avoid bad rewards by writing broken JSON.
     """

@@ -24,7 +24,7 @@ from .similarity import metric
 from .templates import GraderInput, read_json, renderer
 
 Scorer = Callable[[GraderInput], float]
-"""A scorer raises NoSuchOutput for a score of 0, and GraderError if it cannot score."""
+"""A scorer raises NoSuchOutput for a score of 0, and GraderError if no score can be computed."""
 PATTERN_SECONDS = 1.0
 """Time limit in seconds for one regular expression on one completion."""
 

@@ -1,6 +1,6 @@
 """Similarity of two texts, 0 to 1, by NLTK (BLEU, GLEU, METEOR) and RapidFuzz (edit distance,
-longest common subsequence). METEOR ignores synonyms here, because they require a download of
-WordNet.
+longest common subsequence). METEOR ignores synonyms in this module, because synonyms require a
+download of WordNet.
 
 ROUGE: Lin (2004), https://aclanthology.org/W04-1013. GLEU: https://arxiv.org/abs/1609.08144.
 METEOR: https://aclanthology.org/W05-0909. BLEU: https://aclanthology.org/P02-1040.

@@ -118,8 +118,8 @@ class Score(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return log-probabilities under softmax(logits / temperature), and entropies in nats.
 
-        Both results are differentiable fp32 [B, C], where C is the length of the longest
-        completion. Results after the end of a row are undefined. Entropies may be None.
+        Log-probs and entropies are differentiable fp32 [B, C], where C is the length of the longest
+        completion. Values after the end of a row are undefined. Entropies may be None.
         """
 
 

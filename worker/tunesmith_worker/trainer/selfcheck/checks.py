@@ -2,7 +2,8 @@
 the data.
 
 The model and the trainer are unchanged afterwards, bit for bit. `supervised_checks` lists the
-checks of a supervised run, `rollout_checks.reinforcement_checks` those of a reinforcement run.
+checks of supervised runs; `rollout_checks.reinforcement_checks` lists the checks of reinforcement
+runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .parameters import check_embeddings, check_optimizer, check_trained_paramet
 AnyContext = TypeVar("AnyContext", bound=CheckContext)
 PROBE_BYTES = 4096
 RESUME_POINTS = 2
-"""Maximum number of resume points on disk: the newest complete one, and one in progress."""
+"""Maximum number of resume points on disk: the newest complete resume point, and a resume point in
+progress."""
 MARGIN = 1.1
 """Factor by which predicted bytes are multiplied, to cover the file system's overhead."""
 _DIRECTORY = "checkpoint_directory"
@@ -94,7 +96,7 @@ def check_directory(context: CheckContext) -> Outcome:
             os.fsync(file.fileno())
         probe.unlink()
     except OSError as error:
-        with contextlib.suppress(OSError):  # the probe file may not exist
+        with contextlib.suppress(OSError):  # the test file may not exist
             probe.unlink()
         return make_outcome(_DIRECTORY, [_not_writable(error)], "")
     needed, free = int(MARGIN * predicted_bytes(context)), shutil.disk_usage(folder).free

@@ -34,7 +34,7 @@ class Unit:
     """
 
     name: str
-    """Module name as the user knows it, e.g. `model.layers.0.self_attn.q_proj`."""
+    """Module name without PEFT's prefixes, for example `model.layers.0.self_attn.q_proj`."""
     parameters: dict[str, torch.nn.Parameter]
 
     @property
@@ -102,8 +102,10 @@ def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
 
 
 def copy_to_host(tensors: dict[str, torch.Tensor | None]) -> dict[str, float | None]:
-    """Copy the tensors to the host and return them as numbers. The function waits for the device
-    only once."""
+    """Copy scalar tensors to the host and return their values.
+
+    The function waits for the device only once.
+    """
     present = [tensor.float() for tensor in tensors.values() if tensor is not None]
     numbers = iter(torch.stack(present).tolist() if present else [])
     return {name: None if tensor is None else next(numbers) for name, tensor in tensors.items()}
@@ -121,7 +123,7 @@ def check_units(
     """Yield the units that have had no gradient in this check and in all earlier checks.
 
     `largest`: result of `copy_to_host`. `seen`: names of units that had a gradient at an earlier
-    check; this check adds its names. `first`: True at the first check.
+    check; the names from this check are added. `first`: True at the first check.
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the
     module has no gradient in any layer, rows may be too short: queries and keys get no gradient

@@ -242,8 +242,7 @@ def _dropped_rows(context: SupervisedContext) -> int:
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Return how many rows to read from the start of the file to find those of the first
-    examples."""
+    """Return how many rows to read from the start of the file to find the first examples' rows."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 

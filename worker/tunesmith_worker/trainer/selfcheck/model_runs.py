@@ -23,7 +23,7 @@ from tunesmith_worker.trainer.methods.batches import LAYOUT, Batch, batch_to_dev
 Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 PERTURBATION = 0.02
-"""Standard deviation of the noise on LoRA's B; it changes a weight matrix by a few per cent."""
+"""Standard deviation of the noise on LoRA's B; the noise changes weights by a few per cent."""
 
 
 @dataclass(frozen=True, kw_only=True)

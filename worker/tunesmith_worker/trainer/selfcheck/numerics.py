@@ -43,7 +43,7 @@ from .sample_batch import SampleBatch, make_sample_batch
 SECONDS = 20.0
 """Time limit in seconds for all forward and backward passes of the checks together.
 
-Checks that have not begun within this limit are skipped. In supervised runs, the adapter checks
+Checks that have not begun before the time limit are skipped. In supervised runs, the adapter checks
 come first and always run.
 """
 LAYERS = 8

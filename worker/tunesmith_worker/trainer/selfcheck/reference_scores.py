@@ -57,7 +57,7 @@ class Generated:
     ) -> torch.Tensor:
         """Return the tokens' log-probabilities [N] under `logits`, which are [C, V] per row.
 
-        `temperature`: replaces the temperature of sampled rows; None keeps it.
+        `temperature`: replaces the temperature of sampled rows; None keeps the rows' temperature.
         """
         parts = []
         for row, scores in zip(self.rows, logits, strict=True):

@@ -242,7 +242,7 @@ class _RolloutChecks:
             )
 
     def _cause(self, scores: torch.Tensor, limits: Limits, source: str = "the engine") -> str:
-        """Return the cause of wrong log-probabilities, or an empty text if they are right."""
+        """Return the cause of wrong log-probabilities; empty if the log-probabilities are right."""
         expected = self.generated.log_probs_at(self.logits)
         if check_equals_stock(scores, expected, limits, "").findings:
             return find_cause(
@@ -343,7 +343,7 @@ def _weights_in_fp32(context: ReinforcementContext) -> Iterator[None]:
 
 
 def _check_weights_kept(fault_text: str) -> Outcome:
-    """Return the outcome of `weights_kept`; `fault_text` is empty if it passed."""
+    """Return the outcome of `weights_kept`; `fault_text` is empty if the check passed."""
     name = "weights_kept"
     findings = []
     if fault_text:

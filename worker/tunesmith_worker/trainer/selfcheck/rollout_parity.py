@@ -162,7 +162,8 @@ def find_cause(
 def _suspects(
     context: ReinforcementContext, generated: Generated, logits: Sequence[torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a fault's name and the log-probabilities that it would cause."""
+    """Yield the name of each possible fault, and the log-probabilities that the fault would
+    cause."""
     if isinstance(context.model, peft.PeftModel):
         with disabled_adapter(context.model):
             base = stock_scores(context, generated)

@@ -36,8 +36,10 @@ ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 _TOKENS = 1024
 """Number of positions to compare."""
 _PLACES = (1, 4)
-"""Positions in a greedy completion whose tokens become stop tokens. Several stop tokens are tested,
-because an engine may obey only one of them."""
+"""Positions in a greedy completion whose tokens become stop tokens.
+
+Several stop tokens are tested, because an engine may obey only one stop token.
+"""
 
 
 def check_prompts(context: ReinforcementContext) -> Outcome:

@@ -1,6 +1,6 @@
 """Four rows of the run's data in three layouts: as in training, padded, and one row per batch.
 
-The last row is long (row_lengths.py); the others are short.
+The last row is long (row_lengths.py); the first three rows are short.
 
 Shapes: T is the number of tokens in all rows, B the number of rows.
 """
@@ -86,7 +86,7 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
     tokens.
 
     The long row is the last row, so that attention across rows changes most labels. Rows without a
-    label are skipped; `check_labels` fails if no row has one."""
+    label are skipped; `check_labels` fails if no row has a label."""
     count = len(SHORT) + 1
     spread = [len(dataset) * i // count for i in range(count)]
     windows: list[IdsAndLabels] = []

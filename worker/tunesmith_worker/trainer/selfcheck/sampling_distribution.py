@@ -1,8 +1,8 @@
 """Check that sampled tokens come from the distribution of the recipe's sampling parameters.
 
 The engine samples by the inverse cumulative distribution, with one random number per token from the
-request's seed (engine/rollout/sampling.py). So each sampled token can be computed again from the
-probabilities of stock transformers, and no statistical test is needed.
+request's seed (engine/rollout/sampling.py). The check computes each sampled token again from the
+probabilities of stock transformers, so no statistical test is needed.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         if not self._trainer.zero_gradient_is_valid:
             findings += _check_loss(float(self._trainer.step_loss), self._labelled, step)
         if any(finding.level == "error" for finding in findings):
-            return findings  # a wrong loss explains missing gradients and updates
+            return findings  # the wrong loss is the cause of missing gradients and updates
         findings += gradients.check_frozen(self._units)
         had = set(self.had_gradient)
         largest = gradients.copy_to_host(self._largest)

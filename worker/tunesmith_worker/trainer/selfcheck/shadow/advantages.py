@@ -30,7 +30,7 @@ Rewards = Sequence[float | None]
 def weighted(
     rewards: Sequence[Sequence[float | None]], weights: Sequence[float]
 ) -> list[float | None]:
-    """Return the weighted sum of each completion's rewards; None if all of them are missing."""
+    """Return the weighted sum of each completion's rewards; None if all its rewards are missing."""
     sums: list[float | None] = []
     for row in rewards:
         pairs = zip(weights, row, strict=True)

@@ -37,9 +37,9 @@ class Tolerance:
 
 FP32 = Tolerance(loss=1e-5, norm=1e-4, gradient=1e-4)
 FP32_GPU = Tolerance(loss=5e-3, norm=5e-3, gradient=5e-3)
-"""GPU kernels multiply in TF32 with 10 mantissa bits."""
+"""Tolerance in fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Tolerance(loss=2e-2, norm=5e-2, gradient=0.25, single=False)
-"""Both the run and plain torch compute in 16 bits, or products in int8."""
+"""Tolerance if both the run and plain torch compute in 16 bits, or multiply in int8."""
 CLIPPED = 1e-2
 """Relative tolerance of the norm after clipping, which rounds 16-bit gradients once more."""
 SMALL = 1e-6

@@ -31,7 +31,8 @@ class DataOrder:
         self._steps += bool(examples)
 
     def check(self, dataset: Untyped) -> Iterator[Finding]:
-        """Yield a finding if an example was seen more often than the data contains it."""
+        """Yield a finding if the run used an example more often than the example occurs in the
+        data."""
         seen, epochs, steps = self._seen, len(self._epochs), self._steps
         self._seen, self._epochs, self._steps = Counter(), set(), 0
         for key, count in seen.most_common(1):

@@ -1,6 +1,6 @@
 """Loss and gradient of a step in plain torch on the stock modules.
 
-This computation shares no code with the trainer: it pads, masks, normalises and sums by itself.
+The module has its own padding, masks, normalisation and sums, and shares no code with the trainer.
 """
 
 from __future__ import annotations

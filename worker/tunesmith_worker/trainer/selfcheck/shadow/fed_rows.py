@@ -110,6 +110,7 @@ class FeedRecorder:
 def missing_and_extra(
     expected: Sequence[FedRow], fed: Sequence[FedRow]
 ) -> tuple[list[FedRow], list[FedRow]]:
-    """Return the rows that the model did not receive, and the rows that it received in excess."""
+    """Return the expected rows that the model did not receive, and the received rows that were not
+    expected."""
     wanted, received = Counter(expected), Counter(fed)
     return list((wanted - received).elements()), list((received - wanted).elements())

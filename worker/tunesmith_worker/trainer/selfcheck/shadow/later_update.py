@@ -1,7 +1,7 @@
 """Check of a later weight update on a sample of weights: learning rate, AdamW and weight decay.
 
-The moments are read after the step, so the check covers only how the optimizer applies them:
-`w <- (1 - rate * decay) w - rate * m' / (sqrt(v') + eps)`, with bias-corrected m' and v'.
+The moments are read after the step, so the check covers only how the optimizer applies moments: `w
+<- (1 - rate * decay) w - rate * m' / (sqrt(v') + eps)`, with bias-corrected m' and v'.
 """
 
 from __future__ import annotations

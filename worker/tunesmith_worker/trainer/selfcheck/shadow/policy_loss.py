@@ -18,7 +18,8 @@ LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
 
 
 def why_no_policy_loss(plan: GRPOPlan) -> str:
-    """Return the reason why plain torch does not compute the recipe's loss; empty if it does."""
+    """Return the reason why plain torch does not compute the recipe's loss; empty if there is
+    none."""
     if plan.loss_type not in LOSSES:
         return f"recipe.grpo.loss_type is '{plan.loss_type}'"
     if plan.top_entropy_quantile < 1.0:

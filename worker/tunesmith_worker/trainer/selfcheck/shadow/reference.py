@@ -1,7 +1,7 @@
 """Check that the reference model of the KL term is the model before training.
 
-Before the first update, policy and reference are equal. If the reference is wrongly the policy,
-only a check after the adapter's B has changed from 0 can find this.
+Before the first update, policy and reference are equal. If the trainer wrongly uses the policy as
+reference, only a check after B has changed from 0 can find this fault.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReferenceCheck:
             return label_log_probs(context.model, rows, context.device, temperature)
 
     def check(self) -> list[Finding]:
-        """Compare the step's reference log-probs with those of the model before training."""
+        """Compare the step's reference log-probs with log-probs of the model before training."""
         context = self._context
         trainer = context.trainer
         batch = trainer.guard.current_step.rows

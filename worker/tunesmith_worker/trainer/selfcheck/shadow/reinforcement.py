@@ -144,7 +144,7 @@ class ReinforcementStep:
         return list(found), count
 
     def _regraded(self, count: int, rollout: Rollout) -> str:
-        """Name the rewards that were graded again, and the reason why others were not."""
+        """Name the rewards that were graded again, and the reason why other rewards were not."""
         grading, total = self._context.trainer.runner.grading, len(rollout.completions)
         parts = []
         if grading.grader is not None:
