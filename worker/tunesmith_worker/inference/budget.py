@@ -18,7 +18,7 @@ USABLE = {False: 0.5, True: 0.8}
 """Share of the free memory that one model may take. The key is True for a GPU. A CPU's memory is
 shared with other programs."""
 LEAST_FREE = 1 << 26
-"""Free bytes that are assumed if fewer are free, so that short prompts work on a full host."""
+"""Minimum bytes that count as free, so that short prompts work on a full host."""
 CACHE_SHARE = 0.25
 """Share of the remaining free memory for keys and values."""
 

@@ -1,7 +1,7 @@
 """Parameters of chat and text completions, checked and converted for the engine.
 
-A parameter that would change the output and is not supported is an error. Parameters without an
-effect on the output (user, metadata, store, service_tier and the like) are ignored.
+An unsupported parameter is an error if it would change the output. Parameters without an effect on
+the output (user, metadata, store, service_tier and the like) are ignored.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class ModelPool:
         return [loaded.engine for loaded in self._models.all()]
 
     async def register(self, registration: Registration) -> list[str]:
-        """Make a model answerable; return the names of missing files, if any."""
+        """Make a model available to requests; return the names of missing files, if any."""
         async with self._changing:
             missing = self._files.missing(registration.files)
             before = self._registered.get(registration.id)

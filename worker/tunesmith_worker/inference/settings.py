@@ -26,7 +26,7 @@ class InferenceSettings(BaseSettings):
     inference_token: SecretStr = SecretStr("")
     """Secret that requests to the inference process must carry."""
     inference_cache: Path = Path(".tunesmith/inference")
-    """Folder of the adapters that the inference process answers with."""
+    """Folder of the adapters that the inference process uses."""
     inference_cache_bytes: int = Field(default=20_000_000_000, gt=0)
     """Maximum bytes of TUNESMITH_INFERENCE_CACHE. The files that were unused for the longest time
     are deleted first; the API sends them again."""

@@ -1,4 +1,4 @@
-"""Texts and bytes of single tokens, for log-probs."""
+"""Texts and bytes of single tokens, for the log-probs in answers."""
 
 from __future__ import annotations
 

@@ -58,8 +58,10 @@ class Launcher:
         return TrainerProcess(run_dir, self._program, warm)
 
     def launch_evaluation(self, folder: Path) -> TrainerProcess:
-        """Start an evaluation on demand, in a fresh process. The warm trainer ends, to free its
-        memory."""
+        """Start an evaluation on demand, in a fresh process.
+
+        The warm trainer is killed first, to free memory.
+        """
         self.close()
         return TrainerProcess(folder, replace(self._program, module=EVALUATION_MODULE))
 

@@ -147,7 +147,7 @@ class ServerApi:
         return None if reply.status_code == 204 else Claim.model_validate_json(reply.content)
 
     def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
-        """Send a report. `timeout`: seconds, shorter than the lease."""
+        """Send a report. `timeout`: seconds to wait for an answer, shorter than the lease."""
         body = report.model_dump(mode="json")
         reply = self._send("POST", f"/jobs/{job_id}/report", json=body, timeout=timeout)
         return ReportReply.model_validate_json(reply.content)

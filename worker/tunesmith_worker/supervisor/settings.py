@@ -176,7 +176,10 @@ class WorkerSettings(BaseSettings):
 
 
 def _labels_in(text: str) -> dict[str, str]:
-    """Return the pairs in `gpu=h100,rack=2`. Raises ValueError for a part without `=`."""
+    """Return the labels in a text such as `gpu=h100,rack=2`.
+
+    Raises ValueError for a part without `=`.
+    """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     pairs = [part.partition("=") for part in parts]
     if not all(mark for _, mark, _ in pairs):

@@ -27,7 +27,7 @@ METHOD_METRICS = frozenset(
 """Step metrics that only some methods log."""
 _SHOWN = {"reward": "reward", "loss": "train_loss"}
 NONFINITE_LIMIT = 3
-"""Consecutive logged steps with a non-finite loss after which the run fails."""
+"""Number of consecutive logged steps with a non-finite loss after which the run fails."""
 
 
 class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped

@@ -225,9 +225,9 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Limit for loss differences from different summation orders, accumulated over some steps."""
+"""Maximum loss difference that different summation orders may cause over some steps."""
 NORM_LIMIT = 1e-5
-"""Limit for gradient norms; measured differences are 1e-7 to 2e-6."""
+"""Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
 """Minimum used for the stock error, because this error may be tiny by chance on few rows

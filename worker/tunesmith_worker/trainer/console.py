@@ -1,6 +1,7 @@
 """Console output of `tunesmith run`: one line per event.
 
-Only runs that a user starts by hand have this output. A supervisor reads events.jsonl instead.
+Only runs that a user starts by hand have this output. A supervisor reads events.jsonl and not this
+output.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ def reinforcement_evaluation(
     make_engine: Callable[[Untyped], RolloutEngine],
     max_tokens: int,
 ) -> ReinforcementEvaluation:
-    """`make_engine`: returns the engine of a model. `max_tokens`: longest completion."""
+    """`make_engine`: returns the engine of a model.
+
+    `max_tokens`: maximum tokens of a completion.
+    """
     spec, base = context.spec, loaded.base
     split = prompts.validation is not None and not spec.validation_file
     return ReinforcementEvaluation(

@@ -129,7 +129,7 @@ class OutputWriter:
     ) -> Callbacks:
         """Add the callbacks in the order in which they run.
 
-        `lost_updates`: report weight updates that bf16 rounding loses."""
+        `lost_updates`: True to report weight updates that bf16 rounding loses."""
         run, spec, events = self._run, self._spec, self._events
         if lost_updates:
             trainer.add_callback(LostUpdatesCallback(events))

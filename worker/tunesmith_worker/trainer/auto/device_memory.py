@@ -12,7 +12,7 @@ CONTEXT_BYTES = 600 * 1024**2
 
 
 def used_gpu() -> str | None:
-    """Return the UUID of the GPU that trains; None for the CPU."""
+    """Return the UUID of the GPU that this process trains on; None for the CPU."""
     if not torch.cuda.is_available():
         return None
     return gpu_name(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

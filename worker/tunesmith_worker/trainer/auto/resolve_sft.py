@@ -107,9 +107,9 @@ def plan_schedule(
 ) -> TrainPlan:
     """Resolve the values that SFT and GRPO share.
 
-    `rows`: number of data rows, which determines the default number of epochs. `batch`: rows per
-    forward pass and forward passes per optimiser step. `default_rate`: default learning rate, and
-    the kind of training that this rate suits."""
+    `rows`: number of data rows, which determines the default number of epochs. `batch`: number of
+    rows per forward pass, and of forward passes per optimiser step. `default_rate`: default
+    learning rate, and the kind of training that this rate suits."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(
@@ -137,7 +137,7 @@ def plan_schedule(
 def _batch(
     recipe: Recipe, hyperparameters: Hyperparameters, sequences: int, choices: Choices
 ) -> tuple[int, int]:
-    """Return rows per forward pass and forward passes per optimiser step."""
+    """Return the number of rows per forward pass, and of forward passes per optimiser step."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     batch = hyperparameters.batch_size
     target = min(16, max(1, sequences // 16)) if batch == "auto" else batch

@@ -19,8 +19,10 @@ from .validate import validate_file
 
 BASE_MEMORY = 2 * 2**30
 MEMORY_PER_BYTE = 16
-"""Bytes of memory allowed per byte of the file. A JSON array is read whole, and its Python objects
-take up to ten times the size of the file."""
+"""Bytes of memory allowed per byte of the file.
+
+A JSON array is read completely, and its Python objects take up to ten times the size of the file.
+"""
 
 
 def main(path: Path, filename: str) -> None:

@@ -113,7 +113,7 @@ class Prepared:
         return whole.select(places[0]), whole.select(places[1])
 
     def evaluation_rows(self) -> tuple[Any, Any]:
-        """Return the validation examples, or the training examples without any, and the number of
+        """Return the validation examples (training examples if there are none), and the number of
         each example's row. Any: datasets.Dataset and pyarrow column, untyped."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows

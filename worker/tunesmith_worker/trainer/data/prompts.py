@@ -140,8 +140,8 @@ def prompt_rows(
     """Return the file's prompts in order.
 
     `limit`: maximum tokens of a prompt. `refuse`: True to raise DataError for a longer prompt;
-    False to drop the prompt. `remedy`: way to raise the limit, for hints. `vocabulary`: number of
-    the model's embeddings. `name`: file name for messages."""
+    False to drop the prompt. `remedy`: text for hints that says how to raise the limit.
+    `vocabulary`: number of the model's embeddings. `name`: file name for messages."""
     name = name or path.name
     counts = PromptCounts()
     kept = []

@@ -51,7 +51,7 @@ class RowStatistics:
         self._lengths.append(sum(map(len, _texts(record.value))))
 
     def figures(self) -> FileStats:
-        """Return lengths and duplicates."""
+        """Return statistics of the rows' lengths and duplicates."""
         duplicates, repeated = self._repeated()
         return FileStats(
             rows=len(self._lengths), lengths=self._row_lengths(), duplicates=duplicates,

@@ -63,9 +63,12 @@ class ReinforcementEvaluation:
         metrics: int = 1,
         dropped: int = 0,
     ) -> None:
-        """`make_engine`: returns the engine of a model. `max_tokens`: longest answer. `metrics`:
-        number of compared metrics; the intervals' error level is divided by this number. `dropped`:
-        number of prompts that do not fit the model."""
+        """`make_engine`: returns the engine of a model.
+
+        `max_tokens`: maximum tokens of an answer. `metrics`: number of compared metrics; the
+        intervals' error level is divided by this number. `dropped`: number of prompts that do not
+        fit the model.
+        """
         self._metrics, self._dropped = metrics, dropped
         self._prompts, self._tokenizer = prompts, tokenizer
         self._make_engine, self._make_grading = make_engine, make_grading

@@ -46,7 +46,7 @@ class Group:
 
     prompt_ids: tuple[int, ...]
     members: tuple[int, ...]
-    """Indices of the group's rows; at least one."""
+    """Indices of the group's rows; at least one index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def sizes_of(rows: Sequence[GroupRow]) -> list[GroupSizes]:
 
 
 def token_ratio(groups: Sequence[GroupSizes]) -> float:
-    """Return the token count of the plain layout divided by that of the shared layout.
+    """Return the token count of the plain layout divided by the token count of the shared layout.
 
     The ratio is 1 without groups."""
     plain, shared = (sum(group.tokens(kind) for group in groups) for kind in ("plain", "shared"))

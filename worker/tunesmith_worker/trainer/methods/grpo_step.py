@@ -174,8 +174,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def measure_gap(self, step: Inputs) -> float:
         """Return the mean |sampling log-prob - training log-prob| of a step, without dropout.
 
-        Without dropout, the values come from the training forward pass. NaN if no row has a
-        gradient."""
+        If the model has no dropout, the log-probs come from the training forward pass. NaN if no
+        row has a gradient."""
         if not self._has_noise:
             return self.figures.gap
         return gap_without_noise(
@@ -187,7 +187,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         )
 
     def rerun(self, batch: Inputs) -> torch.Tensor:
-        """Rerun forward and backward of a step; return the loss. Gaps are not measured."""
+        """Rerun forward and backward of a step; return the loss. Log-prob gaps are not measured."""
         figures, self.figures = self.figures, StepScores()
         loss = torch.zeros((), device=self.args.device)
         try:

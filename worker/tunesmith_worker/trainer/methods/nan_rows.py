@@ -189,7 +189,7 @@ def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
     """Record the first module whose output is not finite, and the position in the output's
     dimension 1.
 
-    A kernel outside any module is reported as the layer around it."""
+    If the output comes from a kernel outside any module, the surrounding layer is recorded."""
     culprits: list[tuple[str, int | None]] = []
 
     def hook(name: str) -> Callable[..., None]:

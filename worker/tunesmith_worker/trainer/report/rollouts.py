@@ -36,7 +36,7 @@ class RoundFigures:
     """Number of completions that reached the length limit."""
     rewards: RewardCounts
     decode_steps: int
-    """Number of decoding passes; each generates one token per unfinished row."""
+    """Number of decoding passes; each pass generates one token per unfinished row."""
     graph_steps: int = 0
     """Number of decoding passes that replayed a CUDA graph."""
     engine: RolloutEngineName

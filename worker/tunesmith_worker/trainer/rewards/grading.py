@@ -25,8 +25,10 @@ from .scorers import Scorer, scorer
 from .templates import GraderInput
 
 FEW = 3
-"""Consecutive steps without any reward after which a run fails. A single faulty row does not end a
-run."""
+"""Number of consecutive steps without any reward after which a run fails.
+
+A single faulty row does not end a run.
+"""
 
 
 class SpecGrader:

@@ -91,7 +91,7 @@ def gleu(candidate: str, reference: str) -> float:
 
 
 def meteor(candidate: str, reference: str) -> float:
-    """Return METEOR, which matches words exactly or by their stems (Porter)."""
+    """Return the METEOR score, which matches words exactly or by their stems (Porter)."""
     from nltk.translate.meteor_score import single_meteor_score
 
     ours, theirs = _TOKENS.findall(candidate), _TOKENS.findall(reference)

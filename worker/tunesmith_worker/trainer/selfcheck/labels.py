@@ -237,7 +237,7 @@ def _without_ignored(labels: list[int]) -> list[int]:
 
 
 def _dropped_rows(context: SupervisedContext) -> int:
-    """Return the number of rows in the file without an example."""
+    """Return how many rows of the file gave no example."""
     return context.training.counts.rows - context.training.counts.kept
 
 

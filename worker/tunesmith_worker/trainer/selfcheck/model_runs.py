@@ -89,7 +89,7 @@ def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
 def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
     """Run the `with` block without dropout and recomputation, then restore the model's state.
 
-    Modes, buffers, gradients and random number generators are restored. Weights are not.
+    Modes, buffers, gradients and random number generators are restored. Weights are not restored.
     """
     modes = [(module, module.training) for module in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]

@@ -80,7 +80,7 @@ class Movement:
         ]
 
     def record_rates(self) -> None:
-        """Add the learning rates of the next optimizer step."""
+        """Record the learning rates of the next optimizer step."""
         self._steps += 1
         for index, group in enumerate(self._optimizer.param_groups):
             rate = float(group["lr"])

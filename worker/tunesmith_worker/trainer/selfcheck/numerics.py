@@ -122,7 +122,7 @@ class Numerics:
             return self._compare_in_fp32()
 
     def _compare_directly(self, limits: Limits) -> list[Outcome]:
-        """Compare in the precision of training."""
+        """Compare the runs in the precision of training."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         ours = self._run(backward=True)
         rows = self._compare_rows(ours, limits)
@@ -134,7 +134,7 @@ class Numerics:
         return [rows, compare_with_stock(ours, stock, limits, computed_in=precision)]
 
     def _compare_in_fp32(self) -> list[Outcome]:
-        """Compare in fp32, and compare the errors of 16-bit gradients against fp32."""
+        """Compare the runs in fp32, and compare the errors of 16-bit gradients against fp32."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         patched, limits = context.patched, self._limits
         ours_16 = self._run(backward=True) if patched else None

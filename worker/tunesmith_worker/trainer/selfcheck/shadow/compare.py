@@ -135,7 +135,7 @@ def differences(run: RunStep, expected: ExpectedStep, tolerance: Tolerance) -> D
 
 
 def describe(rows: str, run: RunStep, found: Differences, tensors: frozenset[str] | None) -> str:
-    """Describe an equal step.
+    """Describe a step without differences.
 
     `rows`: text about the compared rows. `tensors`: compared tensors; None for all.
     """

@@ -42,7 +42,7 @@ NEARER = 0.5
 """Second limit in 16 bits.
 
 Divide the distance of the reference's log-probs from the policy by their distance from the model
-before training. A quotient below this value is an error.
+before training. A quotient below NEARER is an error.
 """
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""

@@ -57,7 +57,7 @@ class _Part:
     rows: str
     """Description of the completions."""
     note: str = ""
-    """Remark after the differences."""
+    """Text to append to the description of the differences."""
 
 
 class ReinforcementStep:

@@ -59,7 +59,7 @@ class _Part:
     rows: str
     """Description of the rows."""
     note: str = ""
-    """Remark after the differences."""
+    """Text to append to the description of the differences."""
 
 
 class SupervisedStep:
