@@ -1,4 +1,4 @@
-"""Start the Celery worker: early ack, one process, no prefetch.
+"""Start the Celery worker with one process, early acknowledgement and no prefetch.
 
 Broker messages only wake the worker's pool; jobs are recorded only in the database. If a message is
 lost or the broker is unreachable, the heartbeat thread wakes the pool.

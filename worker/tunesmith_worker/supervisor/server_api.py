@@ -112,7 +112,10 @@ class ServerApi:
         self._http.close()
 
     def acting_as(self, identity: WorkerIdentity) -> Self:
-        """Return a client for the requests of a dead worker. Both clients share connections."""
+        """Return a client for the requests of a dead worker.
+
+        The new client uses the connections of this client.
+        """
         other = copy.copy(self)
         other.identity = identity
         return other

@@ -191,7 +191,10 @@ def watch_first_step(
 
 
 def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReference | None:
-    """Return the base model of a LoRA run. Call this before the first step and before resuming."""
+    """Return the base model of a LoRA run.
+
+    Call this function before the first step and before resuming.
+    """
     recipe = context.spec.recipe
     return AdapterReference(loaded.model) if recipe.evaluate and recipe.tuning == "lora" else None
 

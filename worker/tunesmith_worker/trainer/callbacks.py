@@ -42,7 +42,10 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         live: Callable[[], dict[str, float | None]],
         mark: Callable[[], None] = lambda: None,
     ) -> None:
-        """`live`: returns additional step metrics. `mark`: records progress."""
+        """`live`: function that returns additional step metrics.
+
+        `mark`: function that records progress.
+        """
         self._mark = mark
         self._events = events
         self._control = control

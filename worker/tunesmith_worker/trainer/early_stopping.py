@@ -66,7 +66,8 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
         events: EventLog,
         evaluated: Callable[[], Mapping[str, float | None]],
     ) -> None:
-        """`evaluated`: returns the metrics of the last evaluation, None for NaN."""
+        """`evaluated`: function that returns the metrics of the last evaluation, with None for
+        NaN."""
         recipe = spec.recipe
         self._rule = recipe.early_stopping
         self._grader = spec.grader and spec.grader.model_dump(mode="json")

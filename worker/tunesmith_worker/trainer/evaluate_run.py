@@ -68,7 +68,7 @@ def reinforcement_evaluation(
     make_engine: Callable[[Untyped], RolloutEngine],
     max_tokens: int,
 ) -> ReinforcementEvaluation:
-    """`make_engine`: returns the engine of a model.
+    """`make_engine`: function that returns the rollout engine of a model.
 
     `max_tokens`: maximum tokens of a completion.
     """

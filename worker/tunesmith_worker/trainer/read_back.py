@@ -51,13 +51,14 @@ def read_back(
     step: int,
     saved: SavedWeights,
 ) -> bool:
-    """Read the result back, compare it with the probe and write verification.json. Return False if
-    the comparison failed for another reason than the files.
+    """Read the result back, compare it with the probe and write verification.json.
 
-    Afterwards the model has no kernels, because an error of patching again would hide a mismatch,
-    and a fully tuned model has the weights from the files. Raises RunError `result_mismatch` if the
-    files are not the trained model. Any other error is a warning, because such an error does not
-    prove that the files are wrong."""
+    Return False if the comparison failed, but not because of the files.
+
+    Afterwards, the model has no kernels, because an error in patching again would hide a mismatch.
+    A fully tuned model then has the weights from the files. Raises RunError `result_mismatch` if
+    the files are not the trained model. Any other error is a warning, because such an error does
+    not prove that the files are wrong."""
     try:
         if patched is not None:
             patched.undo()

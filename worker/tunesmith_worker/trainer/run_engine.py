@@ -52,8 +52,10 @@ class RunEngine:
         warn: Callable[[str], None],
         save_plan: Callable[[], None] = lambda: None,
     ) -> None:
-        """`save_plan`: writes plan.json after a replacement. Raises EngineUnavailable and
-        RolloutDoesNotFit."""
+        """`save_plan`: function that writes plan.json after a replacement of the engine.
+
+        Raises EngineUnavailable and RolloutDoesNotFit.
+        """
         self._workload, self._fast_inference, self._tokenizer = workload, fast_inference, tokenizer
         self._choices, self._warn, self._save_plan = choices, warn, save_plan
         self._failed: list[EngineName] = []

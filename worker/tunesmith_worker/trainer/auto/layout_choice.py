@@ -58,7 +58,7 @@ class LayoutPlan:
     """Layouts by name. A run uses the first layout, unless plan.json names another layout or memory
     is short."""
     reason: str
-    """Reason for the first layout."""
+    """Reason why the first layout was chosen."""
     slots_per_token: float = 1.0
     """Token positions per data token, if micro-batches are padded."""
 

@@ -116,7 +116,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     def save_interrupted_step(self, trainer: Untyped) -> None:
         """Save the state of the last finished step.
 
-        Call this after a stop request interrupted a step, which has not changed the weights.
+        Call this method after a stop request interrupted a step, which has not changed the weights.
         """
         self._report(self._writer.finish(wait=True))
         self._due, self._waits = trainer.state.global_step > 0, True

@@ -32,8 +32,8 @@ class Budget:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`job_seconds`: trainer's time so far. `seconds`: planned duration; the default is a share
-        of `job_seconds`. `stop_requested`: returns True if the evaluation
-        should end soon. `mark`: called when the evaluation advances."""
+        of `job_seconds`. `stop_requested`: function that returns True if the evaluation should end
+        soon. `mark`: function to call when the evaluation advances."""
         self.job_seconds = job_seconds
         self.seconds = max(LEAST_SECONDS, SHARE * job_seconds) if seconds is None else seconds
         self._stop_requested, self._mark, self._now = stop_requested, mark, now

@@ -63,7 +63,7 @@ class ReinforcementEvaluation:
         metrics: int = 1,
         dropped: int = 0,
     ) -> None:
-        """`make_engine`: returns the engine of a model.
+        """`make_engine`: function that returns the rollout engine of a model.
 
         `max_tokens`: maximum tokens of an answer. `metrics`: number of compared metrics; the
         intervals' error level is divided by this number. `dropped`: number of prompts that do not

@@ -45,7 +45,7 @@ class StepRecord:
 
 class NanGuard:
     def __init__(self, device: torch.device, explain: Callable[[StepRecord], RunError]) -> None:
-        """`explain`: returns the error for a step whose gradient is not finite."""
+        """`explain`: function that returns the error for a step whose gradient is not finite."""
         self.found_inf = torch.zeros((), device=device)
         """Flag on the device: 0 at first, 1 after the first non-finite gradient."""
         self.norm = torch.zeros((), device=device)

@@ -77,9 +77,11 @@ class RolloutRunner:
         log_warning: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """`write_samples`: stores the samples of a step, numbered from 1. `record_figures`:
-        receives the figures of each step. `stop_requested`: returns True when generation for a step
-        should be interrupted."""
+        """`write_samples`: function that stores the samples of a step, numbered from 1.
+
+        `record_figures`: function that receives the figures of each step. `stop_requested`:
+        function that returns True if generation should be interrupted.
+        """
         self.engine, self.prompts, self.grading = engine, prompts, grading
         self.stop_token_ids = stop_token_ids
         self.sampling = SamplingParams(

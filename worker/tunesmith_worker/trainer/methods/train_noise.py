@@ -44,8 +44,8 @@ def gap_without_noise(
 ) -> float:
     """Return the mean |sampling log-prob - log-prob| over a sample of a step's scored rows.
 
-    `sampled` and `completion_mask`: [B, C], for all rows. `score` runs the model's forward pass on
-    rows. NaN if no row is scored. The random state does not change."""
+    `sampled` and `completion_mask`: [B, C], for all rows. `score`: function that runs the model's
+    forward pass on rows. NaN if no row is scored. The random state does not change."""
     places = sample_rows(rows)
     if not places:
         return math.nan

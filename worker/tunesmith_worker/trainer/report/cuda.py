@@ -32,7 +32,7 @@ class _Segment:
 
 
 class CudaTimeline:
-    """A `Timeline` over the current CUDA stream."""
+    """A `Timeline` that measures the current CUDA stream."""
 
     def __init__(self, charge: Charge) -> None:
         self._book = charge

@@ -52,7 +52,7 @@ class Movement:
     def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
         """Copy the rows to compare, without waiting for the device.
 
-        Call this between backward and optimizer step."""
+        Create this object between backward and optimizer step."""
         self._optimizer = optimizer
         groups = enumerate(optimizer.param_groups)
         self._group_of = {id(p): i for i, group in groups for p in group["params"]}
@@ -70,7 +70,7 @@ class Movement:
 
     @torch.no_grad()
     def keep_first_factors(self, units: Sequence[Unit]) -> None:
-        """Copy the current rows of LoRA's A. Call this when B is not 0."""
+        """Copy the current rows of LoRA's A. Call this method when B is not 0."""
         first = {id(parameter): unit for unit, parameter in first_factors(units)}
         self._kept = [kept for kept in self._kept if id(kept.parameter) not in first]
         self._kept += [

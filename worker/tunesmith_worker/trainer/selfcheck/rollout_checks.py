@@ -106,7 +106,8 @@ ENGINE_CHECKS = frozenset(
 def reinforcement_checks(
     fall_back: Callable[[str], bool] = lambda why: False,
 ) -> Checks[ReinforcementContext]:
-    """`fall_back`: replaces the engine in the context if the recipe allows it.
+    """`fall_back`: function that replaces the engine in the context if the recipe allows another
+    engine.
 
     `fall_back` receives the fault, and returns False if no other engine is allowed.
     """

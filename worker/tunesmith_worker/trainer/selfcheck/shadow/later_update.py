@@ -42,7 +42,7 @@ class _Kept:
 class LaterUpdate:
     @torch.no_grad()
     def __init__(self, model: Untyped, optimizer: torch.optim.Optimizer) -> None:
-        """Copy a sample of weights. Call this between backward and optimizer step."""
+        """Copy a sample of weights. Create this object between backward and optimizer step."""
         self._optimizer = optimizer
         self._group = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         trained = [
@@ -59,7 +59,10 @@ class LaterUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings. Call this after the optimizer step and before the scheduler step."""
+        """Yield findings.
+
+        Call this method after the optimizer step and before the scheduler step.
+        """
         wrong_rates: dict[tuple[float, float], list[str]] = {}
         for name, parameter in self._trained:
             rate, wanted = float(self._group[id(parameter)]["lr"]), rates(name, parameter).rate

@@ -35,7 +35,7 @@ ROWS_TO_CHECK = 4
 TOKENS = 1024
 """Maximum tokens of the rows to check, unless a single row has more."""
 LOG_PROB = 1e-4
-"""RMS tolerance of the reference's log-probs in fp32, as for the other log-probs."""
+"""RMS tolerance of the reference's log-probs in fp32, the same as for other log-probs."""
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
@@ -55,7 +55,7 @@ def as_row(prompt: tuple[int, ...], completion: tuple[int, ...]) -> FedRow:
 
 class ReferenceCheck:
     def __init__(self, context: ReinforcementContext) -> None:
-        """Copy the trained biases of a new model. Create this before the run is resumed."""
+        """Copy the trained biases of a new model. Create this object before the run is resumed."""
         self._context = context
         self._initial: list[tuple[Untyped, torch.Tensor]] = []
         if context.trainer.plan.beta and not context.full:
@@ -63,7 +63,7 @@ class ReferenceCheck:
             self._initial = [(p, p.detach().clone()) for p in beside]
 
     def log_probs(self, rows: Sequence[FedRow]) -> dict[int, torch.Tensor]:
-        """Return the reference's log-probs by row. Call this in a block with stock modules.
+        """Return the reference's log-probs by row. Call this method in a block with stock modules.
 
         In full tuning, the reference is the model itself before the first update, and the trainer's
         copy later."""

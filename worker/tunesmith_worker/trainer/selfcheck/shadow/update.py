@@ -65,7 +65,7 @@ class _Kept:
 class FirstUpdate:
     @torch.no_grad()
     def __init__(self, model: Untyped, optimizer: torch.optim.Optimizer) -> None:
-        """Copy the weights. Call this between backward and optimizer step."""
+        """Copy the weights. Create this object between backward and optimizer step."""
         self._optimizer = optimizer
         trained = {
             name: p
@@ -96,10 +96,10 @@ class FirstUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings. Call this after the optimizer step and before the scheduler step.
+        """Yield findings. Call this method after the optimizer step and before the scheduler step.
 
-        `rates`: returns the learning rate and weight decay that the recipe requires of a
-        parameter."""
+        `rates`: function that returns the learning rate and weight decay that the recipe requires
+        of a parameter."""
         wrong_rates: dict[tuple[float, float], list[str]] = {}
         wrong_decay: list[tuple[str, float, float]] = []
         moved: list[tuple[str, float, float]] = []

@@ -73,7 +73,8 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         *,
         exclude_time: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`exclude_time`: receives the seconds of the check, which do not count for rates."""
+        """`exclude_time`: function that receives the seconds of each check, which do not count for
+        rates."""
         self.context, self.check, self.events, self.recorder = context, check, events, recorder
         self._exclude_time = exclude_time
         self.seconds = 0.0
