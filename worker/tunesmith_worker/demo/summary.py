@@ -101,7 +101,7 @@ def _job_loss(summary: Summary) -> list[str]:
 
 
 def _answers(summary: Summary, number: int) -> list[str]:
-    """Return one table for each of the first prompts."""
+    """Return one table for each of the first `number` prompts."""
     c = summary.comparison
     answers = zip(c.prompts[:number], c.base.answers, c.tuned.answers, c.expected, strict=False)
     return [

@@ -61,8 +61,10 @@ class InferenceSettings(BaseSettings):
 
 
 def set_environment() -> None:
-    """Set defaults for CPU threads. All GPUs stay visible, because chat takes one that no trainer
-    uses."""
+    """Set defaults for CPU threads.
+
+    All GPUs stay visible, because chat takes a GPU that no trainer uses.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     default_environment(os.environ)
     if visible is None:

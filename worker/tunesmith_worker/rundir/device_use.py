@@ -42,8 +42,10 @@ class DeviceUse:
     everything: bool = False
     """True if the trainer needs the memory of running answers too."""
     bytes: int | None = None
-    """For a trainer, memory at its predicted peak; None until the plan is made. For chat, memory of
-    its models."""
+    """For a trainer: predicted peak of its memory in bytes; None until the plan is made.
+
+    For chat: bytes of the loaded models.
+    """
     seen: dict[str, int] = field(default_factory=dict)
     """For chat: number of the latest request that chat has fulfilled, by name of the trainer."""
 

@@ -83,8 +83,7 @@ def spawn_delay() -> StartDelay | None:
 
 
 def die_with_supervisor() -> None:
-    """Let Linux kill this process when the supervisor ends; exit if the supervisor has already
-    ended."""
+    """Make Linux kill this process when the supervisor ends; exit if it has already ended."""
     expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return

@@ -1,6 +1,7 @@
-"""The trainer process, top to bottom: `python -m tunesmith_worker.trainer RUN_DIR`.
+"""The trainer process: `python -m tunesmith_worker.trainer RUN_DIR`.
 
-The result depends only on the run directory. The trainer has no credentials and contacts no server.
+Read the functions from top to bottom. The result depends only on the run directory. The trainer has
+no credentials and contacts no server.
 """
 
 from __future__ import annotations

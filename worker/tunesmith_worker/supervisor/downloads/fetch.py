@@ -23,8 +23,10 @@ from tunesmith_worker.supervisor.settings import WorkerSettings
 from .fetch_resume_points import Retry, fetch_resume_points
 
 DATA_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv"})
-"""File name suffixes that data files keep. For other files, the format is detected from the
-content."""
+"""File name suffixes that downloaded data files keep.
+
+For other files, the format is detected from the content.
+"""
 
 
 def fetch_inputs(

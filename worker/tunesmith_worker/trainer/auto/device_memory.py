@@ -1,4 +1,4 @@
-"""Device and memory of this process, in the form of `rundir.device_use`."""
+"""Device and memory of this process, to announce through `rundir.device_use`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from tunesmith_worker.rundir.device_use import gpu_name
 
 CONTEXT_BYTES = 600 * 1024**2
-"""Memory of a process's CUDA context, besides its tensors."""
+"""Bytes of a process's CUDA context, without any tensors."""
 
 
 def used_gpu() -> str | None:

@@ -185,9 +185,9 @@ def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
     Each pass renders the conversation up to the last turn that is not yet trained. The model sees
-    this text when it answers. Most templates only append text, so one pass covers every turn. A
-    template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for each
-    rewritten turn.
+    the rendered text when it answers. Most templates only append text, so one pass covers every
+    turn. A template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for
+    each rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

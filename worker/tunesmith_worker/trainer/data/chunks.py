@@ -48,8 +48,10 @@ class Chunk:
 
 
 def read_chunks(path: Path) -> Iterator[Chunk]:
-    """Yield the chunks of the file in order. An unreadable part becomes a last chunk with a
-    problem."""
+    """Yield the chunks of the file in order.
+
+    If a part is unreadable, the last chunk has a `problem`.
+    """
     format, detected = None, False
     for chunk in _raw_chunks(path):
         if not detected and (record := next(_records(chunk), None)) is not None:

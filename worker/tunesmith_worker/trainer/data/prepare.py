@@ -31,7 +31,7 @@ _MAX_ROWS_NAMED = 3
 class RowNumbers:
     """Lookup of the row in the data file that an example came from.
 
-    Used only if a message must name a row, so batches need not carry row numbers.
+    The lookup is used only if a message must name a row, so batches carry no row numbers.
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:

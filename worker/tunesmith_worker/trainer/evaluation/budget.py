@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 
 SHARE = 0.06
-"""Planned duration of the evaluation, as a share of the trainer's time so far. The evaluation may
-take up to a tenth, because parts may take longer than planned."""
+"""Planned duration of the evaluation, as a share of the trainer's time so far.
+
+The evaluation may take up to a tenth of this time, because parts may take longer than planned.
+"""
 LEAST_SECONDS = 2.0
 """Minimum of the planned duration in seconds, for short runs."""
 LATER = 1.5

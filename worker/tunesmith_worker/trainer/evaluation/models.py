@@ -1,8 +1,8 @@
 """Models that are compared after training: base, tuned, best checkpoint and last step.
 
-With LoRA, there is only one model in memory. The base model is this model with the adapter switched
-off. The values of a stored adapter temporarily replace the trained values. With full tuning, the
-base model and stored weights are read into a second model if memory allows.
+With LoRA, there is only one model in memory. The base model is the same model with the adapter
+switched off. The values of a stored adapter temporarily replace the trained values. With full
+tuning, the base model and stored weights are read into a second model if memory allows.
 """
 
 from __future__ import annotations

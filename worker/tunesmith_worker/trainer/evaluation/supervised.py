@@ -23,7 +23,10 @@ Untyped = Any  # Any: transformers and datasets are not typed
 
 MAX_ROWS = 1000
 MAX_TRAINING_ROWS = 200
-"""Maximum number of training rows in a sample. MAX_ROWS is the maximum of validation rows."""
+"""Maximum number of training rows in a sample.
+
+MAX_ROWS is the maximum number of validation rows.
+"""
 MAX_ANSWER_TOKENS = 128
 _SCORING = 0.6
 """Share of the time for losses; the rest is for answers."""
@@ -229,7 +232,7 @@ class SupervisedEvaluation:
 class _Answers:
     texts: list[str]
     cut_after: int | None
-    """Length of the longest answer in tokens, if a limit ended an answer."""
+    """Length of the longest answer in tokens; None if no limit ended an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,10 @@ class NanGuard:
         self._kept: list[StepRecord] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Attach the flag. Raises ValueError for an optimiser that ignores `found_inf`."""
+        """Attach the flag to the optimiser.
+
+        Raises ValueError for an optimiser that ignores `found_inf`.
+        """
         fused = all(group.get("fused") for group in optimizer.param_groups)
         if not fused and not isinstance(optimizer, SplitMasterAdamW):
             raise ValueError(

@@ -51,7 +51,7 @@ class _Counts:
 
 
 class TrainingWatch:
-    """Times a trainer; create it just before training."""
+    """Measures the times of a trainer. Create this object just before training."""
 
     def __init__(
         self,

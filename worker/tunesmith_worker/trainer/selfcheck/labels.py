@@ -30,7 +30,7 @@ MOST_ROWS = 1024
 ENOUGH = 0.7
 """Minimum share of the assistant's text in the labels. Templates may trim and rewrite the text."""
 WRAPPING = 40
-"""Characters that a template may add around an answer, for example an empty think block."""
+"""Maximum characters that a template may add to an answer, such as an empty think block."""
 
 _HINT = (
     "The tokenizer's chat template does not fit the data. Check the chat template and the rows; "

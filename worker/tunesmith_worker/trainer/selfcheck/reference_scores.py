@@ -107,7 +107,7 @@ def generate_single_prompts(
 
 @torch.no_grad()
 def training_scores(context: ReinforcementContext, generated: Generated) -> torch.Tensor:
-    """Return the tokens' log-probabilities [N] by the trainer's forward pass."""
+    """Return the tokens' log-probabilities [N], computed by the trainer's forward pass."""
     parts: dict[int, torch.Tensor] = {}
     temperatures = {row.temperature for row in generated.rows}
     for temperature in sorted(temperatures):
@@ -129,7 +129,7 @@ def stock_logits(
 
 
 def stock_scores(context: ReinforcementContext, generated: Generated) -> torch.Tensor:
-    """Return the tokens' log-probabilities [N] by stock transformers."""
+    """Return the tokens' log-probabilities [N], computed by stock transformers."""
     return generated.log_probs_at(stock_logits(context, [row.row for row in generated.rows]))
 
 

@@ -1,8 +1,7 @@
 """Shadow of an attempt's first optimizer step: the same step in plain torch on the stock modules.
 
-Start reading at `callback.FirstStepShadow`. `supervised.py` computes the expected step of a
-supervised run, `reinforcement.py` that of a reinforcement run, and `update.py` checks the change of
-the weights for every method.
+Start reading at `callback.FirstStepShadow`. `supervised.py` and `reinforcement.py` compute the
+expected step of their kind of run. `update.py` checks the change of the weights for every method.
 """
 
 from .callback import FirstStepShadow

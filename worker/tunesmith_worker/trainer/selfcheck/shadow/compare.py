@@ -32,8 +32,10 @@ class Tolerance:
     gradient: float
     """Tolerance of a gradient: norm of the difference, relative to the norm of the gradient."""
     single: bool = True
-    """True: `gradient` limits the difference of each tensor. False: `gradient` limits the difference
-    of all gradients together."""
+    """True: `gradient` limits the difference of each tensor.
+
+    False: `gradient` limits the difference of all gradients together.
+    """
 
 
 FP32 = Tolerance(loss=1e-5, norm=1e-4, gradient=1e-4)
