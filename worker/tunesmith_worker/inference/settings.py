@@ -31,12 +31,9 @@ class InferenceSettings(BaseSettings):
     """Maximum bytes of TUNESMITH_INFERENCE_CACHE. The files that were unused for the longest time
     are deleted first; the API sends them again."""
     inference_device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device that answers chat requests.
-
-    `auto`: a GPU that no worker uses, or the CPU if the host has no GPU. If all GPUs belong to
-    workers, chat waits. `cuda` shares a GPU with trainers, which come first; `cpu` leaves all GPUs
-    to trainers.
-    """
+    """Device that answers chat requests. `auto`: a GPU that no worker uses, or the CPU if the host
+    has no GPU. If all GPUs belong to workers, chat waits. `cuda` shares a GPU with trainers,
+    which come first; `cpu` leaves all GPUs to trainers."""
     inference_idle_seconds: float = Field(default=600.0, gt=0.0)
     """Seconds after the last request until a base model is unloaded."""
     model_dirs: str = ""

@@ -43,11 +43,9 @@ class WorkerSettings(BaseSettings):
     broker_url: str = Field(default="", repr=False)
     """Celery broker URL. The worker and the server must use the same broker."""
     worker_token: SecretStr = SecretStr("")
-    """Secret that all workers share with the server.
-
-    A worker uses this secret only to enroll; all other requests carry the worker's own secret.
-    Default: content of `worker-token` in the data directory.
-    """
+    """Secret that all workers share with the server. A worker uses this secret only to enroll; all
+    other requests carry the worker's own secret. Default: content of `worker-token` in the data
+    directory."""
     model_dirs: str = ""
     """Colon-separated folders; each of their subfolders is a base model. The worker logs a warning
     at start if a folder is missing."""

@@ -29,7 +29,10 @@ def is_look(step: int) -> bool:
 
 
 class RunningLook(StepWatch):
-    """Repeats the checks while the run trains. A resumed run counts the trained examples anew."""
+    """Repeats the checks while the run trains.
+
+    A resumed run restarts the count of trained examples.
+    """
 
     _order: DataOrder
     _update: LaterUpdate | None = None
