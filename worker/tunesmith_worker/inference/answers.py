@@ -68,7 +68,7 @@ class Answer:
         self._params = chat_parameters(body) if kind == "chat" else text_parameters(body)
         self._outputs: Outputs = asyncio.Queue()
         self._streams: dict[int, int] = {}
-        """Index of each stream's choice, by the identity of the stream."""
+        """Index of each stream's choice; the keys are `id(stream)`."""
         self._all: list[Stream] = []
         self._choices: list[wire.Choice] = []
         self._echoed: dict[int, Echoed] = {}

@@ -24,7 +24,7 @@ CACHE_SHARE = 0.25
 
 
 def trainers_on(device: Device, uses: Mapping[str, DeviceUse]) -> dict[str, DeviceUse]:
-    """Return the trainers that share the device's memory with chat, by name."""
+    """Return the trainers that share the device's memory with chat, under their names."""
     return {
         name: use
         for name, use in uses.items()

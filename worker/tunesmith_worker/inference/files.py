@@ -1,4 +1,4 @@
-"""Files of adapters and tuned models, stored by hash and kept across restarts."""
+"""Files of adapters and tuned models, stored under their hashes and kept across restarts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def check_hash(value: Any) -> str:
 
 
 class FileStore:
-    """Files by hash in `files`, and a folder with links to them for each registered model."""
+    """Files named after their hashes in `files`, and a folder of links to these files for each
+    registered model."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         """`most_bytes`: size above which the files that were unused for the longest time are

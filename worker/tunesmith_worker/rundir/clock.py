@@ -1,5 +1,6 @@
-"""Measure wall time by phase. Each moment belongs to one phase, so the times of all phases sum to
-the total time.
+"""Measure the wall time of each phase.
+
+Each moment belongs to one phase, so the times of all phases sum to the total time.
 
 For a device that runs asynchronously, a `Timeline` assigns the time to phases.
 """

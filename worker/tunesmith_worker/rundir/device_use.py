@@ -47,7 +47,7 @@ class DeviceUse:
     For chat: bytes of the loaded models.
     """
     seen: dict[str, int] = field(default_factory=dict)
-    """For chat: number of the latest request that chat has fulfilled, by name of the trainer."""
+    """For chat: number of each trainer's latest fulfilled request; the keys are trainers' names."""
 
 
 def device_use_folder() -> Path:
@@ -153,8 +153,10 @@ class TrainerUse:
 
 
 def read_uses(folder: Path) -> dict[str, DeviceUse]:
-    """Return the announcements of running processes, by name. Files of dead processes are
-    removed."""
+    """Return the announcements of running processes, under the names of the processes.
+
+    Files of dead processes are removed.
+    """
     uses = {}
     for path in _files(folder):
         if _is_dead(path.with_suffix(".lock")):

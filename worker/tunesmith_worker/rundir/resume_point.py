@@ -18,7 +18,7 @@ from tunesmith_schema.documents import DOCUMENT_VERSION
 FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 TRAINED = "trained.safetensors"
-"""File with the trainable parameters by name, in the dtype of training."""
+"""File with the trainable parameters under their names, in the dtype of training."""
 OPTIMIZER = "optimizer.safetensors"
 """File of the optimizer's tensors, with names such as `exp_avg/PARAMETER`."""
 OPTIMIZER_JSON = "optimizer.json"
@@ -79,7 +79,7 @@ class Manifest(BaseModel):
     With other versions, a run can continue, but the run's results may differ in the last bits.
     """
     files: dict[str, FileEntry]
-    """All files except the manifest, by name."""
+    """All files except the manifest; the keys are file names."""
 
 
 def resume_step(folder: Path) -> int | None:

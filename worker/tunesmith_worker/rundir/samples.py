@@ -21,7 +21,7 @@ from .events import EventLog, finite
 from .paths import RunDirectory
 
 Sample = Mapping[str, JsonValue]
-"""Fields of a sample: `group`, `row`, `prompt`, `completion`, `reward`, `scores` by grader,
+"""Fields of a sample: `group`, `row`, `prompt`, `completion`, `reward`, `scores` of each grader,
 `advantage`, `prompt_tokens`, `completion_tokens`, `finish_reason` ("stop" or "length")."""
 
 _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")

@@ -23,7 +23,7 @@ BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
 class AttemptReport:
     """Report of one attempt, which starts with the claim of the job.
 
-    `phases`: seconds by phase from events, read again for each report.
+    `phases`: seconds of each phase from events, read again for each report.
     """
 
     def __init__(

@@ -48,8 +48,7 @@ class HeldClaim(BaseModel):
     With this secret, another worker on this host can report for the worker.
     """
     outcome: Outcome | None = None
-    """Outcome of the attempt; None if the outcome is unknown, or if the server already has the
-    outcome."""
+    """Outcome of the attempt; None until the outcome is recorded."""
 
 
 class ClaimRecord:

@@ -33,7 +33,7 @@ class EventReader:
         self.phase = "download"
         """Current phase, according to the newest PHASE event."""
         self.phases: dict[str, float] = {}
-        """Seconds by phase, from PHASE events."""
+        """Seconds of each phase, from PHASE events."""
         self.first_step_pending = False
         """True from the time when the first METRICS event is read until the server confirms this
         event."""

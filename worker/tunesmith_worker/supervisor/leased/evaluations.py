@@ -1,7 +1,7 @@
 """Evaluations on demand: a train worker does one evaluation at a time, between two jobs.
 
-If the worker is killed, its child process ends too, and another worker repeats the evaluation after
-the lease has expired."""
+If the worker is killed, its child process ends too, and a worker repeats the evaluation after the
+lease has expired."""
 
 from __future__ import annotations
 

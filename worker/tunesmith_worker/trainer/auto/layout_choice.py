@@ -55,8 +55,10 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class LayoutPlan:
     layouts: dict[str, Layout]
-    """Layouts by name. A run uses the first layout, unless plan.json names another layout or memory
-    is short."""
+    """Layouts under their names.
+
+    A run uses the first layout, unless plan.json names another layout or memory is short.
+    """
     reason: str
     """Reason why the first layout was chosen."""
     slots_per_token: float = 1.0

@@ -109,7 +109,7 @@ def plan_schedule(
 
     `rows`: number of data rows, which determines the default number of epochs. `batch`: number of
     rows per forward pass, and of forward passes per optimiser step. `default_rate`: default
-    learning rate, and the kind of training that this rate suits."""
+    learning rate, and the kind of training for this rate."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(

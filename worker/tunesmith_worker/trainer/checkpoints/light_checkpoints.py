@@ -23,7 +23,7 @@ class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
         self._run, self._recipe, self._forked = run, recipe, forked
         self.saved: dict[str, float | None] = {}
-        """`selection_loss` of each checkpoint, by step."""
+        """`selection_loss` of each checkpoint; the keys are steps."""
 
     def state(self) -> dict[str, Untyped]:
         return {"args": {}, "attributes": {"saved": self.saved}}

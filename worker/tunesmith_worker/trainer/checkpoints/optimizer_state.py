@@ -1,4 +1,4 @@
-"""Saving and loading of the optimizer and scheduler state, by parameter name.
+"""Saving and loading of the optimizer and scheduler state, under the names of the parameters.
 
 Supports any `torch.optim.Optimizer` whose state consists of tensors and numbers: AdamW, fused
 AdamW, AdamW with split masters and AdamW with 8-bit moments.

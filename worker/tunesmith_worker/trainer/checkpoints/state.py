@@ -31,7 +31,7 @@ _RENAMED_CALLBACKS = {"RolloutWarnings": "RolloutAlarms"}
 
 @dataclass(kw_only=True)
 class ResumeState:
-    """Content of a resume point's files, by name."""
+    """Content of a resume point's files, under the names of the files."""
 
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class ResumeState:
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return trained parameters by name; a tied parameter appears once."""
+    """Return trained parameters under their names; a tied parameter appears once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 

@@ -35,7 +35,7 @@ class RowNumbers:
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
-        """Store the file and its examples in order. Any: datasets.Dataset, untyped."""
+        """Store the file and its examples in order. `Any` is datasets.Dataset, which is untyped."""
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
@@ -103,7 +103,7 @@ class Prepared:
 
     def unpacked_sets(self) -> tuple[Any, Any]:
         """Return the training set, and the validation set or None: one example per row of the set.
-        Any: datasets.Dataset, untyped."""
+        `Any` is datasets.Dataset, which is untyped."""
         whole = self.training.dataset
         if not self.held_out:
             return whole, self.validation.dataset if self.validation else None
@@ -114,7 +114,7 @@ class Prepared:
 
     def evaluation_rows(self) -> tuple[Any, Any]:
         """Return the validation examples (training examples if there are none), and the number of
-        each example's row. Any: datasets.Dataset and pyarrow column, untyped."""
+        each example's row. `Any` is a datasets.Dataset and a pyarrow column."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows
         rows = self.training.rows
@@ -125,7 +125,7 @@ class Prepared:
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
         """Return the training set, and the validation set or None; both sets are packed if the plan
-        requires packing. Any: datasets.Dataset, untyped."""
+        requires packing. `Any` is datasets.Dataset, which is untyped."""
         train, valid = self.unpacked_sets()
         if not plan.packing:
             return train, valid

@@ -38,7 +38,7 @@ class Answered:
     rewards: list[float]
     """Weighted rewards; NaN for an answer that no grader could score."""
     scores: dict[str, list[float]]
-    """Available scores by grader."""
+    """Available scores of each grader."""
 
     @property
     def reward(self) -> float:

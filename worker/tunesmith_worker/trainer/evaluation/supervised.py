@@ -108,8 +108,8 @@ class SupervisedEvaluation:
     ) -> tuple[RowScores, _Answers, float]:
         """Return the scores, the answers, and the seconds for the losses of one model.
 
-        `waiting`: number of models that are not measured yet. `cost`: seconds for the losses of the
-        first model; None for the first model itself. A slower model may score fewer rows.
+        `waiting`: number of models that are not measured yet. `cost`: seconds that the losses of
+        the first model took; None for the first model itself. A slower model may score fewer rows.
         The function keeps no reference to the model, so the next model can use the memory."""
         with model.use() as used:
             began = budget.spent

@@ -22,7 +22,8 @@ Batch = dict[str, Any]  # Any: tensors, and numbers of TRL's padding-free collat
 def collate(examples: Sequence[dict[str, Any]]) -> Batch:  # Any: rows of a datasets.Dataset
     """Concatenate the examples of a step; an example is a row or a pack of rows (`seq_lengths`).
 
-    Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: tokens of each row, as a tuple.
+    Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: number of tokens in each row, as a
+    tuple.
     `rows_of_examples`: number of rows in each example; above 1 only for packs.
     """
     lengths = [tuple(row.get("seq_lengths") or [len(row["input_ids"])]) for row in examples]

@@ -17,7 +17,7 @@ Untyped = Any  # Any: TRL is not typed
 
 
 def common_config(folder: Path, train: TrainPlan, *, seed: int) -> dict[str, Any]:
-    """Return the TrainingArguments that every method shares. Any: values of many types."""
+    """Return the TrainingArguments that every method shares. `Any`: values have many types."""
     return {
         "output_dir": str(folder),  # the trainer writes nothing to this folder
         "seed": seed,

@@ -22,7 +22,7 @@ class KeptRollouts:
         self._file: IO[str] | None = None
 
     def begin(self, step: int, *, resumed: bool, count: int, partly: bool) -> dict[int, Completion]:
-        """Start a step and return its stored completions by index.
+        """Start a step and return its stored completions; the keys are completion indices.
 
         `count`: number of completions in the step. `partly`: True to reuse an incomplete set of
         completions. The missing completions then come from a smaller batch, which rounds

@@ -54,7 +54,7 @@ class Rollout:
     round: Round
     completions: list[Completion] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
-    """Decoded completions, by completion index."""
+    """Decoded completions; the keys are completion indices."""
     graded: list[Graded] = field(default_factory=list)
 
 
@@ -222,7 +222,7 @@ class RolloutRunner:
             self._write_samples(rollout.step + 1, samples)
 
     def scores(self, rollout: Rollout) -> dict[str, list[float]]:
-        """Return the available scores of each grader and reward function, by name."""
+        """Return the available scores of each grader and reward function, under its name."""
         scores: dict[str, list[float]] = {}
         for graded in rollout.graded:
             for name, score in graded.scores.items():

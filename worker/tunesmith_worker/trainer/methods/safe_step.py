@@ -63,7 +63,7 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     """Mixin that resumes a transformers Trainer from a resume point instead of pickle files.
 
     The Trainer calls this class's methods to load weights, optimiser and random state. The Trainer
-    skips the epoch's finished rows by index."""
+    skips the rows of the epoch that are already trained."""
 
     steps_before = 0
     """Number of optimiser steps completed by earlier attempts."""

@@ -1,4 +1,4 @@
-"""GPU time by phase, from CUDA events that are read after the GPU has completed their work.
+"""GPU time of each phase, from CUDA events that are read after the GPU has completed their work.
 
 The host runs ahead of the GPU. Host work between two GPU segments counts only for the time in which
 the GPU is idle. Only `finish`, at the end of training, waits for the GPU.

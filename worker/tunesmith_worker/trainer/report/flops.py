@@ -46,7 +46,7 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
         "RTX 3090": 71.0,
     }
 )
-"""Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation, by GPU name.
+"""Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation; the keys are GPU names.
 
 Sources: NVIDIA's data sheets; for GeForce cards, the architecture white papers (Ada, Ampere GA102).
 If a data sheet gives only the figure with sparsity, the value here is half of that figure.

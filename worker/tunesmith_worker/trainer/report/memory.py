@@ -1,4 +1,4 @@
-"""Current and peak memory of the trainer by kind, from host counters, without GPU calls."""
+"""Current and peak memory of each kind in the trainer, from host counters without GPU calls."""
 
 from __future__ import annotations
 

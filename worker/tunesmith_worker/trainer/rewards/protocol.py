@@ -41,7 +41,8 @@ class Graded:
     rewards: tuple[float | None, ...]
     """One reward for each of `Grading.columns`. None means no reward, as in TRL."""
     scores: Mapping[str, float | None]
-    """Scores of all graders and local reward functions by name, before the formula is applied."""
+    """Scores of all graders and local reward functions before the formula is applied; the keys are
+    names."""
     errors: tuple[str, ...] = ()
     """Reasons why rewards or scores are None."""
 

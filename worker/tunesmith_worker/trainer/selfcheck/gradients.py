@@ -89,7 +89,7 @@ def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parame
 
 
 def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
-    """Return each parameter's largest gradient element by name, as a scalar on the device.
+    """Return each parameter's largest gradient element, as a scalar on the device.
 
     The value is None for a parameter without a gradient.
     """

@@ -33,7 +33,7 @@ class ModelRun:
     log_probs: torch.Tensor
     """Log-probability of each label, [N] fp32 on the CPU, in row order."""
     gradients: dict[str, torch.Tensor]
-    """Gradients of the mean loss, by parameter name; empty without a backward pass."""
+    """Gradients of the mean loss, under parameter names; empty without a backward pass."""
 
     @property
     def loss(self) -> float:
@@ -59,7 +59,7 @@ def run_batch(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Mode
 
 
 def pop_gradients(model: Untyped) -> dict[str, torch.Tensor]:
-    """Remove the model's gradients and return them by parameter name."""
+    """Remove the model's gradients and return them under parameter names."""
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

@@ -154,7 +154,7 @@ class Movement:
         return join_words(here, _cut(_as_rows(error.view(parameter.shape)), rows))
 
     def _figures(self, kept: _KeptRows) -> torch.Tensor:
-        """Return fp32 [3]: 1 if a change is required, 1 if any value changed, and the largest
+        """Return three fp32 numbers: 1 if a change is required, 1 if any value changed, largest
         change."""
         assert kept.group is not None, "filtered by the caller"
         state = self._optimizer.state.get(kept.parameter, {})

@@ -22,7 +22,7 @@ from .model_runs import ModelRun
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     log_prob: float
-    """Tolerance of a label's log-probability: absolute below 1 nat, relative above."""
+    """Tolerance of a label's log-probability: absolute below 1 nat, relative above 1 nat."""
     gradient: float
     """Tolerance of a tensor's gradient: RMS difference divided by the RMS of the stock gradient."""
     single: bool = True
@@ -186,7 +186,7 @@ def compare_with_stock(
 
 
 def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: Outcome) -> Outcome:
-    """Check `patched_equals_stock` in 16 bits, by the gradient errors against fp32.
+    """Check `patched_equals_stock` in 16 bits, from the gradient errors against fp32.
 
     `truth`: run of the stock model in fp32. `in_fp32`: outcome of the comparison in fp32.
     """

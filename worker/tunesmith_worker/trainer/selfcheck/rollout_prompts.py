@@ -32,7 +32,7 @@ SAMPLE = 256
 FREQUENCY = 1e-5
 """Relative tolerance of a RoPE frequency, for fp32 rounding on different devices."""
 ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Tolerance of a cosine or sine, by its dtype."""
+"""Tolerance of a cosine or sine, for each dtype."""
 _TOKENS = 1024
 """Number of positions to compare."""
 _PLACES = (1, 4)

@@ -13,10 +13,10 @@ from tunesmith_kernels.attention import tile_size
 Untyped = Any  # Any: transformers is not typed
 
 TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Maximum tokens of the longest row, by type of device."""
+"""Maximum tokens of the longest row, for each type of device."""
 OWN_TOKENS = {"cpu": 256, "cuda": 4096}
-"""Limit in tokens, by type of device: the longest checked row is as long as the run's longest row,
-up to this limit."""
+"""Limit in tokens, for each type of device: the longest checked row is as long as the run's longest
+row, up to this limit."""
 
 
 def longest_row(

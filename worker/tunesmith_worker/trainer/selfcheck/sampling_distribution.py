@@ -76,7 +76,7 @@ class _Fit:
     token_distance: float
     """Largest distance between a token's interval and its random number."""
     log_prob_distance: float
-    """Largest error of a reported log-probability: absolute below 1 nat, relative above."""
+    """Largest error of a reported log-probability: absolute below 1 nat, relative above 1 nat."""
     allowed: float
     """Number of tokens that may be wrong."""
 

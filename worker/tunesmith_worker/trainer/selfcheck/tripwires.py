@@ -191,7 +191,7 @@ class RolloutTripwires:
         self._gap = largest_gap(precision)
         self._warned: set[str] = set()
         self._consecutive: dict[str, int] = {}
-        """Number of consecutive bad steps, by kind of warning."""
+        """Number of consecutive bad steps, for each kind of warning."""
         self._first: list[float] = []
         """Entropies of the first steps."""
         self._truncated: float | None = None

@@ -32,7 +32,7 @@ GROUP_LOGITS = 1 << 26
 class ExpectedStep:
     loss: float
     gradients: dict[str, torch.Tensor]
-    """Gradients before clipping, in fp32, by parameter name."""
+    """Gradients before clipping, in fp32, under parameter names."""
     norm: float
     """L2 norm of all gradients together."""
 
@@ -96,8 +96,10 @@ def expected_step(
 def label_log_probs(
     model: Untyped, rows: Sequence[FedRow], device: torch.device, temperature: float = 1.0
 ) -> dict[int, torch.Tensor]:
-    """Return the log-probs of the labels of each row, by row index; rows without labels are left
-    out."""
+    """Return the log-probs of each row's labels; the keys are row indices.
+
+    Rows without labels are left out.
+    """
     result: dict[int, torch.Tensor] = {}
     for group in _groups(model, rows):
         scores = _log_probs(model, [rows[place] for place in group], device, temperature)

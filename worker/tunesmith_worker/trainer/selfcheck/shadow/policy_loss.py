@@ -37,7 +37,7 @@ class PolicyLoss:
     tokens: Sequence[int]
     """Number of trained tokens of each completion; 0 for a masked completion."""
     reference: dict[int, torch.Tensor]
-    """Log-probs of the reference model by completion, each [tokens]; empty if beta is 0."""
+    """Log-probs [tokens] of the reference model for each completion; empty if beta is 0."""
 
     def __call__(self, row: int, log_probs: torch.Tensor) -> torch.Tensor:
         """Return completion `row`'s part of the loss. `log_probs`: fp32 [tokens], with gradient."""

@@ -63,7 +63,9 @@ class ReferenceCheck:
             self._initial = [(p, p.detach().clone()) for p in beside]
 
     def log_probs(self, rows: Sequence[FedRow]) -> dict[int, torch.Tensor]:
-        """Return the reference's log-probs by row. Call this method in a block with stock modules.
+        """Return the reference's log-probs of each row.
+
+        Call this method in a block with stock modules.
 
         In full tuning, the reference is the model itself before the first update, and the trainer's
         copy later."""
