@@ -1,4 +1,5 @@
-"""Add names, notes and pins of jobs, the curve of a job in lists, and packed metrics."""
+"""Add columns for a job's name, notes, pin and the curve in job lists, and a table of packed
+metrics."""
 
 from __future__ import annotations
 

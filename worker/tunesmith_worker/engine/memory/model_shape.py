@@ -1,9 +1,9 @@
 """Read the sizes of any causal language model, for the memory prediction.
 
-The configuration of a Llama-like model has all sizes. Other families use other names, or lack a
-size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has two head sizes).
-For these, the sizes are counted from the model's weights. Counted sizes are approximate, and the
-probe run corrects the prediction.
+The configuration of a Llama-like model has all sizes. Configurations of other families use other
+names, or lack a size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has
+two head sizes). For these families, the sizes are counted from the model's weights. Counted sizes
+are approximate, and the probe run corrects the prediction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def count_shape(model: Untyped) -> ModelShape:
 
 
 def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
-    """Return the number of tokens and the width of the residual stream."""
+    """Return the vocabulary size and the width of the residual stream."""
     weight: torch.Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
     rows, columns = (1, 1) if weight is None else (int(weight.shape[0]), int(weight.shape[-1]))
     vocabulary = config_size(config, "vocab_size") or rows

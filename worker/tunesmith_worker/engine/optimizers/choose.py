@@ -1,4 +1,4 @@
-"""Choose the optimiser for a precision, and the weights that are saved."""
+"""Choose the optimiser for a precision, and provide the weights that are saved."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Serving engine: generates for many requests at once, with several adapters on one base model."""
+"""Serving engine: generates completions for many requests at once, with several adapters on one
+base model."""

@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Newest token of a decoding row; the row's slot is its index."""
+    """Newest token of a decoding row. The row's slot in the cache is its index in the list."""
 
     token: int
     rope_key: int
@@ -68,10 +68,8 @@ class ServingDecoder(Decoder):
     def run(
         self, rows: Sequence[DecodeRow], cache: SlotCache, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """Compute a step, and cache its keys and values.
-
-        Returns the next logits in fp32: those of the rows, then those of the parts that need
-        them, [N, V]."""
+        """Compute a step, and cache its keys and values. Returns the next logits in fp32, [N, V]:
+        logits of the rows, then logits of the parts that need logits."""
         device = self._model.device
         adapters = [row.adapter for row in rows]
         ids = [row.token for row in rows]
@@ -114,7 +112,8 @@ class ServingDecoder(Decoder):
         return self._logits(x, [adapters[i] for i in kept])
 
     def _score(self, scores: PromptScores, part: Part, x: torch.Tensor) -> None:
-        """Add the log-probs that the last hidden states x [n, hidden] of a part give."""
+        """Compute log-probs from the last hidden states x [n, hidden] of a part, and add them to
+        its scores."""
 
         def logits_of(positions: slice) -> torch.Tensor:
             own = x[positions]
