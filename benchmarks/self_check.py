@@ -1,4 +1,4 @@
-"""Cost of the self-check: `python -m benchmarks.self_check`.
+"""Measure the cost of the self-check: `python -m benchmarks.self_check`.
 
 Trains 5 steps of each case with the code of `tunesmith run` and times the self-check inside the
 run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:

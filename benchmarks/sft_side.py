@@ -121,7 +121,8 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def watch_memory() -> float:
-    """Reset the peak. Return the memory in use in MiB: allocated on the GPU, or resident."""
+    """Reset the peak memory. Return the memory in use in MiB: allocated memory on a GPU, otherwise
+    resident memory."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20

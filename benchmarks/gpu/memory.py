@@ -1,10 +1,10 @@
-"""Part `memory`: predicted and measured memory (ENGINE.md: D1, D6, E5).
+"""Part `memory`: predicted and measured memory.
 
 `MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
 `MODEL/offload`: Step time when every layer except the last offloads its input, relative to
     recomputation.
-`MODEL/long`: The planner's memory prediction for one row of 80,000 tokens; the row runs if it is
-    predicted to fit into 80 GB.
+`MODEL/long`: The planner's memory prediction for one row of 80,000 tokens; the benchmark trains on
+this row if it is predicted to fit into 80 GB.
 
 The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
 """

@@ -1,1 +1,2 @@
-"""Parts of the schedule benchmark: a week of jobs on the real claim code, with a virtual clock."""
+"""Parts of the schedule benchmark, which simulates a week of jobs with the real claim code and a
+virtual clock."""

@@ -1,4 +1,4 @@
-"""Linear layers with LoRA adapters, fused with the operation before them into one autograd node.
+"""Linear layers with LoRA adapters, fused into one autograd node with the operation before them.
 
 The projections of one node have the same input x (q, k and v; gate and up; or one projection):
 

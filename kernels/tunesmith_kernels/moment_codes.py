@@ -7,8 +7,8 @@ A block has 256 elements; the last block may have fewer. A block's scale s is it
 
 The powers give small elements a higher resolution. A linear code would store most v of a block as
 0, and the steps of the weights with v = 0 would be unbounded. To bound the steps, c is at least 1
-where v > 0. A step changes v by about a thousandth. Rounding to the nearest code would lose such
-small changes. Stochastic rounding, c = floor(c' + u) with u uniform in [0, 1), keeps them on
+where v > 0. A step changes v by about a thousandth of v. Rounding to the nearest code would lose
+such small changes. Stochastic rounding, c = floor(c' + u) with u uniform in [0, 1), keeps them on
 average. Source: block-wise 8-bit moments, https://arxiv.org/abs/2110.02861. A scale below the
 smallest normal fp32 number is stored as 0, and its block decodes to 0.
 """

@@ -22,7 +22,7 @@ SCALES_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Scales:
-    """Second quantisation of the block scales to 8 bits."""
+    """Constants of block scales that are themselves quantised to 8 bits."""
 
     code: torch.Tensor
     """[256] fp32"""
@@ -39,7 +39,7 @@ class NF4Weight:
     packed: torch.Tensor
     """[weights / 2, rounded up] uint8, two weights per byte"""
     absmax: torch.Tensor
-    """[blocks] fp32, or uint8 with `scales`"""
+    """Scale of each block: [blocks] fp32, or uint8 if `scales` is set"""
     block: int
     """Weights per block, a power of two."""
     shape: tuple[int, int]

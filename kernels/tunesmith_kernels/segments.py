@@ -145,8 +145,8 @@ class AttentionShape:
     scale: float
     """Factor that multiplies q . k."""
     window: int | None = None
-    """Number of keys that a query attends to, including its own; None: its own and all earlier
-    keys."""
+    """Number of keys that a query attends to, including the key of its own token. None means all
+    keys up to its own token."""
     softcap: float | None = None
     """Bound of the scores: softcap * tanh(s / softcap)."""
 
