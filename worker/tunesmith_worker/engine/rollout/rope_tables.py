@@ -1,7 +1,7 @@
 """RoPE cosines and sines.
 
-The model's own RoPE module computes the cosines and sines, so every RoPE scaling matches the
-training forward bit for bit.
+The model's own RoPE module computes the cosines and sines, so they are bit-identical to those of
+the training forward for every RoPE scaling.
 
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
 two sets of frequencies: one up to the original context length and one above it. The scaling
@@ -42,7 +42,8 @@ class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' RoPE module, which rounds to the hidden states' `dtype`."""
+        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states, to which this
+        module rounds."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
         self._rotary = copy.deepcopy(rotary)  # Copy the module, because each use changes its state.

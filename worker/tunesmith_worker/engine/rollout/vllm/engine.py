@@ -33,8 +33,8 @@ Untyped = Any  # Any: transformers is not typed
 class VLLMEngine:
     """`ModelEngine` for the model families in serves.py, with or without PEFT's LoRA.
 
-    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. In this process, it starts
-    at the first call and keeps the model's dtype of that time."""
+    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. In this process, vLLM
+    starts at the first call, and keeps the dtype that the model has at that time."""
 
     name: EngineName = "vllm"
     samples_from_uniforms = True
@@ -68,7 +68,8 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """None: models whose RoPE frequencies depend on the length are refused."""
+        """Always None, because models whose RoPE frequencies depend on the length are not
+        supported."""
         return None
 
     def generate(
@@ -130,7 +131,8 @@ class VLLMEngine:
 
 
 class _CallbackError(Exception):
-    """Carries an exception of `on_completion` through vLLM's code."""
+    """Wrapper of an exception that `on_completion` raised, so that it passes through vLLM's
+    code."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

@@ -1,8 +1,8 @@
-"""vLLM's own server, in another process, environment or host.
+"""Client of vLLM's own server, which runs in another process or on another host.
 
 The operator starts it with the base model (docs/how-to/vllm.md). Before a rollout, the trainer
 sends the adapter's matrices, or the weights themselves if all weights are trained; the server
-merges them by the same code as the trainer. Requests go to vLLM's endpoint for tokens.
+merges them with the same code as the trainer. Requests use vLLM's endpoint for token ids.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .wire import decode, sampling_arguments
 Untyped = Any  # Any: transformers is not typed
 
 START_SECONDS = 300.0
-"""Time in which a server that was lost may start again."""
+"""Seconds in which a lost server may start again."""
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
 _CHECKED = 3
-"""Number of weights that are compared with the server's."""
+"""Number of weights that are compared with the server's weights."""
 
 
 class ServedVLLM:
