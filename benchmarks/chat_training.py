@@ -186,8 +186,8 @@ def busy(server: Server) -> Iterator[Clients]:
 
 
 async def stream_forever(server: Server, count: Path) -> None:
-    """Stream without pause; a file grows by one byte per token. A request that is refused while a
-    job measures the free memory is sent again."""
+    """Stream without pause. A byte is appended to a file for each token. A request that is refused
+    while a job measures the free memory is sent again."""
     with count.open("ab", buffering=0) as file:
 
         def count_one() -> None:

@@ -1,4 +1,5 @@
-"""One side of sft.py or families.py, in its own process. Prints one JSON line for each model."""
+"""Measure one side of sft.py or families.py, in a separate process. Prints one JSON line for each
+model."""
 
 from __future__ import annotations
 

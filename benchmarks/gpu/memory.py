@@ -147,8 +147,8 @@ def offload(name: str, device: torch.device) -> Result:
 
 
 def long(name: str, device: torch.device) -> Result:
-    """Predict the memory of one long row. Run the row if it is predicted to fit. `passed` is True
-    if the row is predicted not to fit, or if its measured peak is at most 80 GB."""
+    """Predict the memory of one long row. Train on the row if it is predicted to fit. `passed` is
+    True if the row is predicted not to fit, or if its measured peak is at most 80 GB."""
     tokens = LONG.get(name, 80_000)
     config = CONFIGS[name]()
     config.max_position_embeddings = max(config.max_position_embeddings, tokens)

@@ -1,4 +1,5 @@
-"""Latency of concurrent job creations without workers, with and without list requests."""
+"""Measure the latency of concurrent requests that create jobs, with and without list requests. No
+worker runs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from .tiles import wide
 __all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
 
 _FA3 = "flash_attn_interface"
-"""Module name under which torch looks for FlashAttention 3."""
+"""Name of the module that torch imports for FlashAttention 3."""
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:

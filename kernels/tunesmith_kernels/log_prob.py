@@ -101,8 +101,8 @@ def token_log_probs(
 
     `log_probs` is differentiable in hidden, weight and bias; with entropy="grad", `entropy` is also
     differentiable. The projection is computed in the autocast dtype, or without autocast in the
-    dtype of hidden. N may be 0. A trainable head keeps one fp32 [V, H] sum between forward and
-    backward.
+    dtype of hidden. N may be 0. With a trainable head, one fp32 tensor [V, H] is kept between
+    forward and backward.
 
     trained: trainable rows that replace rows of a frozen weight.
 

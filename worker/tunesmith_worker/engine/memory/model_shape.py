@@ -72,8 +72,8 @@ def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
 
 
 def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
-    """Return the model's layers: the modules that support recomputation; if there are none, the
-    longest list of modules."""
+    """Return the model's layers: the modules that support recomputation. If no module supports it,
+    return the longest list of modules."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return layers or max(lists, key=len, default=[])

@@ -33,8 +33,8 @@ _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 def find_targets(
     model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
 ) -> tuple[str | list[str], str | None]:
-    """Return the targets for PEFT: names or "all-linear", and a regular expression for modules that
-    get no adapter although a target matches them (None: no such modules).
+    """Return the targets for PEFT: names or "all-linear". Also return a regular expression for
+    modules that get no adapter although a target matches them; None if there are no such modules.
 
     `unused`: paths of modules that get no adapter, with all modules inside. Raises RunError if the
     model has no layer of a name in the recipe."""

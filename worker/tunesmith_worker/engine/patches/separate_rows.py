@@ -1,9 +1,9 @@
 """Test whether packed rows affect each other in stock layers.
 
 transformers builds an attention mask for packed rows from their positions, but only for some
-architectures. In other architectures, a row attends to the row before it, its positions continue
-the positions of that row, or convolutions and states carry over. The test compares a row in a pack
-with the same row alone.
+architectures. In other architectures, a row attends to the row before it, continues that row's
+positions, or gets that row's convolution inputs or state. The test compares a row in a pack with
+the same row alone.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Prefix:
     rope_key: int
     """Key that identifies the RoPE frequencies of the cached keys (rope_tables.py)."""
     keys: torch.Tensor
-    """[L, KV, P, D]"""
+    """Keys of the prefix's tokens, [L, KV, P, D]; `values` has the same shape."""
     values: torch.Tensor
     logits: torch.Tensor
     """Logits after the prefix's last token: [V] fp32."""

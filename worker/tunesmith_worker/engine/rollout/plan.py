@@ -63,9 +63,9 @@ def plan_rollout(
     At most `rows` completions run at a time. Prompts have up to `prompt_tokens` tokens, completions
     up to `max_tokens`.
 
-    A merged copy of the weights is used if it fits together with a quarter of the rows. A merged
-    copy makes matrix products faster, which saves more time than a larger batch would. Raises
-    UnsupportedModel and RolloutDoesNotFit.
+    The plan uses a merged copy of the weights if the copy and a quarter of the rows fit into memory
+    together. A merged copy makes matrix products faster, which saves more time than a larger batch
+    would. Raises UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
     usable = int(free * USABLE_SHARE)

@@ -42,9 +42,9 @@ _PADDED = 3
 @dataclass(frozen=True)
 class LoraPair:
     a: torch.Tensor
-    """[r, in]"""
+    """LoRA's matrix A, [r, in]."""
     b: torch.Tensor
-    """[out, r]"""
+    """LoRA's matrix B, [out, r]."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Part:
     needs_logits: bool
     """True if the part has the last token of its sequence."""
     scores: PromptScores | None = None
-    """Log-probs of the prompt, if the request asks for them."""
+    """Log-probs of the prompt; None if the request does not ask for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class ServingDecoder(Decoder):
 
 
 class _Decode:
-    """Attention of the decoding rows in one step."""
+    """Attention of all decoding rows in one step."""
 
     def __init__(self, cache: SlotCache, shape: AttentionShape) -> None:
         self._cache = cache

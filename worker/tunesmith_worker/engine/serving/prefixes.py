@@ -26,7 +26,7 @@ class KeptPrefix:
     rope_key: int
     tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
     kv: torch.Tensor
-    """[L, 2, KV, T, D]"""
+    """Keys and values, [L, 2, KV, T, D]."""
 
     @property
     def bytes(self) -> int:

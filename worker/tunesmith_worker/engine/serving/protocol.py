@@ -50,8 +50,7 @@ class DoesNotFit(ServingError):
 
 
 class UnusableOutput(Exception):
-    """Raised if one request cannot continue; the message gives the reason without further
-    details."""
+    """Raised if one request cannot continue. The message gives the reason."""
 
 
 class UnsupportedAdapter(ServingError):
@@ -69,7 +68,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One completion to generate."""
+    """Request for one completion."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -78,7 +77,7 @@ class Generation:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    """Texts that end the completion. The text of the completion ends before them."""
+    """Texts that end the completion. The text of the completion ends before the stop text."""
     adapter: str | None = None
     """Name of a loaded adapter; None for the base model."""
     cache_salt: str = ""
@@ -137,7 +136,8 @@ class Stream:
     tag: object = None
     """Any value that the caller sets; the engine does not read the value."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed again, because an earlier request computed them."""
+    """Number of prompt tokens that an earlier request computed, so that they are not computed
+    again."""
 
     @property
     def prefix_space(self) -> PrefixSpace:
@@ -149,7 +149,7 @@ Deliver = Callable[[Sequence[Output]], None]
 
 @dataclass(kw_only=True)
 class Figures:
-    """State of an engine."""
+    """Numbers that describe the state of an engine."""
 
     running: int = 0
     queued: int = 0
@@ -172,8 +172,8 @@ class ServingEngine(Protocol):
     """Maximum number of token positions; None if the model has no maximum."""
 
     def submit(self, streams: Sequence[Stream]) -> None:
-        """Queue requests. Raises QueueFull or UnusableGrammar; in both cases, no request is
-        queued."""
+        """Add requests to the queue. Raises QueueFull or UnusableGrammar; in both cases, no request
+        is queued."""
 
     def cancel(self, streams: Sequence[Stream]) -> None:
         """End requests and free their memory before the next step; no further output follows."""

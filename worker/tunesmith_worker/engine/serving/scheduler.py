@@ -27,7 +27,7 @@ KEPT_SHARE = 0.5
 
 
 class Scheduler:
-    """All requests of one base model. Not thread-safe."""
+    """Scheduler of all requests for one base model. Not thread-safe."""
 
     def __init__(
         self, decoder: ServingDecoder, tables: RopeTables, max_rows: int, cache_bytes: int
@@ -340,7 +340,7 @@ class Scheduler:
 
 
 def _same_start(row: Row, other: Row) -> bool:
-    """Return True if two rows start with the same tokens, and these are enough to compute them only
+    """Return True if two rows start with so many equal tokens that these should be computed only
     once."""
     if row.stream.prefix_space != other.stream.prefix_space:
         return False

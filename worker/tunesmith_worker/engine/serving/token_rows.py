@@ -11,7 +11,7 @@ import torch
 @dataclass(frozen=True)
 class TrainedRows:
     ids: torch.Tensor
-    """[k]"""
+    """Ids of the trained tokens, [k]."""
     embedding: torch.Tensor | None
     """Trained rows [k, hidden], which replace rows of the base model; None if the embedding is not
     trained."""

@@ -23,7 +23,7 @@ ROWS = 32
 
 
 class ServingWeights:
-    """Weights and adapters of one base model. `close` frees them."""
+    """Weights and adapters of one base model. `close` frees both."""
 
     def __init__(self, model: Untyped, architecture: Architecture) -> None:
         self._stack = ExitStack()

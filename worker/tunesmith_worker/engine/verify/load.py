@@ -67,8 +67,8 @@ def unwrap(model: peft.PeftModel) -> Untyped:
 
 
 def load_adapter(base: Untyped, folder: Path) -> Untyped:
-    """Load the adapter on `base` with plain PEFT. Raises ResultMismatch if PEFT cannot load it, or
-    loads only a part."""
+    """Load the adapter on `base` with plain PEFT. Raises ResultMismatch if PEFT cannot load the
+    adapter, or loads only a part of it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -131,8 +131,7 @@ class VLLMEngine:
 
 
 class _CallbackError(Exception):
-    """Wrapper of an exception that `on_completion` raised, so that it passes through vLLM's
-    code."""
+    """Exception of `on_completion`, wrapped to distinguish it from errors of vLLM."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

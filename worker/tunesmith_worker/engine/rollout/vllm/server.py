@@ -1,8 +1,8 @@
 """Client of vLLM's own server, which runs in another process or on another host.
 
-The operator starts it with the base model (docs/how-to/vllm.md). Before a rollout, the trainer
-sends the adapter's matrices, or the weights themselves if all weights are trained; the server
-merges them with the same code as the trainer. Requests use vLLM's endpoint for token ids.
+The operator starts the server with the base model (docs/how-to/vllm.md). Before a rollout, the
+trainer sends the adapter's matrices, or the weights themselves if all weights are trained; the
+server merges them with the same code as the trainer. Requests use vLLM's endpoint for token ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ServedVLLM:
     """Client of the server at `url`, for a model in training."""
 
     def __init__(self, model: Untyped, url: str, token: str) -> None:
-        """Raises EngineLost if there is no server, or if it serves another base model."""
+        """Raises EngineLost if there is no server, or if the server has another base model."""
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
