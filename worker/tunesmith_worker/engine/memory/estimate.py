@@ -12,7 +12,7 @@ free these inputs when a layer is recomputed.
 
 Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
 gradient and in the optimiser step. The predicted peak is the maximum over the four moments. This
-module needs neither torch nor a device; `Correction` holds the measurements of the probe run.
+module needs neither torch nor a device; `Correction` holds the measurements of the trial pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Corrections of the predicted bytes, measured in the probe run."""
+    """Corrections of the predicted bytes, measured in the trial pass (probe.py)."""
 
     kept: float = 1.0
     """Ratio of measured to predicted bytes that a layer keeps for backward."""

@@ -3,7 +3,7 @@
 The configuration of a Llama-like model has all sizes. Configurations of other families use other
 names, or lack a size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has
 two head sizes). For these families, the sizes are counted from the model's weights. Counted sizes
-are approximate, and the probe run corrects the prediction.
+are approximate, and the trial pass corrects the prediction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Measure the peak memory of a forward and backward pass, and the bytes that each layer saves.
+"""Trial pass: measure the peak memory of a forward and backward pass, and the bytes of each layer.
 
-The probe leaves no trace: it removes gradients, restores the random state and runs no optimiser
-step.
+The trial pass does not change the run: it removes gradients, restores the random state and runs no
+optimiser step.
 
-On a GPU, the probe reads the allocator's statistics. On a CPU, torch's profiler records every
+On a GPU, the trial pass reads the allocator's statistics. On a CPU, torch's profiler records every
 tensor allocation, also inside operations; recording takes about a tenth of the time of the forward
 and backward pass. On a CPU, resident memory is larger than the tensors, because glibc keeps freed
 blocks and memory becomes fragmented. A second CPU pass, without the profiler, measures the
@@ -35,7 +35,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Memory growth in one forward and backward pass, in bytes."""
+    """Memory growth in the trial pass, in bytes."""
 
     peak: int
     kept: tuple[int, ...] = field(default_factory=tuple)

@@ -87,7 +87,7 @@ def shape_of(config: Untyped) -> ModelShape:
     """Read the model's shape from a configuration of transformers.
 
     The shape is exact for Llama-like models (engine/patches/families.py). For models that are not
-    Llama-like, the shape is approximate, and the probe run corrects the prediction. Raises
+    Llama-like, the shape is approximate, and the trial pass corrects the prediction. Raises
     AttributeError if the configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
