@@ -1,5 +1,4 @@
-"""Measure a training job alone and together with busy chat: `python -m benchmarks.chat --part
-training`.
+"""Measure a training job with and without chat: `python -m benchmarks.chat --part training`.
 
 All processes share two cores, as in a small deployment. Eight clients stream completions without
 pause from the inference process, which has loaded the same model as the job. While the job trains,

@@ -1,5 +1,4 @@
-"""Check memory predictions for several families and precisions: `python -m
-benchmarks.plan_families`.
+"""Check memory predictions of several families: `python -m benchmarks.plan_families`.
 
 Each of the 30 settings trains two steps of a small random model on a CPU: six families, in fp32,
 bf16, `bf16_split_master`, and bf16 over an NF4 base. `predicted` is the prediction of the run's

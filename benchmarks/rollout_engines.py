@@ -1,5 +1,4 @@
-"""Measure one rollout engine for rollout.py, in a separate process. Prints one JSON line with all
-cells.
+"""Measure one rollout engine for rollout.py, in a separate process. Prints one JSON line.
 
 `--side` is the engine's name. A cell is a number of rows and a length of prompts; at most 8 rows
 share a prompt. A cell's result is the faster of two rollouts after a first rollout. If the engine
@@ -43,8 +42,7 @@ def requests(rows: int, prompt_tokens: int, new: int, vocabulary: int) -> list[U
 def measure(
     name: str, model: Untyped, cells: list[tuple[int, int]], new: int, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """Measure the engine `name` on cells of (rows, prompt tokens); `new`: number of tokens per
-    completion."""
+    """Measure the engine `name` on cells of (rows, prompt tokens); `new`: tokens per completion."""
     from tunesmith_schema import LoraRecipe
     from tunesmith_worker.engine.rollout.choose import Workload, engine_kind
 

@@ -1,5 +1,4 @@
-"""Measure one side of sft.py or families.py, in a separate process. Prints one JSON line for each
-model."""
+"""Measure one side of sft.py or families.py. Prints one JSON line for each model."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def watch_memory() -> float:
-    """Reset the peak memory. Return the memory in use in MiB: allocated memory on a GPU, otherwise
-    resident memory."""
+    """Reset the peak. Return the MiB in use: allocated on a GPU, otherwise resident."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20

@@ -100,8 +100,7 @@ def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def gpu_tests(device: torch.device) -> Result:
-    """Run the tests that need a GPU. On a CPU, run only a few of these tests, which pytest
-    skips."""
+    """Run the tests that need a GPU. On a CPU, run only a few, which pytest skips."""
     if find_spec("pytest") is None:
         return {"refused": "pytest is not installed"}
     with tempfile.TemporaryDirectory() as folder:

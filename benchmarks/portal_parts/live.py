@@ -39,8 +39,7 @@ def value_of(step: int) -> float:
 
 
 def tell(service: Service, job_id: str, *steps: int) -> float:
-    """Store metrics of steps in the same way as a worker's report. Return the time at which they
-    were stored."""
+    """Store metrics of steps like a worker's report. Return the time of storage."""
     with service.database.write.begin() as session:
         job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
         for step in steps:
@@ -65,8 +64,7 @@ def open_job(page: Page, service: Service, what: str = "running") -> str:
 
 
 def measure_latency(page: Page, service: Service, events_told: int, first: int) -> dict[str, float]:
-    """Return the delay from the end of the transaction that stores an event until the page paints
-    it."""
+    """Return the delay from the commit of an event until the page paints it."""
     job_id = open_job(page, service)
     page.evaluate(_OBSERVE)
     stored = {}

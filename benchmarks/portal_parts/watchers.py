@@ -1,5 +1,4 @@
-"""Measure CPU and memory of the API while 200 streams watch the list of jobs and one job, with two
-events per second."""
+"""Measure CPU and memory of the API with 200 streams at two events per second."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def scripts() -> dict[str, float]:
 
 
 def visits() -> list[Visit]:
-    """Return the pages of the browser tests, except error pages and pages that show a model's
-    answers."""
+    """Return the pages of the browser tests, except error pages and pages with model answers."""
     own = [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
     return [visit for visit in own if visit.ready != "#answers"]
 

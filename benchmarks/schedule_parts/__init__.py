@@ -1,2 +1,1 @@
-"""Parts of the schedule benchmark, which simulates a week of jobs with the real claim code and a
-virtual clock."""
+"""Parts of the schedule benchmark, which simulates weeks of jobs with the real claim code."""

@@ -63,8 +63,7 @@ def fill(database: Database, queued: int = QUEUED) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of each claim, including the commit. `wall` and `cpu` do not contain the first
-    `WARM_UP` claims."""
+    """Seconds of each claim, including the commit, without the first `WARM_UP` claims."""
 
     wall: list[float]
     cpu: list[float]

@@ -109,8 +109,7 @@ def starved(week: Week, record: Record) -> list[str]:
 
 
 def estimate_errors(record: Record) -> tuple[list[float], float]:
-    """Return the relative errors of the estimated waits, and the share of starts within the
-    estimated range."""
+    """Return the relative errors of estimated waits, and the share of starts in the range."""
     starts = defaultdict(list)
     for when, _, job_id, _ in record.claims:
         starts[job_id].append(when)

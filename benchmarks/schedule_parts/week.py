@@ -57,8 +57,7 @@ def draw(
     deaths: int,
     interactive_share: float = 0.1,
 ) -> Week:
-    """Sample a week. `load`: device-time of all jobs, divided by the device-time that all devices
-    have in the week."""
+    """Sample a week. `load`: device-time of all jobs / device-time of all devices in the week."""
     chance = random.Random(seed)
     num_short = int(num_jobs * interactive_share)
     mean = hours * HOUR * len(devices) * load / (num_jobs - num_short)

@@ -64,8 +64,7 @@ class NoWakeUps(WakeUps):
 
 @dataclass(kw_only=True)
 class Device:
-    """One simulated worker. `life` increases when the worker dies, so that events of its earlier
-    life are ignored."""
+    """One simulated worker. `life` increases at its death, so that older events are ignored."""
 
     number: int
     device_bytes: int
@@ -251,8 +250,7 @@ class World:
         self._free(device)
 
     def _send(self, device: Device, outcome: Outcome | None) -> Control | None:
-        """Store a resume point and send a report. Return the server's command, or None if the
-        server refused the report."""
+        """Store a resume point and send a report. Return the command; None after a refusal."""
         claim = device.claim
         assert claim is not None
         plan = self._plans[claim.job_id]

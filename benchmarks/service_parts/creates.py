@@ -1,5 +1,4 @@
-"""Measure the latency of concurrent requests that create jobs, with and without list requests. No
-worker runs."""
+"""Measure the latency of concurrent create requests, with and without list requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Measure the memory of the API and the SDK during a large upload and download, and check the
-content."""
+"""Measure the memory of the API and the SDK during large transfers, and check the content."""
 
 from __future__ import annotations
 

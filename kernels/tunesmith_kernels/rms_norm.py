@@ -38,8 +38,7 @@ __all__ = [
 
 
 class NormKind(StrEnum):
-    """Variant of RMSNorm. Variants differ in the place of rounding and in the meaning of the
-    weight."""
+    """Variant of RMSNorm. Variants differ in the rounding and in the meaning of the weight."""
 
     LLAMA = "llama"
     """Round x r to x's dtype, then multiply by w. y has the wider dtype of x and w."""

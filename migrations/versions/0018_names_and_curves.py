@@ -1,5 +1,4 @@
-"""Add columns for a job's name, notes, pin and the curve in job lists, and a table of packed
-metrics."""
+"""Add a job's name, notes, pin and list curve, and a table of packed metrics."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ def measure_peak(device: torch.device, *, collect: bool = True) -> Iterator[Peak
 
 @contextmanager
 def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iterator[list[int]]:
-    """Count the bytes that each layer saves for backward. A shared storage counts for its first
-    layer.
+    """Count the bytes that each layer saves for backward; count a shared storage once.
 
     `resident`: addresses of the weights' storages, which are not counted."""
     kept = [0] * len(layers)

@@ -1,5 +1,4 @@
-"""Plan the memory of a rollout: the layout of the weights, and the number of rows that decode
-together.
+"""Plan the memory of a rollout: the layout of the weights, and the largest number of rows.
 
 The plan is computed from sizes, without running the model.
 """

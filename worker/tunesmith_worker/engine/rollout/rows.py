@@ -48,8 +48,7 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """Delete references to tensors, so that a prompt's memory is freed after its last row
-        ends."""
+        """Delete references, so that a prompt's memory is freed after its last row ends."""
         self.prefix = self.penalty_state = None
 
 

@@ -132,8 +132,7 @@ class StockEngine:
         """Do nothing, because the engine keeps no memory between calls."""
 
     def _run(self, model: Untyped, batch: Sequence[Row], on_end: Callable[[Row], None]) -> None:
-        """Run `generate` until all rows have ended, or until a restart with fewer rows would be
-        faster."""
+        """Run `generate` until all rows have ended, or until a restart is faster."""
         known = [(*row.request.prompt_ids, *row.tokens) for row in batch]
         start = min(map(len, known))
         ids = torch.tensor([tokens[:start] for tokens in known], device=model.device)
@@ -212,8 +211,7 @@ def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
 
 @contextmanager
 def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
-    """Within this block, prepare a model and its generation settings for `choose`. Restore them at
-    the end.
+    """Within this block, prepare a model and its generation settings for `choose`.
 
     The settings of the model's folder, for example a repetition penalty, would change the logits.
     """

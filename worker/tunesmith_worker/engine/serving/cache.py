@@ -61,8 +61,7 @@ class SlotCache:
         return self._kv.numel() * self._kv.element_size()
 
     def bytes_for(self, rows: int, tokens: int) -> int:
-        """Return the bytes of the cache for `rows` rows, of which the longest has `tokens`
-        tokens."""
+        """Return the bytes of a cache for `rows` rows of at most `tokens` tokens."""
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,8 +106,7 @@ class SlotCache:
             self.trim()
 
     def clear(self, slot: int) -> None:
-        """Set a slot that contains NaN to 0: attention multiplies unused entries by 0, and NaN
-        times 0 is NaN."""
+        """Set a slot with NaN to 0, because attention multiplies unused entries by 0."""
         self._kv[:, :, slot] = 0
 
     def copy_of(self, slot: int, tokens: int) -> torch.Tensor:

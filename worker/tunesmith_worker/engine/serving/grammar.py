@@ -59,8 +59,7 @@ class Matcher:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def mask(self, size: int, device: torch.device) -> torch.Tensor:
-        """Return a mask over `size` tokens that is True for tokens that are not allowed next.
-        Raises UnusableOutput."""
+        """Return a mask [size]: True for tokens that are not allowed. Raises UnusableOutput."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: min(size, self._vocabulary)]
         self._check()

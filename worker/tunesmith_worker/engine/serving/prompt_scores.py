@@ -13,8 +13,7 @@ _POSITIONS = 64
 
 
 class PromptScores:
-    """Scores of the prompt's tokens, starting with the second token: no token predicts the
-    first."""
+    """Scores of the prompt's tokens, except the first, which no token predicts."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         """`top`: number of most likely tokens to report per token."""

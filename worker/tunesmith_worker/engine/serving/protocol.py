@@ -26,15 +26,13 @@ class ServingError(Exception):
 
 
 def cannot_load(what: str, error: Exception) -> ServingError:
-    """Log the reason, which may contain file names of the host. Return an error for users without
-    the reason."""
+    """Log the reason, which may name files of the host. Return an error without the reason."""
     log.error("%s cannot be loaded: %s", what, error, exc_info=error)
     return ServingError(f"{what} cannot be loaded: the log of the inference process has the reason")
 
 
 class QueueFull(ServingError):
-    """Raised if too many requests wait. `retry_after`: seconds after which the caller may try
-    again."""
+    """Raised if too many requests wait. `retry_after`: seconds until the next try."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)

@@ -32,8 +32,7 @@ class Scheduler:
     def __init__(
         self, decoder: ServingDecoder, tables: RopeTables, max_rows: int, cache_bytes: int
     ) -> None:
-        """`cache_bytes`: maximum bytes of the keys and values of running and finished requests
-        together."""
+        """`cache_bytes`: maximum bytes of keys and values of all requests together."""
         self._decoder, self._tables = decoder, tables
         self._max_rows, self._budget = max_rows, cache_bytes
         self._shape = decoder.cache_shape
@@ -173,8 +172,7 @@ class Scheduler:
                 self._waiting.appendleft(row)
 
     def _remove_done(self, *, keep: bool) -> None:
-        """Remove completed rows. If `keep` is True, their keys and values stay in memory for later
-        requests."""
+        """Remove completed rows. With `keep`, their keys and values stay for later requests."""
         for slot in range(len(self._decoding) - 1, -1, -1):
             row = self._decoding[slot]
             if row.done:
@@ -340,8 +338,7 @@ class Scheduler:
 
 
 def _same_start(row: Row, other: Row) -> bool:
-    """Return True if two rows start with so many equal tokens that these should be computed only
-    once."""
+    """Return True if two rows start with enough equal tokens to compute them only once."""
     if row.stream.prefix_space != other.stream.prefix_space:
         return False
     return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)

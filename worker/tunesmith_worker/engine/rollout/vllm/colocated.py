@@ -79,8 +79,7 @@ class ColocatedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions, call `on_end` for each, and put vLLM to sleep. Return the number of
-        steps."""
+        """Generate completions, and call `on_end` for each. Return the number of steps."""
         from vllm import SamplingParams
 
         engine, steps = self._llm.llm_engine, 0
@@ -174,8 +173,7 @@ def _utilization(device: torch.device) -> float:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undo changes that vLLM makes to the process when it starts: random state and number of
-    threads."""
+    """Undo changes that vLLM's start makes to random state and number of threads."""
     state, set_threads, threads = random_state(), torch.set_num_threads, torch.get_num_threads()
     try:
         yield

@@ -68,8 +68,7 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """Always None, because models whose RoPE frequencies depend on the length are not
-        supported."""
+        """None, because models with RoPE that depends on the length are not supported."""
         return None
 
     def generate(

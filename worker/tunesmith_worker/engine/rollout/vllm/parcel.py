@@ -15,8 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """A weight to load: a whole tensor, the base model's weight with an adapter, or the base
-    model's weight."""
+    """A weight to load: a tensor, or the base model's weight with or without an adapter."""
 
     name: str
     full: torch.Tensor | None = None

@@ -56,8 +56,7 @@ def plan_vllm_rollout(
 
 
 def server_address() -> tuple[str, str] | None:
-    """Return the URL and the API key of the vLLM server in the worker's settings; None if the
-    settings name no server."""
+    """Return URL and API key of the vLLM server in the worker's settings; None without server."""
     settings = SpawnSettings.from_environment()
     if settings.rollout_url is None:
         return None

@@ -74,8 +74,7 @@ class PolicyWeights:
                 yield Item(weight.name, full=weight.read() if weight.trained else None)
 
     def untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights that are equal to the base model's weights, from the last to the
-        first."""
+        """Yield the weights of the base model that are not trained, last to first."""
         for weight in reversed(self.read_names()):
             if weight.adapted is not None:
                 base = weight.adapted().weight
@@ -149,8 +148,7 @@ def _with_rows(wrapper: Untyped) -> torch.Tensor:
 
 
 def _tied_head(causal: Untyped) -> str | None:
-    """Return the name of a head that shares its weight with the embedding. vLLM shares this weight
-    too."""
+    """Return the name of a head that shares the embedding's weight, in vLLM too."""
     if not causal.config.get_text_config().tie_word_embeddings:
         return None
     head = causal.get_output_embeddings()
