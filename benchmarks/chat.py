@@ -8,7 +8,7 @@ Prints one JSON line:
 `tokens_per_second`: tokens per second with 1 stream and with 32 streams; the best of all rounds.
 `stream_ratio`: tokens per second with 32 streams / with 1 stream.
 `speed_ratio`: tokens per second with 32 streams, ours / the faster of `generate_batch` and
-`transformers serve`; the sides run alternately. `generate_batch` runs without HTTP.
+    `transformers serve`; the sides run alternately. `generate_batch` runs without HTTP.
 `stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
     another user sends prompts of 400 tokens.
 

@@ -4,7 +4,7 @@
 `MODEL/offload`: Step time when every layer except the last offloads its input, relative to
     recomputation.
 `MODEL/long`: The planner's memory prediction for one row of 80,000 tokens; the benchmark trains on
-this row if it is predicted to fit into 80 GB.
+    this row if it is predicted to fit into 80 GB.
 
 The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
 """

@@ -41,7 +41,8 @@ class ServedVLLM:
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
         self._complete = False
-        """True after the first load, which also replaces what an earlier job has trained."""
+        """True after the first load, which also replaces weights that an earlier job has
+        trained."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._settings: dict[str, Untyped] = {
             "base_url": self._url,
@@ -57,7 +58,7 @@ class ServedVLLM:
             raise
 
     def load(self) -> None:
-        """Send the current weights and load them."""
+        """Send the current weights to the server, which loads them."""
         data = pack(self._policy.items(everything=not self._complete))
         self._call("tunesmith_begin")
         for start in range(0, len(data), _PART_BYTES):
@@ -75,7 +76,7 @@ class ServedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions and call `on_end` for each. Return 0: steps are not known."""
+        """Generate completions, and call `on_end` for each. Return 0: steps are not counted."""
 
         async def run() -> None:
             try:

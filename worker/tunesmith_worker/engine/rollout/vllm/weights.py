@@ -64,7 +64,7 @@ class PolicyWeights:
             yield weight.name, weight.read()
 
     def items(self, *, everything: bool) -> Iterator[Item]:
-        """Yield the same weights, or all, for a vLLM that has the base model's weights."""
+        """Yield the same weights, or all, for a server that has the base model's weights."""
         for weight in self.read_names() if everything else self._in_trained_groups():
             if weight.adapted is not None:
                 adapter = weight.adapted().adapter
