@@ -1,4 +1,4 @@
-"""Attacks on a running service: `python -m benchmarks.attacks [--only ATTACK ...]`.
+"""Attack a running service: `python -m benchmarks.attacks [--only ATTACK ...]`.
 
 Starts the real API and broker in a temporary folder. During each attack, a separate process
 requests `/healthz` and sends the reports of a running job. The benchmark measures the peak memory
@@ -23,7 +23,7 @@ from .service_parts.process_use import watched
 
 MAX_P99_MS = 1000.0
 MAX_GROWTH_MB = 105.0
-"""100 MiB."""
+"""Largest allowed growth of the API's memory: 100 MiB in MB."""
 MAX_CREATE_P99_MS = 30.0
 
 

@@ -1,14 +1,14 @@
-"""The inference process, compared with transformers: `python -m benchmarks.chat --model FOLDER`.
+"""Compare the inference process with transformers: `python -m benchmarks.chat --model FOLDER`.
 
 The model answers over HTTP with server-sent events; the client reads raw sockets. Both sides have a
 copy of the model without end-of-sequence token, so that completions have a fixed number of tokens.
 Prints one JSON line:
 
 `first_token_ms`: time from the request to the first token of a warm model; median of 20.
-`tokens_per_second`: by number of streams (1, 32); the best of the rounds.
-`stream_ratio`: 32 streams / 1 stream.
-`speed_ratio`: 32 streams / the faster of `generate_batch` and `transformers serve`; the sides run
-    alternately. `generate_batch` runs without HTTP.
+`tokens_per_second`: tokens per second with 1 stream and with 32 streams; the best of all rounds.
+`stream_ratio`: tokens per second with 32 streams / with 1 stream.
+`speed_ratio`: tokens per second with 32 streams, ours / the faster of `generate_batch` and
+    `transformers serve`; the sides run alternately. `generate_batch` runs without HTTP.
 `stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
     another user sends prompts of 400 tokens.
 
@@ -53,14 +53,14 @@ async def first_token(server: Server) -> float:
 
 
 async def throughput(server: Server, streams: int) -> float:
-    """Return tokens per second."""
+    """Return the tokens per second of all `streams` streams together."""
     started = time.perf_counter()
     await asyncio.gather(*(server.stream(prompt, NEW) for prompt in prompts(streams, PROMPT)))
     return streams * NEW / (time.perf_counter() - started)
 
 
 async def stalls(server: Server) -> tuple[float, float]:
-    """Return median and 99th percentile of the time between tokens in milliseconds."""
+    """Return the median and the 99th percentile of the time between two tokens, in milliseconds."""
     done = asyncio.Event()
 
     async def other_user() -> None:
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def described(model: Path) -> str:
-    """Architecture and number of parameters of the model, from its files."""
+    """Return the model's architecture and number of parameters, read from its files."""
     kind = json.loads((model / "config.json").read_text())["model_type"]
     with safe_open(model / "model.safetensors", framework="pt") as weights:
         count = sum(

@@ -18,11 +18,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PROMPT = 40
-"""Tokens of a prompt."""
+"""Number of tokens in a prompt."""
 
 
 class Server:
-    """A running server with OpenAI's completions."""
+    """A running server with OpenAI's completions API."""
 
     def __init__(self, url: str, token: str, model: str) -> None:
         self._address, self._token, self._model = urlsplit(url), token, model
@@ -30,7 +30,7 @@ class Server:
         self.process: subprocess.Popen[str] | None = None
 
     def pause(self, stop: bool) -> None:
-        """Stop the process, or let it continue."""
+        """Stop the server process (SIGSTOP), or let it continue."""
         if self.process is not None:
             self.process.send_signal(signal.SIGSTOP if stop else signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""transformers' side of chat.py, in its own process. Prints one JSON line."""
+"""Measure transformers for chat.py, in a separate process. Prints one JSON line."""
 
 from __future__ import annotations
 

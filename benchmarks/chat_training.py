@@ -1,11 +1,11 @@
-"""A training job alone and beside a busy chat: `python -m benchmarks.chat --part training`.
+"""Measure a training job with and without chat: `python -m benchmarks.chat --part training`.
 
 All processes share two cores, as in a small deployment. Eight clients stream completions without
 pause from the inference process, which has loaded the same model as the job. While the job trains,
-chat is stopped and continued every four seconds, so that both sides meet the same other load of the
-machine.
+chat is stopped and continued every four seconds, so that other load on the machine affects both
+sides in the same way.
 
-`slowdown`: mean time of a training step while chat runs / while it is stopped.
+`slowdown`: mean time of a training step while chat runs / while chat is stopped.
 `interval`: 90 % interval of the slowdown, from a bootstrap over pairs of adjacent windows.
 """
 
@@ -34,7 +34,7 @@ from .chat_server import PROMPT, Server, our_server, prompts
 
 STREAMS, NEW, CORES = 8, 256, 2
 WINDOW, SETTLE = 4.0, 0.5
-"""Length of a window in seconds, and length of its start that is not measured."""
+"""Length of a window in seconds, and number of seconds at its start that are not measured."""
 BAR = 1.10
 
 Window = tuple[bool, float, float]
@@ -68,7 +68,7 @@ def beside_training(model: Path, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def slowdown(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
-    """Return the ratio of the mean step times. `pairs`: step times alone and beside chat."""
+    """Return the ratio of the mean step times. `pairs`: step times without chat and with chat."""
     alone, beside = ([t for pair in pairs for t in pair[side]] for side in (0, 1))
     return fmean(beside) / fmean(alone)
 
@@ -185,8 +185,8 @@ def busy(server: Server) -> Iterator[Clients]:
 
 
 async def stream_forever(server: Server, count: Path) -> None:
-    """Stream without pause; a file grows by one byte per token. A request that is refused while a
-    job measures the free memory is sent again."""
+    """Stream without pause. A byte is appended to a file for each token. A request that is refused
+    while a job measures the free memory is sent again."""
     with count.open("ab", buffering=0) as file:
 
         def count_one() -> None:

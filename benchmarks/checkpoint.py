@@ -1,4 +1,4 @@
-"""Cost of resume points at the default interval:
+"""Measure the cost of resume points at the default interval:
 
     python -m benchmarks.checkpoint MODEL ROWS.jsonl --write
 

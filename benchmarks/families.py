@@ -1,17 +1,17 @@
-"""Training speed of model families against stock TRL: `python -m benchmarks.families`.
+"""Compare the training speed of model families with stock TRL: `python -m benchmarks.families`.
 
 Each family is a tiny random model in fp32: 4 layers, hidden size 256, a vocabulary of 8,192 tokens.
-Both sides train it as in sft.py, on one thread: rows of 32 to 768 tokens, LoRA r 32, a pack of
-1,024 tokens a step. Each side is a process, and the two processes take turns, model by model.
-Prints one JSON line. For each family:
+Both sides train the model in the same way as sft.py, on one thread: rows of 32 to 768 tokens, LoRA
+r 32, one pack of 1,024 tokens per step. Each side has one process. For each model, the two
+processes run one after the other. Prints one JSON line. For each family:
 
 `speed_ratio`: Tokens per CPU-second, ours / stock TRL; median over the rounds.
-`loss_difference`: Largest relative difference between both sides' losses of a step.
+`loss_difference`: Largest relative difference between the two sides' losses in a step.
 `patched`: Modules that our kernels replace.
 
 The exit status is 1 if losses differ by more than 1e-5, or if fewer than five families reach the
-bar for the speed. `--write` writes benchmarks/results/families.json after each
-family, and keeps the results of families that `--only` does not name.
+required speed ratio. `--write` writes benchmarks/results/families.json after each family, and keeps
+the results of families that `--only` does not name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def read_families() -> list[dict[str, Any]]:  # Any: JSON
-    """Return the families of the last result."""
+    """Return the families in the stored results file."""
     text = RESULT.read_text(encoding="utf-8") if RESULT.exists() else '{"families": []}'
     families: list[dict[str, Any]] = json.loads(text)["families"]
     return families

@@ -1,4 +1,4 @@
-"""GRPO steps, compared with stock TRL: `python -m benchmarks.grpo`.
+"""Compare GRPO steps with stock TRL: `python -m benchmarks.grpo`.
 
 First, both sides compute the loss and gradients of one step from the same completions
 (grpo_parity.py). Then both sides train alternately; each run has its own process and one thread
@@ -16,10 +16,10 @@ samples. Prints one JSON line:
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
     (optimizer, logs).
 
-The first step's figures are printed but not counted. In bf16, stock TRL runs with bf16 weights and
-with autocast, and the faster run of each round counts. `--ragged` forces completions of 16 to 128
-tokens (log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL as
-well.
+The first step's figures are printed but not counted. In bf16, stock TRL runs once with bf16 weights
+and once with autocast; the result of a round is the faster run. `--ragged` forces completions of 16
+to 128 tokens (log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL
+as well.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Divide figure `of` in `above` by figure `of` in `below`, for each round."""
+    """For each round, divide the figure `of` in `above` by the same figure in `below`."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

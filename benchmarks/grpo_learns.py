@@ -5,10 +5,11 @@ Starts a service and runs a reinforcement job through its API. The job trains ti
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
 problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
 with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates:
-`--trainer-python` names an interpreter that has it, or `--rollout-url` the URL of a server with
-tiny-math-flat (docs/how-to/vllm.md). Prints one JSON line:
+`--trainer-python` names a Python interpreter with vLLM installed, or `--rollout-url` the URL of a
+server with tiny-math-flat (docs/how-to/vllm.md). Prints one JSON line:
 
-`before`, `after`: pass@1 on `heldout`, 8 completions a row at temperature 1; `after` for each seed.
+`before`, `after`: pass@1 on `heldout`, with 8 completions per row at temperature 1; `after` has one
+    value per seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.
 `wall_seconds`: Seconds from the creation of the job to its end.
 `cpu_seconds`: CPU-seconds of the installation: its start, API, broker, workers and trainer.

@@ -1,4 +1,4 @@
-"""Stock TRL's side of grpo_learns.py, in its own process. Prints one JSON line.
+"""Train with stock TRL for grpo_learns.py, in a separate process. Prints one JSON line.
 
 Model, adapter, data, seed and learning rate are the same as in our job. TRL samples the
 completions. The reward function is equivalent to the job's grader. The mean reward of each step

@@ -1,4 +1,4 @@
-"""One side of grpo.py, in its own process. Prints one JSON line.
+"""Measure one side of grpo.py, in a separate process. Prints one JSON line.
 
 Our side trains a run directory with the code of `tunesmith run`. The other side is TRL's
 GRPOTrainer on the same model. The model is random, so both sides force the completion lengths.

@@ -40,7 +40,7 @@ class Task:
     steps: int
     """Number of steps, including warm-up."""
     model: str = "llama-12m"
-    """`llama-12m` (the model of sft.py) or a name in gpu/models.py."""
+    """Name of the model: `llama-12m` (the model of sft.py) or a name in gpu/models.py."""
     prompts_per_step: int = 2
 
     @property
@@ -79,7 +79,7 @@ def even_share(
     prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
     **_: object,
 ) -> list[float]:  # fmt: skip
-    """Reward that both sides use: the share of tokens in a completion with an even id."""
+    """Reward that both sides use: the share of a completion's tokens that have an even id."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 

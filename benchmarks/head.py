@@ -1,4 +1,4 @@
-"""Our language-model head, compared with full logits, TRL's chunked function and Liger.
+"""Compare our language-model head with full logits, TRL's chunked function and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 

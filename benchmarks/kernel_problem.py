@@ -1,4 +1,4 @@
-"""Layer shapes of the kernel benchmarks, and the class of their operations."""
+"""Layer shapes of the kernel benchmarks, and the class that describes a measured operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of each kernel, forward and backward, against eager torch, torch.compile and Liger.
+"""Compare the time of each kernel, forward and backward, with eager torch, torch.compile and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
 

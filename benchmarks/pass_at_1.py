@@ -1,4 +1,4 @@
-"""pass@1 of a model on questions with numeric answers.
+"""Measure pass@1 of a model on questions with numeric answers.
 
 pass@1 is the share of sampled completions with the correct answer. Our engine generates the
 completions, and our grader grades them.

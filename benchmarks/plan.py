@@ -1,4 +1,4 @@
-"""Memory predicted by the planner, compared with the memory of a run: `python -m benchmarks.plan`.
+"""Compare the planner's memory predictions with measured memory: `python -m benchmarks.plan`.
 
 Each setting runs in its own process on a CPU. Twelve settings vary rows, length, tuning and
 checkpointing; six more settings were held out while the memory model was developed. A Llama of 12.4
@@ -9,10 +9,10 @@ million parameters (sft_side.py) trains two steps with our trainer and AdamW. Tw
 `rss`: Weights plus the growth of resident memory (VmHWM) during training, in a separate run without
     the profiler; compared with that run's prediction.
 
-`predicted` is the planner's closed-form prediction. Every run makes a trial pass, whose measurement
-corrects the prediction to `corrected`. The trial pass also measures the allocator's memory beyond
-tensors, which is part of `rss`. The prediction must be within 10 % of `tensors` and within 20 % of
-`rss`. `--write` writes benchmarks/results/plan.json.
+`predicted` is the planner's closed-form prediction. Every run first measures a trial pass; with
+this measurement, the run corrects the prediction to `corrected`. The trial pass also measures the
+allocator's memory beyond tensors, which is part of `rss`. The prediction must be within 10 % of
+`tensors` and within 20 % of `rss`. `--write` writes benchmarks/results/plan.json.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ HELD_OUT: list[dict[str, Any]] = [  # Any: arguments of one side
         ("full", 6, 320, "half"),
     ]
 ]
-"""Settings not used while the memory model was developed."""
+"""Settings that were not used while the memory model was developed."""
 BARS = {"tensors": 0.10, "rss": 0.20}
 MIB = 2**20
 

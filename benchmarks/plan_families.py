@@ -1,13 +1,13 @@
-"""Memory predictions over families and precisions: `python -m benchmarks.plan_families`.
+"""Check memory predictions of several families: `python -m benchmarks.plan_families`.
 
 Each of the 30 settings trains two steps of a small random model on a CPU: six families, in fp32,
 bf16, `bf16_split_master`, and bf16 over an NF4 base. `predicted` is the prediction of the run's
 memory plan, after its trial pass. `tensors` is the peak of tensor bytes in a run under torch's
 profiler. The prediction must be within 10 % or 32 MiB of `tensors`, whichever is more.
 
-`reported` is the report that a second run, without the profiler, gives at its end. A miss that this
-report does not state is silent. The exit status is 1 if a prediction misses. `--write` writes
-benchmarks/results/plan_families.json.
+`reported` is the memory report at the end of a second run, without the profiler. A missed
+prediction that this report does not state is called silent. The exit status is 1 if a prediction
+misses. `--write` writes benchmarks/results/plan_families.json.
 """
 
 from __future__ import annotations

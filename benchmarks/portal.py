@@ -1,8 +1,8 @@
-"""Bars of the portal: `python -m benchmarks.portal [--only PART ...] [--write]`.
+"""Measure the portal: `python -m benchmarks.portal [--only PART ...] [--write]`.
 
-Starts the API as a process of its own on SQLite, with 10,000 jobs, a run of 100,000 steps and
-10,000 samples, and opens its pages in Chromium (`make browser`). Prints one JSON line with the
-figures of each part, its bars, and the bars that were missed; `--write` stores it.
+Starts the API in a separate process on SQLite, with 10,000 jobs, a run of 100,000 steps and 10,000
+samples, and opens the portal's pages in Chromium (`make browser`). Prints one JSON line with the
+figures of each part, the bars, and the missed bars. `--write` stores this line.
 docs/reference/benchmarks.md explains each figure.
 """
 
@@ -46,7 +46,7 @@ class Bench:
         return "; ".join(f"{item['name']}={item['value']}" for item in self.state["cookies"])
 
     def steps(self, count: int) -> int:
-        """Return the first of `count` steps that nobody has used."""
+        """Return the number of the first of `count` unused steps."""
         self._step += count
         return self._step - count
 
@@ -122,7 +122,7 @@ PARTS: dict[str, tuple[Callable[[Bench], Figures], dict[str, float]]] = {
 
 
 def missed(figures: Figures, bars: dict[str, float]) -> dict[str, float]:
-    """Return the figures above their bar."""
+    """Return the figures that are above their bar."""
     return {name: figures[name] for name, bar in bars.items() if figures.get(name, 0) > bar}
 
 

@@ -1,4 +1,4 @@
-"""Loss and cost of full tuning in every precision, on the same rows in the same order:
+"""Measure loss and cost of full tuning in every precision, on the same rows in the same order:
 
     python -m benchmarks.precision
 

@@ -1,4 +1,4 @@
-"""Our rollout engine, compared with transformers: `python -m benchmarks.rollout`.
+"""Compare our rollout engine with transformers: `python -m benchmarks.rollout`.
 
 Both sides run alternately; each run has its own process and one thread (rollout_side.py). The task
 is the 12.4 M Llama of sft.py with a nonzero LoRA adapter of rank 32, and 2 prompts x 8 completions
@@ -11,13 +11,14 @@ one JSON line:
     transformers.
 `sync_share`: Share of our CPU-seconds spent on the weight sync.
 
-With `--engines`, all engines of `recipe.rollout.fast_inference` generate with 1, 8 and 32 rows and
-with prompts of 16 and 512 tokens (rollout_engines.py). One JSON line for each engine and cell:
+With `--engines`, each engine of `recipe.rollout.fast_inference` generates 1, 8 and 32 rows from
+prompts of 16 and 512 tokens (rollout_engines.py). Prints one JSON line for each engine and cell
+(number of rows and prompt length):
 
 `tokens_per_cpu_second`: Generated tokens per CPU-second of the fastest rollout.
-`over_native`: CPU-seconds, this engine / the native engine.
+`over_native`: CPU-seconds of the engine / CPU-seconds of the native engine.
 
-An engine that cannot serve has one line with `skipped`, the reason. `--vllm-python` is the
+For an engine that cannot generate, one line has the reason in `skipped`. `--vllm-python` is the
 interpreter of an environment with vLLM.
 
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its

@@ -1,4 +1,4 @@
-"""One side of rollout.py, in its own process. Prints one JSON line."""
+"""Measure one side of rollout.py, in a separate process. Prints one JSON line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Fairness of the queue: `python -m benchmarks.schedule [--seed N] [--only PART ...]`.
+"""Measure the fairness of the queue: `python -m benchmarks.schedule [--seed N] [--only PART ...]`.
 
-Plays a week of jobs on the real claim code with a virtual clock, and measures the cost of a claim
-with 10,000 queued jobs. Prints one JSON line. docs/reference/benchmarks.md explains each figure.
+Simulates a week of jobs with the real claim code and a virtual clock, and measures the cost of a
+claim with 10,000 queued jobs. Prints one JSON line. docs/reference/benchmarks.md explains each
+figure.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEVICES = (24 * GIB,) * 8 + (48 * GIB,) * 5 + (80 * GIB,) * 3
 
 
 def full_week(weights: tuple[float, ...], seed: int) -> Week:
-    """50 users in 10 projects, 16 devices of three sizes, 2,000 jobs in a week."""
+    """Return a week with 50 users in 10 projects, 16 devices of three sizes, and 2,000 jobs."""
     return draw(
         seed=seed, hours=168.0, weights=weights, devices=DEVICES, num_jobs=2000, load=1.2,
         users=50, deaths=40,
@@ -41,7 +42,7 @@ def full_week(weights: tuple[float, ...], seed: int) -> Week:
 
 
 def play(week: Week, folder: Path, estimates_every: float | None = None) -> Record:
-    """Play a week on a new SQLite database in `folder`."""
+    """Simulate a week on a new SQLite database in `folder`."""
     url = f"sqlite:///{folder / 'tunesmith.db'}"
     migrate.upgrade(url)
     settings = Settings(
@@ -64,7 +65,7 @@ def _simulate(weights: tuple[float, ...], seed: int) -> dict[str, Any]:  # Any: 
 
 
 def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
-    """Play the week of `equal` again, without estimates."""
+    """Simulate the week of part `equal` again, without estimates."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
         week = full_week((1.0,) * 10, seed)
         record = play(week, Path(folder))
@@ -77,7 +78,7 @@ def digest(record: Record) -> str:
 
 
 def _claims(postgresql: str | None) -> list[dict[str, Any]]:  # Any: JSON
-    """Measure claims on SQLite and on PostgreSQL; without a URL, on a server of its own."""
+    """Measure claims on SQLite and on PostgreSQL. Without a URL, a PostgreSQL server is started."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
         on_sqlite = measure_claims(f"sqlite:///{Path(folder) / 'tunesmith.db'}")
     if postgresql:

@@ -1,4 +1,4 @@
-"""Cost of the self-check: `python -m benchmarks.self_check`.
+"""Measure the cost of the self-check: `python -m benchmarks.self_check`.
 
 Trains 5 steps of each case with the code of `tunesmith run` and times the self-check inside the
 run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
@@ -7,8 +7,10 @@ run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 `first_step`: CPU-seconds of the comparison of the first step with plain torch.
 `looks`: CPU-seconds of the repeated checks at a later step.
 `first_step_share_of_200`: `first_step` and six times `looks`, divided by the CPU-seconds of 200
-steps. `step`: Median CPU-seconds of an optimizer step. `share_of_200`: `self_check` divided by the
-CPU-seconds of 200 steps. `within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
+    steps.
+`step`: Median CPU-seconds of an optimizer step.
+`share_of_200`: `self_check` divided by the CPU-seconds of 200 steps.
+`within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
 """
 
 from __future__ import annotations

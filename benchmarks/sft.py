@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, compared with stock TRL: `python -m benchmarks.sft`.
+"""Compare supervised fine-tuning with stock TRL: `python -m benchmarks.sft`.
 
 Both sides run alternately; each run has its own process and one thread (sft_side.py). Both sides
 train the same model on the same rows in the same order: a Llama of 12.4 million parameters, rows of
@@ -8,7 +8,7 @@ forward, backward, clipping, optimizer and TRL's logging. Prints one JSON line:
 `speed_ratio`: Tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds.
 `memory_ratio`: Peak memory minus memory before training, ours / stock TRL; resident memory, or on a
     GPU allocated memory.
-`loss_difference`: Largest relative difference between both sides' losses of a step.
+`loss_difference`: Largest relative difference between the two sides' losses in a step.
 
 Our side and the trainer set the same malloc options of glibc; `--their-allocator` sets the same
 options for stock TRL.

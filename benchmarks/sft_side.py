@@ -1,4 +1,4 @@
-"""One side of sft.py or families.py, in its own process. Prints one JSON line for each model."""
+"""Measure one side of sft.py or families.py. Prints one JSON line for each model."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def watch_memory() -> float:
-    """Reset the peak. Return the memory in use in MiB: allocated on the GPU, or resident."""
+    """Reset the peak. Return the MiB in use: allocated on a GPU, otherwise resident."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20

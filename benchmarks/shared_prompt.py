@@ -1,4 +1,4 @@
-"""Speed-up from sharing the prompt of a group in training: `python -m benchmarks.shared_prompt`.
+"""Measure the speed-up from shared prompts in training: `python -m benchmarks.shared_prompt`.
 
 Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with LoRA of rank 32 on
 all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. Shared and

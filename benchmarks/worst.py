@@ -1,4 +1,4 @@
-"""Conversion of NaN to the worst possible figure."""
+"""Convert NaN to the worst possible figure."""
 
 from __future__ import annotations
 

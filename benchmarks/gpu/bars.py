@@ -213,7 +213,7 @@ def _bars() -> Iterator[Bar]:
 
 
 def _memory_bars() -> Iterator[Bar]:
-    """Yield bars D1, D6, C3, C4 and C2 of ENGINE.md. Part `memory` checks bar E5 of ENGINE.md."""
+    """Yield the bars of the parts `memory` and `precision`."""
     yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
     yield Bar(
         name="memory: median error of a predicted peak",
@@ -248,7 +248,7 @@ def _memory_bars() -> Iterator[Bar]:
 
 
 def _grpo_bars() -> Iterator[Bar]:
-    """Yield bars A1, A2 and A4 of ENGINE.md."""
+    """Yield the bars of part `grpo`."""
     ours = (SMALL, "ours", "lora")
     yield Bar(
         name=f"{SMALL}, GRPO: speed of a step relative to stock TRL",

@@ -133,7 +133,7 @@ def run_all(
 
 
 def _run(child: Child, record: Record, deadline: float) -> tuple[str, ...]:
-    """Run a child until it ends. Return the cases that did not run."""
+    """Read a child's answers until it ends. Return the cases that did not run."""
     job, remaining = child.job, list(child.job.cases) or [ALL]
     child.go()
     begun = time.monotonic()

@@ -50,7 +50,8 @@ MOST_NAMES = 20
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> Result:
-    """Run both checks. Return the worst errors and `passed`. NaN does not pass."""
+    """Compute the errors in fp32 and in bf16. Return the largest errors and `passed`, which is
+    False for NaN."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
@@ -99,7 +100,7 @@ def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def gpu_tests(device: torch.device) -> Result:
-    """Run the tests that need a GPU. On a CPU, run a few of them, which pytest then skips."""
+    """Run the tests that need a GPU. On a CPU, run only a few, which pytest skips."""
     if find_spec("pytest") is None:
         return {"refused": "pytest is not installed"}
     with tempfile.TemporaryDirectory() as folder:

@@ -22,9 +22,11 @@ PARTS = ("correctness", "parity", "speed", "kernels", "grpo", "memory", "precisi
 OPTIONAL = {"liger": "liger_kernel", "unsloth": "unsloth"}
 """Compared trainers that need a GPU, with the package that each trainer needs."""
 REAL_SHAPES, TINY_SHAPES = ("llama-8b", "qwen-1.5b"), ("tiny",)
-"""Shapes of the parts `correctness` and `kernels` (kernel_operations.SHAPES)."""
+"""Names of the shapes in the parts `correctness` and `kernels` (keys of
+kernel_operations.SHAPES)."""
 PRECISION_MODELS = {False: ("llama-3.2-1b", "qwen2.5-0.5b"), True: ("tiny-llama", "tiny-llama")}
-"""Models of part `precision` without and with --tiny: for bytes and time, and for the loss."""
+"""Models of part `precision`: one model for bytes and time, one for the loss. The key is True with
+--tiny."""
 _USUAL, _LONG = 90.0, 150.0
 _LOSS = 600.0
 """Time limits of a case, in seconds."""
@@ -72,7 +74,7 @@ CHECKED = (
     *("attention", "log_prob", "head_rows", "lora_qkv", "lora_down", "rms_norm", "swiglu", "rope"),
     *("qk_norm", "geglu", "rms_norm_gemma"),
 )
-"""Operations that are checked, those that every model needs first."""
+"""Operations that are checked. Operations that every model needs come first."""
 
 
 def _speed(models: Sequence[str], tiny: bool, turn: int) -> Iterator[Job]:

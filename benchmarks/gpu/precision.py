@@ -1,4 +1,4 @@
-"""Part `precision`: full tuning in bf16 with split masters (ENGINE.md: C2, C3, C4).
+"""Part `precision`: full tuning in bf16 with split masters.
 
 `MODEL/bytes`: Bytes per parameter of weights and optimizer, in every precision.
 `MODEL/time`: Step time with split masters / step time in plain bf16; a step is forward, backward,

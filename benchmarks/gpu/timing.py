@@ -2,8 +2,8 @@
 
 On a GPU, each repeat overwrites the L2 cache and then keeps the GPU busy while the host enqueues
 the operation, so that Python does not limit small operations. Two CUDA events around the operation
-measure its time; the median over all repeats counts. On a CPU, the time is in CPU-seconds and
-serves only to test this code.
+measure its time; the result is the median over all repeats. On a CPU, the time is in CPU-seconds
+and serves only to test this code.
 """
 
 from __future__ import annotations

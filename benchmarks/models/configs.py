@@ -1,8 +1,8 @@
 """Small configurations for every causal language model in transformers.
 
-The defaults of a configuration class describe a released model. `small_config` replaces its sizes
-by small ones, found by the names of the fields. `EXCEPTIONS` lists values that do not follow from
-the names.
+The defaults of a configuration class describe a released model. `small_config` replaces the sizes
+by small ones. It finds the sizes by the names of the fields. `EXCEPTIONS` lists values that do not
+follow from the names.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def shrunk_value(name: str, value: Untyped, vocabulary: int) -> Untyped:
 
 
 def several_kinds(kinds: Untyped) -> Untyped:
-    """Return one layer of each kind, and at least two layers."""
+    """Return each kind of layer once, as a list of at least two layers."""
     distinct = list(dict.fromkeys(kinds))
     return distinct if len(distinct) > 1 else distinct * _LAYERS
 
@@ -152,4 +152,4 @@ EXCEPTIONS: dict[str, dict[str, Untyped]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
 }
-"""Fields that the names and the defaults do not give, by model type."""
+"""Values of fields for which the names and the defaults are not enough, by model type."""

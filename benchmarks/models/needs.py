@@ -1,7 +1,7 @@
 """Describe what our kernels would need to compute a model's layers.
 
-The description is read from the names and classes of the modules of one layer of each kind. It says
-which mechanism is missing, not how much work the mechanism is.
+The description is read from the names and classes of the modules of one layer of each kind. The
+description names the missing mechanisms. It does not say how much work they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train every small model by every method, and record what happened."""
+"""Train every small model by every method, and record the outcomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Untyped = Any  # Any: transformers is not typed
 
 METHODS = ("lora", "full", "grpo")
 LIMIT = 1e-5
-"""Largest relative difference between both sides' losses of a step, in fp32."""
+"""Largest allowed relative difference between the two sides' losses in a step, in fp32."""
 MOST_PARAMETERS = 4_000_000
 State = Literal["fast", "stock", "refused", "failed", "different"]
 
@@ -29,8 +29,8 @@ class Outcome:
 
     state: State
     """`fast`: our kernels in the layers. `stock`: stock layers. `refused`: an error that names the
-    cause, before the first step. `failed`: any other error. `different`: losses that are not
-    TRL's."""
+    cause, before the first step. `failed`: any other error. `different`: losses that differ from
+    stock TRL's."""
     detail: str
     """Summary of the patched modules, or the error's message."""
     difference: float | None = None

@@ -32,7 +32,7 @@ REWARD = {"type": "length", "unit": "characters", "target": 4, "limit": 40}
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One run of our trainer."""
+    """Result of one run of our trainer."""
 
     losses: list[float]
     patched: str

@@ -1,1 +1,1 @@
-"""Parts of the benchmark of the portal."""
+"""Parts of the portal benchmark."""

@@ -1,5 +1,5 @@
-"""Live pages: delay from stored to painted, CPU and heap at ten events a second, many tabs, and a
-restart of the API."""
+"""Measure live pages: delay from storing an event to painting it, CPU and heap at ten events per
+second, many tabs, and a restart of the API."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _OBSERVE = """() => {
 
 
 def value_of(step: int) -> float:
-    """Return a loss that stands for the step, with four figures."""
+    """Return a loss with four figures that identifies the step."""
     return float(f"{1 + step % 9000 / 1000:.3f}")
 
 
 def tell(service: Service, job_id: str, *steps: int) -> float:
-    """Store metrics of steps as a worker's report does. Return when they were stored."""
+    """Store metrics of steps like a worker's report. Return the time of storage."""
     with service.database.write.begin() as session:
         job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
         for step in steps:
@@ -64,7 +64,7 @@ def open_job(page: Page, service: Service, what: str = "running") -> str:
 
 
 def measure_latency(page: Page, service: Service, events_told: int, first: int) -> dict[str, float]:
-    """Return the delay from the end of the transaction that stores an event to its paint."""
+    """Return the delay from the commit of an event until the page paints it."""
     job_id = open_job(page, service)
     page.evaluate(_OBSERVE)
     stored = {}
@@ -87,7 +87,7 @@ def measure_ten_a_second(
     page: Page, service: Service, seconds: int, first: int, *, many: int = 0
 ) -> dict[str, float]:
     """Return the share of a core that the page's main thread needs at ten events a second, and the
-    growth of its heap; `many` further events come as fast as the page takes them."""
+    growth of its heap; then send `many` events as fast as the page processes them."""
     job_id, session = open_job(page, service), page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     step = first
@@ -124,7 +124,7 @@ def _heap(session: Any) -> int:  # Any: a CDPSession
 
 
 def measure_tabs(context: BrowserContext, service: Service, tabs: int, first: int) -> int:
-    """Open many tabs of a job and return how many of them show an event that comes then."""
+    """Open many tabs of a job. Return the number of tabs that show a new event."""
     pages = [context.new_page() for _ in range(tabs)]
     for page in pages:
         job_id = open_job(page, service)
@@ -138,8 +138,8 @@ def measure_tabs(context: BrowserContext, service: Service, tabs: int, first: in
 def measure_restart(
     page: Page, service: Service, api: ApiProcess, first: int, away_seconds: float
 ) -> dict[str, float]:
-    """Kill the API, store events while it is away, and return how long after its return the page is
-    live again. Steps that are missing or doubled in the page's curve are counted."""
+    """Kill the API, store events, and start the API again. Return the time until the page is live
+    again, and the numbers of missing and doubled steps in its curve."""
     job_id = open_job(page, service)
     page.evaluate(_RECORD)
     tell(service, job_id, first)

@@ -1,4 +1,4 @@
-"""200 streams of the list and a job at two events a second: CPU and memory of the API."""
+"""Measure CPU and memory of the API with 200 streams at two events per second."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..service_parts.process_use import watched
 from .live import tell
 
 BARS = {"core_share_above_idle": 0.1, "memory_growth_mb": 104.9}
-"""100 MiB are 104.9 MB."""
+"""Largest allowed figures; 100 MiB are 104.9 MB."""
 _JOIN_SECONDS = 4.0
 
 
 def measure(
     service: Service, api: ApiProcess, cookie: str, *, watchers: int, seconds: int, first: int
 ) -> dict[str, Any]:  # Any: JSON
-    """Watch with as many streams as 200 browsers have. `cookie` is the header of a session."""
+    """Watch with the streams of 200 browsers. `cookie`: value of a session's Cookie header."""
     job_id = service.world.jobs["running"]
     with service.database.read() as session:
         head = session.scalar(select(JobRow.last_seq).where(JobRow.id == job_id))
@@ -68,7 +68,7 @@ def _share(api: ApiProcess, seconds: float) -> float:
 async def _watch(
     url: str, path: str, cookie: str, counts: list[int], stop: threading.Event
 ) -> None:
-    """Keep the streams open, and count the events that each gets."""
+    """Keep the streams open, and count the events of each stream."""
     tasks = [asyncio.create_task(_one(url, path, cookie, counts, n)) for n in range(len(counts))]
     while not stop.is_set():
         await asyncio.sleep(0.1)

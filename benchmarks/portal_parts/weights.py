@@ -1,5 +1,5 @@
-"""Weight, requests, paint, layout shift and CPU of each page, at the first and at later visits; and
-sizes of the scripts."""
+"""Measure bytes, requests, paint time, layout shift and CPU of each page, at the first visit and at
+later visits, and the sizes of the scripts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scripts() -> dict[str, float]:
 
 
 def visits() -> list[Visit]:
-    """Return the pages of the browser tests, without error pages and answers of a model."""
+    """Return the pages of the browser tests, except error pages and pages with model answers."""
     own = [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
     return [visit for visit in own if visit.ready != "#answers"]
 
@@ -51,7 +51,7 @@ def visits() -> list[Visit]:
 def measure_page(
     chromium_running: Running, service: Service, state: SignedIn, visit: Visit
 ) -> dict[str, Any]:  # Any: JSON
-    """Visit a page with an empty cache, and then again."""
+    """Visit a page with an empty cache, then visit it again."""
     context = chromium.new_context(
         chromium_running, base_url=service.url, storage_state={} if visit.anonymous else state
     )

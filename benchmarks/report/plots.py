@@ -22,9 +22,10 @@ class Bars:
     unit: str
     groups: tuple[str, ...]
     series: dict[str, tuple[float | None, ...]]
-    """Values for each group, by the name of the series. Our series comes first. None: no value."""
+    """Values for each group, by the name of the series. Our series comes first. None means that the
+    value is missing."""
     marks: tuple[float | None, ...] = ()
-    """Bar of each group."""
+    """Required value of each group."""
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]

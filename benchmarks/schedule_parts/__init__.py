@@ -1,1 +1,1 @@
-"""Parts of the schedule benchmark: a week of jobs on the real claim code, with a virtual clock."""
+"""Parts of the schedule benchmark, which simulates weeks of jobs with the real claim code."""

@@ -1,4 +1,4 @@
-"""Cost of a claim with 10,000 queued jobs of 20 projects and 500 files and 500 files."""
+"""Measure the cost of a claim with 10,000 queued jobs of 20 projects and 500 files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _is_labelled(number: int) -> bool:
 
 
 def fill(database: Database, queued: int = QUEUED) -> None:
-    """Insert queued jobs. The worker lacks the label of each fourth job, and of all jobs of one
-    project."""
+    """Insert queued jobs. The worker lacks a label that every fourth job, and every job of one
+    project, requires."""
     rows = [
         {
             "id": f"ftjob-{number:024d}", "project_id": f"proj-{number % PROJECTS:02d}",
@@ -63,13 +63,13 @@ def fill(database: Database, queued: int = QUEUED) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of each claim, commit included; the first `WARM_UP` claims are left out."""
+    """Seconds of each claim, including the commit, without the first `WARM_UP` claims."""
 
     wall: list[float]
     cpu: list[float]
     """CPU time of this thread and, on PostgreSQL, of the server process of its connection."""
     warm_up: list[float]
-    """CPU time of the claims that are left out."""
+    """CPU time of the first `WARM_UP` claims."""
 
 
 def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> Costs:
@@ -93,8 +93,8 @@ def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> 
 
 
 def _server_process(database: Database) -> int | None:
-    """Return the id of PostgreSQL's process for the pool's only connection. Between two claims, the
-    connection so has a transaction that reads, as in the service."""
+    """Return the id of PostgreSQL's process for the pool's only connection. The query also adds a
+    read transaction between two claims, which the service has too."""
     if database.engine.dialect.name != "postgresql":
         return None
     with database.read() as session:

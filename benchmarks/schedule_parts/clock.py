@@ -16,11 +16,11 @@ _JULIAN_EPOCH, _DAY = 2440587.5, 86_400.0
 
 
 class Clock:
-    """Time of a simulation. `step` sets the wall clock forward or back, as an operator may."""
+    """Time of a simulation. `step` sets only the wall clock forward or back."""
 
     def __init__(self, start: float) -> None:
         self.steady = 0.0
-        """Seconds since the start; they only grow."""
+        """Monotonic time: seconds since the start of the simulation."""
         self._offset = start
 
     def advance_to(self, steady: float) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a simulation: shares, waits, estimates; and what must never happen."""
+"""Figures of a simulation: shares, waits, estimates, and numbers of forbidden events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .week import JobPlan, Week
 from .world import Record
 
 MIN_WAIT_SECONDS = 600.0
-"""Estimates of shorter waits are left out of the median."""
+"""The median does not include estimates of shorter waits."""
 
 
 def figures(week: Week, record: Record) -> dict[str, Any]:  # Any: JSON
@@ -65,7 +65,7 @@ def contested(week: Week, record: Record) -> tuple[float, float]:
 
 
 def device_time(record: Record, projects: int, start: float, end: float) -> list[float]:
-    """Return the device-seconds of each project in a time."""
+    """Return the device-seconds of each project between two times."""
     sums = [0.0] * projects
     for began, ended, project in record.busy:
         sums[project] += max(0.0, min(ended, end) - max(began, start))
@@ -85,9 +85,9 @@ def doubled(record: Record) -> int:
 
 
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
-    """Return the longest fair wait. While the job waits, its project starts other jobs; the bound
-    is twice the time that the project's share of the devices needs for these jobs, plus twice the
-    longest job."""
+    """Return the longest wait in seconds that counts as fair. While the job waits, its project
+    starts other jobs; the bound is twice the time that the project's share of the devices needs for
+    these jobs, plus twice the longest job."""
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]
     ahead = sum(
@@ -109,7 +109,7 @@ def starved(week: Week, record: Record) -> list[str]:
 
 
 def estimate_errors(record: Record) -> tuple[list[float], float]:
-    """Return the relative errors of the estimated waits, and the share of starts in the range."""
+    """Return the relative errors of estimated waits, and the share of starts in the range."""
     starts = defaultdict(list)
     for when, _, job_id, _ in record.claims:
         starts[job_id].append(when)

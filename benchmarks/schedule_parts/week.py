@@ -1,4 +1,4 @@
-"""Jobs, devices, worker deaths and clock steps of a simulated time, drawn from a seed."""
+"""Jobs, devices, worker deaths and clock steps of a simulated week, sampled with a seed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class JobPlan:
     project: int
     user: int
     file: str
-    """Training file; jobs of one file take about as long."""
+    """Training file; jobs with the same file take about the same time."""
     arrives: float
-    """Seconds since the start, like all times here."""
+    """Time of the job's creation. All times are in seconds since the start of the week."""
     seconds: float
-    """Device-time without interruptions."""
+    """Device-time of the job in seconds, without interruptions."""
     device_bytes: int
     interactive: bool = False
     priority: int = 0
@@ -29,7 +29,7 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Week:
-    """Everything that happens to the scheduler from outside."""
+    """Inputs of the simulation: projects, devices, jobs, worker deaths and clock steps."""
 
     hours: float
     users: int
@@ -39,7 +39,8 @@ class Week:
     """Memory of each device in bytes."""
     jobs: tuple[JobPlan, ...]
     deaths: tuple[tuple[float, int], ...] = ()
-    """Times at which the worker of a device dies; another starts soon after."""
+    """Pairs of a time and the index of a device. The worker of the device dies at this time; a new
+    worker starts soon after."""
     clock_steps: tuple[tuple[float, float], ...] = field(default=())
     """Times and sizes of steps of the wall clock, in seconds."""
 
@@ -56,7 +57,7 @@ def draw(
     deaths: int,
     interactive_share: float = 0.1,
 ) -> Week:
-    """Draw a week. `load`: device-time of all jobs, relative to that of all devices."""
+    """Sample a week. `load`: device-time of all jobs / device-time of all devices in the week."""
     chance = random.Random(seed)
     num_short = int(num_jobs * interactive_share)
     mean = hours * HOUR * len(devices) * load / (num_jobs - num_short)
@@ -88,7 +89,7 @@ def draw(
 
 
 def _project(chance: random.Random, weights: tuple[float, ...], number: int) -> int:
-    """Each project has jobs in proportion to its weight."""
+    """Return the project of a job. Each project has jobs in proportion to its weight."""
     if number < len(weights):
         return number
     return chance.choices(range(len(weights)), weights)[0]

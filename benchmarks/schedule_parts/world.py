@@ -1,5 +1,5 @@
-"""Simulated workers on the real scheduler: claims, reports, the janitor and forecasts run as in the
-service, on SQLite; only the training is simulated."""
+"""Simulated workers on the real scheduler. Claims, reports, the janitor and forecasts use the code
+of the service, on SQLite; only the training is simulated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MODEL = "tiny"
 
 
 class NoWakeUps(WakeUps):
-    """Sends nothing: the simulation wakes the workers itself."""
+    """Broker that sends nothing, because the simulation wakes the workers."""
 
     def __init__(self) -> None:
         """Connect to no broker."""
@@ -64,7 +64,7 @@ class NoWakeUps(WakeUps):
 
 @dataclass(kw_only=True)
 class Device:
-    """One simulated worker. `life` grows when it dies, so that events of the dead are ignored."""
+    """One simulated worker. `life` increases at its death, so that older events are ignored."""
 
     number: int
     device_bytes: int
@@ -89,20 +89,21 @@ class Record:
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
     """Monotonic time, device, job and fence of each claim."""
     held: dict[str, float] = field(default_factory=dict)
-    """Device-seconds by project."""
+    """Device-seconds used, by project."""
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds from the arrival of each job to its first claim."""
     ends: dict[str, float] = field(default_factory=dict)
     refused_reports: int = 0
     preemptions: list[tuple[float, str]] = field(default_factory=list)
     estimates: list[tuple[str, float, float, float, float]] = field(default_factory=list)
-    """Job, steady time of the estimate, and the estimated start: expected, earliest, latest."""
+    """Job id, monotonic time of the estimate, and the estimated start time: expected, earliest,
+    latest."""
     busy: list[tuple[float, float, int]] = field(default_factory=list)
-    """Start, end and project of each time in which a job held a device."""
+    """Start, end and project of each period in which a job held a device."""
 
 
 class World:
-    """The scheduler's database, and the devices. `run` plays a week."""
+    """The scheduler's database, and the devices. `run` simulates a week."""
 
     def __init__(self, database: Database, settings: Settings, week: Week, clock: Clock) -> None:
         self._database, self._settings, self._week, self._clock = database, settings, week, clock
@@ -117,7 +118,7 @@ class World:
         self.record = Record()
 
     def run(self, estimates_every: float | None = None) -> Record:
-        """Play the week and then the rest of the queue until all jobs have ended."""
+        """Simulate the week, then continue until all jobs have ended."""
         self._insert_projects()
         for device in self._devices:
             self._hello(device)
@@ -249,7 +250,7 @@ class World:
         self._free(device)
 
     def _send(self, device: Device, outcome: Outcome | None) -> Control | None:
-        """Store a resume point and send a report; return the command, None if refused."""
+        """Store a resume point and send a report. Return the command; None after a refusal."""
         claim = device.claim
         assert claim is not None
         plan = self._plans[claim.job_id]
@@ -321,7 +322,7 @@ class World:
         return self._service_janitor._may_expire_leases(session)
 
     def _see_workers(self, session: Session) -> None:
-        """Count the workers as live: the simulation sends no heartbeats."""
+        """Mark the workers as live, because the simulation sends no heartbeats."""
         alive = [device.id for device in self._devices]
         session.execute(
             update(WorkerRow)

@@ -1,4 +1,4 @@
-"""Latencies of `/healthz` and of a running job's reports, measured in a separate process."""
+"""Measure the latencies of `/healthz` and of a running job's reports, in a separate process."""
 
 from __future__ import annotations
 

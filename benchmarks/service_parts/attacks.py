@@ -61,7 +61,7 @@ class Attack:
         return connection
 
     def get(self, path: str) -> bytes:
-        """Return a request's bytes."""
+        """Return the bytes of a GET request."""
         key = self.service.api_key
         return f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode()
 
@@ -101,8 +101,8 @@ def half_open(attack: Attack) -> dict[str, Any]:
 
 
 def large_jobs(attack: Attack) -> dict[str, Any]:
-    """Send 60 create requests of 4 MiB, which are refused, and 60 for the heaviest allowed job.
-    Then 8 clients read the list of all jobs at the same time."""
+    """Send 60 create requests of 4 MiB, which are refused, and 60 create requests for the heaviest
+    allowed job. Then 8 clients read the list of all jobs at the same time."""
     heaviest = json.dumps(heaviest_job(attack.file_id))
     bodies = [json.dumps({"model": BASE_MODEL}).ljust(4 * MIB), heaviest] * LARGE_JOBS
 

@@ -1,4 +1,4 @@
-"""Latency of concurrent job creations without workers, with and without list requests."""
+"""Measure the latency of concurrent create requests, with and without list requests."""
 
 from __future__ import annotations
 

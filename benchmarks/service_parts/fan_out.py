@@ -1,4 +1,4 @@
-"""Delivery of one job's events to many watchers over server-sent events (SSE)."""
+"""Measure the delivery of one job's events to many watchers over server-sent events (SSE)."""
 
 from __future__ import annotations
 

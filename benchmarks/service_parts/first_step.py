@@ -1,4 +1,4 @@
-"""Time from the POST of a job until our watcher receives the job's first step, with a tiny model.
+"""Measure the time from the POST of a job until a watcher receives the job's first step.
 
 `cold`: the first job after the workers started. `warm`: a warm trainer is ready. `at_once`: the
 previous job has just ended, and the next warm trainer is starting. `without`: the worker has

@@ -1,4 +1,4 @@
-"""Latency of every page of a list, compared with page 1.
+"""Compare the latency of every page of a list with the latency of page 1.
 
 The lists are jobs, jobs with a metadata filter, and the events of a job. Page 1 is requested before
 each page, so that other load on the machine affects both pages.

@@ -1,5 +1,5 @@
-"""CPU time per request of uvicorn's HTTP protocols (h11, httptools) and of the API's own protocol.
-The application does nothing."""
+"""Measure the CPU time per request of uvicorn's HTTP protocols (h11, httptools) and of the API's
+own protocol. The application does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the API and the SDK during a large upload and download, and a check of the content."""
+"""Measure the memory of the API and the SDK during large transfers, and check the content."""
 
 from __future__ import annotations
 

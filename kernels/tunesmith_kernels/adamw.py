@@ -1,11 +1,11 @@
-"""AdamW in fp32 on flat tensors. All optimisers of this package compute these formulas:
+"""AdamW in fp32 on flat tensors. All optimisers of this package compute the following formulas:
 
     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
     x = (1 - lr wd) x - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-The form is that of torch.optim.AdamW. Source: Loshchilov and Hutter, "Decoupled Weight Decay
-Regularization", https://arxiv.org/abs/1711.05101. Callers choose how they store x, m and v between
-steps.
+The formulas are the same as in torch.optim.AdamW. Source: Loshchilov and Hutter, "Decoupled Weight
+Decay Regularization", https://arxiv.org/abs/1711.05101. Callers choose how they store x, m and v
+between steps.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the expected value of w:
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 
-On average, small updates are therefore not lost (https://arxiv.org/abs/2010.06192, section 4).
+Therefore small updates are not lost on average (https://arxiv.org/abs/2010.06192, section 4).
 moment_codes.py defines the 8-bit codes. Memory: 4 bytes per weight (weight 2, moments 1 + 1), and 8
 bytes of scales per block of 256 weights.
 
@@ -41,8 +41,8 @@ def adamw_8bit_reference_(
     spec: AdamW,
     random: torch.Tensor,
 ) -> None:
-    """Compute `adamw_8bit_` line by line from the formulas, in one tile. `random`: int32 random
-    numbers [n]."""
+    """Compute the same step as `adamw_8bit_` line by line from the formulas, without tiles.
+    `random`: int32 random numbers [n]."""
     size, padded = len(weight), num_blocks(len(weight)) * BLOCK
     m, v, scratch = torch.zeros(3, padded)
     decode_m(moments.m_code, moments.m_scale, m, scratch)

@@ -50,7 +50,7 @@ def segment_attention(
     """Apply RoPE to q and k, then compute attention.
 
     qkv: one tensor that contains q, k and v, [T, (heads + 2 kv_heads) head_dim]. RoPE
-    **overwrites** q and k in qkv, so the operation that produced qkv must not save it for its
+    **overwrites** q and k in qkv, so the operation that produced qkv must not save qkv for its
     backward pass. cos, sin: [T, R / 2] fp32, at each token's position in its row; None for no RoPE.
     The keys of a prefix are rotated once, at their positions in the prefix's row. Returns [T, heads
     * head_dim].
@@ -75,7 +75,7 @@ def segment_attention_reference(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Compute attention with one dense score matrix per row. The arguments stay unchanged."""
+    """Compute attention with one dense score matrix per row. The arguments are not changed."""
     q, k, v = _split(qkv, shape)
     if cos is not None and sin is not None:
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)

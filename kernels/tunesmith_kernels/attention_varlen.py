@@ -1,5 +1,5 @@
-"""Attention over rows of unequal length with torch's FlashAttention. The module also gives the
-reason if a call cannot use FlashAttention.
+"""Attention over rows of unequal length with torch's FlashAttention. If a call cannot use
+FlashAttention, the module returns the reason.
 
 Torch has `torch.nn.attention.varlen` since version 2.10; later versions changed its arguments. On
 compute capability 9.0, FlashAttention 3 is faster than the built-in version 2 and is used if its
@@ -24,7 +24,7 @@ from .tiles import wide
 __all__ = ["varlen_attention", "why_not_varlen", "why_not_varlen_here"]
 
 _FA3 = "flash_attn_interface"
-"""Module name under which torch looks for FlashAttention 3."""
+"""Name of the module that torch imports for FlashAttention 3."""
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:

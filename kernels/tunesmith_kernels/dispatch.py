@@ -1,4 +1,4 @@
-"""Choice between the CPU path and the Triton path of an operation. This module does not import
+"""Choose between the CPU path and the Triton path of an operation. This module does not import
 triton.
 
 Triton kernels are in `*_triton.py` files. A kernel file is imported when its kernel is first used,

@@ -1,5 +1,5 @@
-"""Split master weights, and their AdamW step. An fp32 weight is stored as bf16 plus a 16-bit error
-word.
+"""Split master weights, and the AdamW step that updates them. An fp32 weight is stored as bf16 plus
+a 16-bit error word.
 
 The bits of an fp32 number x, as an integer, are
 
@@ -36,8 +36,9 @@ _HALF = 1 << 15
 
 
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split fp32 of any shape into the nearest bf16 and the int16 error word. The pair is exact for
-    finite numbers, also above the largest bf16, where the bf16 part is infinite."""
+    """Split fp32 of any shape into the nearest bf16 and the int16 error word. The two parts restore
+    every finite number exactly, including numbers above the largest bf16, whose bf16 part is
+    infinite."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)
@@ -65,7 +66,7 @@ def adamw_error_word_reference_(
     v: torch.Tensor,
     spec: AdamW,
 ) -> None:
-    """Compute `adamw_error_word_` line by line from the formulas."""
+    """Compute the same step as `adamw_error_word_` line by line from the formulas."""
     master = join_words(weight, error)
     adamw_reference_(master, grad.float(), m, v, spec)
     new_weight, new_error = split_words(master)

@@ -153,8 +153,8 @@ def _scratch_dtype(dtype: torch.dtype, activation: Activation) -> torch.dtype:
 def _activate(
     gate: torch.Tensor, activation: Activation, out: torch.Tensor, sigmoid: torch.Tensor
 ) -> None:
-    """Write act(gate) [n, I] to out. For gelu_tanh, also write sigmoid(2 z) to sigmoid; computing a
-    sigmoid is faster than ATen's tanh."""
+    """Write act(gate) [n, I] to out. For gelu_tanh, also write sigmoid(2 z) to sigmoid; ATen
+    computes a sigmoid faster than a tanh."""
     if activation == "silu":
         torch.ops.aten.silu.out(gate, out=out)
     elif activation == "gelu":

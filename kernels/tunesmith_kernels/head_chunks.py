@@ -1,4 +1,4 @@
-"""Language-model head over chunks of rows: the logits and their gradients.
+"""Compute a language-model head in chunks of rows: logits and gradients.
 
 All operations that compute log-probs use this module, which is independent of autograd. The
 formulas are in head_rows.py and log_prob.py.
@@ -108,8 +108,8 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of about equal size, because a short last chunk would read the whole weight for
-    a few rows."""
+    """Yield chunks of about equal size, because the whole weight is read for each chunk, also for a
+    short last chunk."""
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
     most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)

@@ -4,10 +4,10 @@ The first pass over a row computes the statistics of logsumexp, block by block. 
 reads the row from the L2 cache and overwrites the logits. The formulas and symbols are in
 head_rows.py.
 
-Each multiprocessor runs one program, which takes row after row. With several programs per
-multiprocessor, their rows together would not fit the L2 cache: a bf16 row of 128,256 logits has 250
-KiB, and 132 rows have 32 MiB. A single program per multiprocessor cannot hide the latency of loads,
-so its loops load blocks ahead (num_stages).
+Each multiprocessor runs one program, which processes one row after another. With several programs
+per multiprocessor, their rows together would not fit the L2 cache: a bf16 row of 128,256 logits has
+250 KiB, and 132 rows have 32 MiB. A single program per multiprocessor cannot hide the latency of
+loads, so its loops load blocks ahead (num_stages).
 """
 
 from __future__ import annotations

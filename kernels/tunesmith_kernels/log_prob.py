@@ -7,11 +7,11 @@ For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (s
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
 
 Rows are processed in chunks whose logits fit a byte budget. Forward already computes d log p / d h,
-[N, H], from the logits of each chunk; backward only multiplies it by the upstream gradient u_i. The
-head's gradient is a sum over rows, weighted by u_i. Forward computes the head's gradient with all
-weights u_i set to 1. If all u_i are equal (a mean or sum over tokens), backward scales the head's
-gradient from forward; otherwise backward computes the logits again. Sources: arXiv 2411.09009 (no
-full logits), Liger's kernel (gradient in forward).
+[N, H], from the logits of each chunk. Backward only multiplies this gradient by the upstream
+gradient u_i. The head's gradient is a sum over rows, weighted by u_i. Forward computes the head's
+gradient with all weights u_i set to 1. If all u_i are equal (a mean or sum over tokens), backward
+scales the head's gradient from forward; otherwise backward computes the logits again. Sources:
+arXiv 2411.09009 (no full logits), Liger's kernel (gradient in forward).
 
 If only k rows of the head are trained, W is frozen and the trained rows are a separate [k, H]
 tensor. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and no
@@ -99,15 +99,16 @@ def token_log_probs(
     """Return the log-prob of each row's target. hidden [N, H], weight [V, H], bias [V] or None,
     targets [N] int64.
 
-    `log_probs` is differentiable in hidden, weight and bias; with entropy="grad", `entropy` is too.
-    The projection runs in the autocast dtype; without autocast, in the dtype of hidden. N may be 0.
-    A trainable head keeps one fp32 [V, H] sum between forward and backward.
+    `log_probs` is differentiable in hidden, weight and bias; with entropy="grad", `entropy` is also
+    differentiable. The projection is computed in the autocast dtype, or without autocast in the
+    dtype of hidden. N may be 0. With a trainable head, one fp32 tensor [V, H] is kept between
+    forward and backward.
 
     trained: trainable rows that replace rows of a frozen weight.
 
     byte_budget: largest size in bytes of one chunk of logits; None: 128 MiB on a CPU, 2 GiB on
-    other devices. A chunk has at least one row, whatever the budget. Raises ValueError for wrong
-    shapes, dtypes or targets.
+    other devices. A chunk has at least one row, even if that row is larger than the budget. Raises
+    ValueError for wrong shapes, dtypes or targets.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     if trained is not None:
@@ -296,7 +297,7 @@ def _head_gradient_again(
     by_entropy: torch.Tensor | None,
     call: HeadCall,
 ) -> HeadGradient:
-    """Compute the logits again, and the head's gradient for unequal upstream gradients."""
+    """Compute logits again, then the head's gradient for unequal upstream gradients."""
     asked = by_entropy is not None
     call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
     sums = HeadGradient(weight, bias, call)

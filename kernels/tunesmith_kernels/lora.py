@@ -1,4 +1,4 @@
-"""Linear layers with LoRA adapters, fused with the operation before them into one autograd node.
+"""Linear layers with LoRA adapters, fused into one autograd node with the operation before them.
 
 The projections of one node have the same input x (q, k and v; gate and up; or one projection):
 
@@ -43,14 +43,14 @@ __all__ = ["Adapter", "Norm", "Projection", "lora_linear", "lora_linear_referenc
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA adapter s B A of one projection."""
+    """LoRA adapter of one projection; it adds s (h A') B' to the output."""
 
     a: torch.Tensor
-    """[r, in]"""
+    """LoRA's matrix A, [r, in]."""
     b: torch.Tensor
-    """[out, r]"""
+    """LoRA's matrix B, [out, r]."""
     scale: float
-    """lora_alpha / r, or lora_alpha / sqrt(r) with rank stabilisation:
+    """Factor s: lora_alpha / r, or lora_alpha / sqrt(r) with rank stabilisation:
     https://arxiv.org/abs/2312.03732."""
     dropout: float = 0.0
     """Dropout probability of the adapter's input; each projection has its own mask."""
@@ -137,7 +137,7 @@ def lora_linear_reference(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the formulas of this module, one projection at a time, without dropout."""
+    """Compute the formulas of this module for one projection after another, without dropout."""
     if norm is not None:
         x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
     if activation is not None:
@@ -333,8 +333,8 @@ def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
 
 
 def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch.Tensor, list[Any]]:
-    """Return all e_i = s_i d_i B_i in one tensor [T, sum of ranks], and views of its columns, one
-    per e_i."""
+    """Return all e_i = s_i d_i B_i in one tensor [T, sum of ranks], and a view of this tensor for
+    each e_i."""
     ranks = [0 if one is None else one.shape[1] for one in b]
     e = parts[0].new_empty(len(parts[0]), sum(ranks))
     columns = e.split(ranks, dim=1)

@@ -7,10 +7,10 @@ A block has 256 elements; the last block may have fewer. A block's scale s is it
 
 The powers give small elements a higher resolution. A linear code would store most v of a block as
 0, and the steps of the weights with v = 0 would be unbounded. To bound the steps, c is at least 1
-where v > 0. A step changes v by about a thousandth. Rounding to the nearest code would lose such
-small changes. Stochastic rounding, c = floor(c' + u) with u uniform in [0, 1), keeps them on
-average. Source: block-wise 8-bit moments, https://arxiv.org/abs/2110.02861. A scale below the
-smallest normal fp32 number is stored as 0, and its block decodes to 0.
+where v > 0. A step changes v by about a thousandth of v. Rounding to the nearest code would lose
+such small changes. Stochastic rounding, c = floor(c' + u) with u uniform in [0, 1), keeps these
+changes on average. Source: block-wise 8-bit moments, https://arxiv.org/abs/2110.02861. A scale
+below the smallest normal fp32 number is stored as 0, and its block decodes to 0.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Moments:
     zero moments."""
 
     m_code: torch.Tensor
-    """[n] int8"""
+    """Codes of m, [n] int8."""
     m_scale: torch.Tensor
-    """[num_blocks(n)] fp32"""
+    """Scales of m, [num_blocks(n)] fp32."""
     v_code: torch.Tensor
-    """[n] uint8"""
+    """Codes of v, [n] uint8."""
     v_scale: torch.Tensor
-    """[num_blocks(n)] fp32"""
+    """Scales of v, [num_blocks(n)] fp32."""
 
 
 def num_blocks(size: int) -> int:

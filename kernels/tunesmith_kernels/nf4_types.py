@@ -22,14 +22,14 @@ SCALES_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Scales:
-    """Second quantisation of the block scales to 8 bits."""
+    """Constants of block scales that are themselves quantised to 8 bits."""
 
     code: torch.Tensor
-    """[256] fp32"""
+    """Codebook of the quantised block scales, [256] fp32."""
     absmax: torch.Tensor
-    """[blocks / 256, rounded up] fp32"""
+    """Scales of the quantised block scales, [blocks / 256, rounded up] fp32."""
     offset: torch.Tensor
-    """[] fp32"""
+    """Number added to each dequantised block scale, [] fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +37,11 @@ class NF4Weight:
     """An NF4 weight."""
 
     packed: torch.Tensor
-    """[weights / 2, rounded up] uint8, two weights per byte"""
+    """Codes of the weights, two per byte: [weights / 2, rounded up] uint8."""
     absmax: torch.Tensor
-    """[blocks] fp32, or uint8 with `scales`"""
+    """Scale of each block: [blocks] fp32, or uint8 if `scales` is set."""
     block: int
-    """Weights per block, a power of two."""
+    """Number of weights per block, a power of two."""
     shape: tuple[int, int]
-    """(out, in)"""
+    """Shape of the weight, (out, in)."""
     scales: NF4Scales | None = None

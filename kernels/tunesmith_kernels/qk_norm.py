@@ -26,8 +26,8 @@ def qk_norm(
     shape: AttentionShape,
 ) -> torch.Tensor:
     """Normalise q and k in place and return qkv. qkv: [T, (heads + 2 kv_heads) head_dim]. q and k
-    in qkv are **overwritten**, so the operation that produced qkv must not save it for its backward
-    pass."""
+    in qkv are **overwritten**, so the operation that produced qkv must not save qkv for its
+    backward pass."""
     result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, q_weight, k_weight, eps, kind, shape
     )

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class NormKind(StrEnum):
-    """Variant of RMSNorm. Variants differ in where they round and in what the weight means."""
+    """Variant of RMSNorm. Variants differ in the rounding and in the meaning of the weight."""
 
     LLAMA = "llama"
     """Round x r to x's dtype, then multiply by w. y has the wider dtype of x and w."""

@@ -37,7 +37,7 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return x [T, n, D] rotated, as a new tensor. cos and sin are [T, R/2], or [P, R/2] with
+    """Return the rotated x [T, n, D] as a new tensor. cos and sin are [T, R/2], or [P, R/2] with
     positions [T]."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
@@ -83,8 +83,8 @@ def rope(
     sin: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q [T, Hq, D] and k [T, Hk, D] rotated, as new tensors. The rotation is differentiable
-    once, in q and k.
+    """Return the rotated q [T, Hq, D] and k [T, Hk, D] as new tensors. The rotation is
+    differentiable once, in q and k.
 
     cos and sin have the shapes that `rope_` describes and get no gradient.
     """

@@ -1,4 +1,4 @@
-"""Reordering of queries and keys whose RoPE rotates neighbouring elements.
+"""Reorder queries and keys for models whose RoPE rotates neighbouring elements.
 
 GLM, Ernie 4.5, Helium and Cohere rotate the pairs (0, 1), (2, 3), ... of a head's first R elements;
 rope.py rotates element i with element i + R/2. Moving the even elements of each head before the odd
@@ -7,9 +7,9 @@ ones turns one layout into the other:
     [a0 b0 a1 b1 ... | rest]  ->  [a0 a1 ... b0 b1 ... | rest]
 
 Queries and keys are reordered in the same way, and attention scores are dot products, so the scores
-do not change. Values keep their order. The gradient is the inverse reordering. Source of the pairs:
-Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Reordering only copies, so one
-implementation in torch serves CPU and GPU.
+do not change. Values keep their order. The gradient is the inverse reordering. Source: Su et al.,
+"RoFormer", https://arxiv.org/abs/2104.09864. Reordering only copies, so one implementation in torch
+serves CPU and GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def split_pairs(qkv: torch.Tensor, rotary: int, shape: AttentionShape) -> torch.
     """Reorder q and k in place and return qkv [T, (heads + 2 kv_heads) head_dim].
 
     `rotary`: R, the number of rotated elements of a head. q and k in qkv are **overwritten**, so
-    the operation that produced qkv must not save it for its backward pass."""
+    the operation that produced qkv must not save qkv for its backward pass."""
     result: torch.Tensor = _SplitPairs.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, rotary, shape
     )

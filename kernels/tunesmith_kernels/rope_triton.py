@@ -46,8 +46,8 @@ def _rope_kernel(
     """Rotate one token per program. The cosines and sines of the token are read once for all heads
     of q and k.
 
-    REST > 0: also copy the elements of each head from R on, in a block of REST elements (only out
-    of place).
+    If REST > 0, also copy the elements of each head from element R on, in a block of REST elements.
+    Only calls that are not in place use REST > 0.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)
@@ -99,7 +99,7 @@ def launch(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Rotate q and k in one launch, or q alone if `tensors` has one item."""
+    """Rotate q and k in one launch, or only q if `tensors` has one item."""
     q, k = tensors[0], tensors[-1]
     q_out, k_out = outs[0], outs[-1]
     num_rows, num_q_heads, size = q.shape

@@ -1,10 +1,10 @@
-"""Rows of a batch that are concatenated to one sequence, and the shape of their attention.
+"""Rows of a batch that are concatenated to one sequence, and the shape of an attention layer.
 
 Segments are built once per batch on the host; attention, RoPE and the loss use them. A token
 attends only to its own row and to the row's prefix, if there is one. A prefix is a range of tokens
-of an earlier row; completions share a prompt by using it as their prefix. The caller sets the
-positions of the tokens. The positions of a row start at 0, or at the prefix's length if the row has
-a prefix.
+of an earlier row; completions that share a prompt use the prompt as their prefix. The caller sets
+the positions of the tokens. The positions of a row start at 0, or at the prefix's length if the row
+has a prefix.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Segments:
     cumulative: torch.Tensor
     """`bounds` as int32 [S + 1] on the device, for the varlen attention kernels."""
     prefixes: Prefixes | None = None
-    """Prefixes of the rows; None if no row has one."""
+    """Prefixes of the rows; None if no row has a prefix."""
 
     @classmethod
     def from_cumulative(cls, cumulative: torch.Tensor) -> Segments:
@@ -145,8 +145,8 @@ class AttentionShape:
     scale: float
     """Factor that multiplies q . k."""
     window: int | None = None
-    """Number of keys that a query attends to, including its own; None: its own and all earlier
-    keys."""
+    """Number of keys that a query attends to, including the key of its own token. None means all
+    keys up to its own token."""
     softcap: float | None = None
     """Bound of the scores: softcap * tanh(s / softcap)."""
 

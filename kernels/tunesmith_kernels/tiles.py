@@ -1,7 +1,7 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
 Page faults and cache misses limit element-wise work on a CPU. The fp32 temporaries of a tile fit in
-the cache. They are allocated once per call and reused for each tile with `out=`.
+the cache. The temporaries are allocated once per call and reused for each tile with `out=`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Add a column for the number of times that a worker started to read a file."""
+"""Add a column with the number of times that a worker started to read a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Create the tables of stored content and of the installation id, and record the content that rows
-refer to."""
+"""Create the tables of stored content and of the installation id. Add an entry for each stored
+object that a row refers to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def upgrade() -> None:
 
 
 def _in_use() -> Iterator[tuple[str, int]]:
-    """Return name and size of each object that a row refers to."""
+    """Return the name and the size of each stored object that a row refers to."""
     connection = op.get_bind()
     for table, name in (("files", "sha256"), ("job_samples", "sha256"), ("upload_parts", "id")):
         columns = sa.table(table, sa.column(name), sa.column("bytes"))

@@ -2,8 +2,9 @@
 
 Drop the jobs' request hash: only `Idempotency-Key` identifies a repeated request.
 
-The column `readings` counted each start of reading a file. Now it counts the readings during which
-the worker was lost, so it is reset to 0 for files that are not read yet.
+Until now, the column `readings` counted how often a worker started to read a file. From now on, it
+counts how often a worker was lost while it read the file. So `readings` is reset to 0 for files
+that are not read yet.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Only an Idempotency-Key makes two requests one: allow several retries of a job; keep the keys of
-uploads."""
+"""Allow several retries of a job, and store the Idempotency-Keys of uploads. Only requests with the
+same Idempotency-Key count as one request."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ OWNED = (
     *("files", "uploads", "jobs", "adapters", "checkpoints", "idempotency_keys", "job_events"),
     "evaluations",
 )
-"""An added column with a constant default changes no row, so large tables cost nothing."""
+"""Tables that get a project. Adding a column with a constant default changes no row, so it is fast
+for large tables too."""
 JOB_LIST = ("created_at", "id", "state", "method_name", "model", "suffix", "fine_tuned_model")
 KEY_COLUMNS: tuple[tuple[str, Any, str | None], ...] = (  # Any: SQLAlchemy's types
     ("project_id", sa.String(40), DEFAULT_PROJECT),
@@ -30,7 +31,7 @@ KEY_COLUMNS: tuple[tuple[str, Any, str | None], ...] = (  # Any: SQLAlchemy's ty
     ("last_used_at", sa.Double(), None),
     ("requests_per_minute", sa.Integer(), None),
 )
-"""Name, type and default of each added column; a column without a default may be null."""
+"""Name, type and default of each added column. A column without a default may be null."""
 
 
 def upgrade() -> None:

@@ -1,4 +1,4 @@
-"""Add the audit log, which the database lets nobody change."""
+"""Add the audit log; the database refuses every change of its entries."""
 
 from __future__ import annotations
 

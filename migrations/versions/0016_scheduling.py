@@ -1,4 +1,4 @@
-"""Add what the scheduler needs: weights, guarantees, limits and usage of projects; lane, priority,
+"""Add the scheduler's data: weights, guarantees, limits and usage of projects; lane, priority,
 requirements and device-time of jobs; labels and memory of workers; reservations."""
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLUMNS: dict[str, Columns] = {
         ("device_bytes", sa.BigInteger(), None),
     ),
 }
-"""Name, type and default of each added column; a column without a default may be null. A constant
-default changes no row, so large tables cost nothing."""
+"""Name, type and default of each added column. A column without a default may be null. Adding a
+column with a constant default changes no row, so it is fast for large tables too."""
 
 
 def upgrade() -> None:

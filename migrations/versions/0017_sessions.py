@@ -1,4 +1,4 @@
-"""Add the sign-ins to the portal."""
+"""Add the table of portal sessions, one row per sign-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add names, notes and pins of jobs, the curve of a job in lists, and packed metrics."""
+"""Add a job's name, notes, pin and list curve, and a table of packed metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add lengths, duplicates and hashes of the rows of data sets."""
+"""Add columns for the lengths, duplicates and hashes of a file's rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Comparison of two models on the same rows: paired bootstrap confidence interval and verdict.
+"""Compare two models on the same rows: paired bootstrap confidence interval and verdict.
 
-The difference of two models is `d = sum(x) / sum(w)` over n rows. For losses, x is the row's loss
+The difference of two models on n rows is `d = sum(x) / sum(w)`. For losses, x is the row's loss
 under the first model minus its loss under the second, in nats. w is the row's number of answer
 tokens, so d is the difference of the losses per token. For scores, x is the difference of the row's
 scores and w is 1.
@@ -14,8 +14,9 @@ https://doi.org/10.1080/00031305.2015.1089789), which replaces alpha/2 by
 n - 1 degrees of freedom. The interval then is as wide as a t interval if the differences are
 normal.
 
-With alpha = 0.01, each of two equal models wins by mistake in about 0.5 % of all comparisons. A
-difference below NEGLIGIBLE counts as no difference, even if its interval is narrow.
+With alpha = 0.01, comparing two equal models declares each model the better one by chance in about
+0.5 % of all comparisons. A difference below NEGLIGIBLE counts as no difference, even if its
+interval is narrow.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from .scores import RowScores
 
 LEVEL = 0.99
-"""Probability that all intervals of an evaluation contain their true differences."""
+"""Probability that all confidence intervals of an evaluation contain their true differences."""
 RESAMPLES = 10_000
 LEAST_ROWS = 8
 """Least number of rows for a verdict. With fewer rows, an interval can exclude 0 by chance."""
@@ -78,7 +79,7 @@ class Difference:
 def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 1) -> Difference:
     """Compare the losses per token of two models on the same rows; see `compare`.
 
-    A model whose loss is not finite is worse than a model with a finite loss by infinity."""
+    If only one of the two losses is finite, the difference is infinite in favour of that model."""
     if len(first) != len(second) or (first.tokens != second.tokens).any():
         raise ValueError("the models were scored on different rows")
     gain = second.nll - first.nll
@@ -93,10 +94,11 @@ def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 
 def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int = 1) -> Difference:
     """Return `sum(gains) / sum(weights)` with its confidence interval.
 
-    gains: advantage of the first model in each row, [n]. weights: weight of each row, [n]; None: 1.
+    gains: advantage of the first model in each row, [n]. weights: weight of each row, [n]; None
+    gives every row the weight 1.
     seed: seed of the resampling. of: number of comparisons in the evaluation; the confidence level
-    of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so that all intervals are right with
-    probability LEVEL. Raises ValueError without rows."""
+    of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so that all intervals contain their true
+    differences with probability LEVEL. Raises ValueError without rows."""
     n = len(gains)
     if n == 0:
         raise ValueError("there are no rows to compare")
@@ -111,7 +113,7 @@ def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int 
 
 
 def _expanded_tail(n: int, level: float) -> float:
-    """Return the share of resamples below the interval (see the module's docstring)."""
+    """Return the share of resampled differences below the interval (see the module's docstring)."""
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
 
 

@@ -19,7 +19,7 @@ from tunesmith_worker.rundir.errors import is_out_of_memory
 Untyped = Any  # Any: transformers and TRL are not typed
 
 IGNORED = -100
-"""Label of a token that does not belong to an answer."""
+"""Label of tokens outside of answers."""
 _FIRST, _GROUP = 8, 64
 """Number of rows of the first and of the largest group. The rows of a group are sorted by length,
 so that batches need little padding."""

@@ -1,7 +1,7 @@
-"""Choose the memory policy: each layer's activation mode, and the split of micro-batches.
+"""Choose the memory policy: activation mode of each layer, and number of parts of a micro-batch.
 
-The planner picks the cheapest policy that fits into free memory. The amount of free memory is an
-argument of the planner, and this module never imports torch.
+The planner picks the cheapest policy that fits into free memory. The caller measures the free
+memory, so this module never imports torch.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Speed:
     flops: float
     """Matrix-multiplication throughput in FLOP per second."""
     host_bandwidth: float
-    """Copy bandwidth between pinned host memory and the device, in bytes per second."""
+    """Bandwidth of copies between pinned host memory and the device, in bytes per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FreeMemory:
-    """Free memory, and the memory budget of a training step."""
+    """Amounts of free memory, and the memory budget of a training step."""
 
     free: int
     """Free bytes on the device, including the memory that this process already holds."""
@@ -112,7 +112,7 @@ class Planner:
 
     @property
     def is_short(self) -> bool:
-        """True if more free memory would give another policy."""
+        """True if the planner would choose another policy with more free memory."""
         roomy = replace(self.memory, free=_PLENTY, host_free=_PLENTY)
         return not self.option(replace(self, memory=roomy).choose().policy).fits
 
@@ -128,9 +128,9 @@ class Planner:
         """Return the next policy to try, or None if no policy is left.
 
         Each new policy needs less memory. First, the number of layers that keep their activations
-        is halved until it is 0. Second, layer inputs are offloaded. Third, the micro-batch is split
-        into more parts. If the user has set recipe.gradient_checkpointing, each new policy only
-        splits the micro-batch further.
+        is halved until no layer keeps them. Second, layer inputs are offloaded. Third, the
+        micro-batch is split into more parts. If the user has set recipe.gradient_checkpointing,
+        each new policy only splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:

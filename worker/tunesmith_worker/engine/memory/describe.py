@@ -28,7 +28,7 @@ class HeldTensors:
     predicted: int
     measured: int
     when: str = ""
-    """Text that names the measured part of the run; it starts with a space."""
+    """Words after "predicted" that name the measured part of the run; they start with a space."""
 
     @property
     def within_tolerance(self) -> bool:
@@ -75,7 +75,7 @@ def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
 
 
 def summary(planner: Planner, option: Option) -> str:
-    """Format the chosen modes, the reason and the alternatives as one line."""
+    """Return one line with the chosen modes, the reason and the alternatives."""
     layers, policy = planner.shape.layers, option.policy
     modes = [policy.mode_of(layer, layers) for layer in range(layers)]
     parts = [f"{modes.count(mode)} layers {mode}" for mode in dict.fromkeys(reversed(modes))]

@@ -8,11 +8,11 @@ tensors are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
 A recomputed layer keeps only its input (`s H`). An offloaded layer keeps its input in host memory.
 Layers with 8-bit weights also keep the inputs of their projections, because bitsandbytes does not
-free these on recomputation.
+free these inputs when a layer is recomputed.
 
 Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
 gradient and in the optimiser step. The predicted peak is the maximum over the four moments. This
-module needs neither torch nor a device; `Correction` holds the measurements of the probe run.
+module needs neither torch nor a device; `Correction` holds the measurements of the trial pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mode = Literal["keep", "recompute", "offload"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Placement of each layer's activations between forward and backward.
+    """Storage of each layer's activations between forward and backward.
 
     The first `offload` layers move their input to the host. The last `keep` layers keep all
     activations. All other layers keep only their input.
@@ -57,7 +57,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Corrections of the predicted bytes, measured in the probe run."""
+    """Corrections of the predicted bytes, measured in the trial pass (probe.py)."""
 
     kept: float = 1.0
     """Ratio of measured to predicted bytes that a layer keeps for backward."""
@@ -363,7 +363,7 @@ def _head(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes of allocated gradients; with gradient accumulation, all gradients stay allocated."""
+    """Bytes of allocated gradients. With gradient accumulation, all gradients stay allocated."""
 
     shape: ModelShape
     tuning: Tuning

@@ -1,9 +1,9 @@
 """Read the sizes of any causal language model, for the memory prediction.
 
-The configuration of a Llama-like model has all sizes. Other families use other names, or lack a
-size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has two head sizes).
-For these, the sizes are counted from the model's weights. Counted sizes are approximate, and the
-probe run corrects the prediction.
+The configuration of a Llama-like model has all sizes. Configurations of other families use other
+names, or lack a size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has
+two head sizes). For these families, the sizes are counted from the model's weights. Counted sizes
+are approximate, and the trial pass corrects the prediction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def count_shape(model: Untyped) -> ModelShape:
 
 
 def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
-    """Return the number of tokens and the width of the residual stream."""
+    """Return the vocabulary size and the width of the residual stream."""
     weight: torch.Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
     rows, columns = (1, 1) if weight is None else (int(weight.shape[0]), int(weight.shape[-1]))
     vocabulary = config_size(config, "vocab_size") or rows
@@ -72,8 +72,8 @@ def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
 
 
 def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
-    """Return the model's layers: the modules that support recomputation; if there are none, the
-    longest list of modules."""
+    """Return the model's layers: the modules that support recomputation. If no module supports it,
+    return the longest list of modules."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return layers or max(lists, key=len, default=[])

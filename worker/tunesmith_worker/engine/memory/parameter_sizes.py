@@ -43,7 +43,7 @@ def read_tuning(model: Untyped, shape: ModelShape, *, full: bool, precision: Pre
 def optimizer_bytes(
     trained: list[torch.nn.Parameter], *, full: bool, precision: Precision
 ) -> float:
-    """Average bytes of optimiser state per trained parameter.
+    """Return the average bytes of optimiser state per trained parameter.
 
     The run's optimiser allocates its state for copies of the parameters on the meta device."""
     twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]

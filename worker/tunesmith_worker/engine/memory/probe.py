@@ -1,12 +1,13 @@
-"""Measure the peak memory of one forward and backward pass, and the bytes each layer saves.
+"""Trial pass: measure the peak memory of a forward and backward pass, and the bytes of each layer.
 
-The probe leaves no trace: it removes gradients, restores the random state and runs no optimiser
-step.
+The trial pass does not change the run: it removes gradients, restores the random state and runs no
+optimiser step.
 
-On a GPU, the probe reads the allocator's statistics. On a CPU, torch's profiler records every
-tensor allocation, also inside operations; this takes about a tenth of the pass's time. On a
-CPU, resident memory is larger than the tensors, because glibc keeps freed blocks and memory becomes
-fragmented. A second CPU pass, without the profiler, measures the difference.
+On a GPU, the trial pass reads the allocator's statistics. On a CPU, torch's profiler records every
+tensor allocation, also inside operations; recording takes about a tenth of the time of the forward
+and backward pass. On a CPU, resident memory is larger than the tensors, because glibc keeps freed
+blocks and memory becomes fragmented. A second CPU pass, without the profiler, measures the
+difference.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Memory growth in one forward and backward pass, in bytes."""
+    """Memory growth in the trial pass, in bytes."""
 
     peak: int
     kept: tuple[int, ...] = field(default_factory=tuple)
     """Bytes that each layer saves for backward, including its input. A recomputed layer saves only
-    its input; an offloaded layer saves nothing on the device."""
+    its input. An offloaded layer saves nothing on the device."""
     allocator: int = 0
-    """Resident bytes beyond the tensors' bytes at the peak; 0 on a GPU or if not available."""
+    """Resident bytes minus the tensors' bytes at the peak; 0 on a GPU or if not available."""
 
 
 @contextmanager
 def measure_peak(device: torch.device, *, collect: bool = True) -> Iterator[Peak]:
     """Measure the peak of tensor bytes within this block.
 
-    `collect`: collect garbage first, because garbage freed within the block lowers the peak."""
+    `collect`: collect garbage first, because the measured peak is too low if garbage is freed
+    within the block."""
     if collect:
         gc.collect()
     held = Peak()
@@ -73,7 +75,7 @@ def measure_peak(device: torch.device, *, collect: bool = True) -> Iterator[Peak
 
 @contextmanager
 def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iterator[list[int]]:
-    """Count the bytes each layer saves for backward; a shared storage counts for its first layer.
+    """Count the bytes that each layer saves for backward; count a shared storage once.
 
     `resident`: addresses of the weights' storages, which are not counted."""
     kept = [0] * len(layers)

@@ -41,7 +41,7 @@ class FirstStep:
     largest: MicroBatch
     """Largest micro-batch of the step."""
     growth: int
-    """Growth of tensor bytes up to the peak, and the optimiser state."""
+    """Growth of tensor bytes up to the peak, plus the bytes of the optimiser state."""
 
 
 class StepRetry:
@@ -60,7 +60,7 @@ class StepRetry:
         """Largest micro-batch of the run so far."""
         self.first_step: FirstStep | None = None
         """Measurement of the first step. None on a GPU (its allocator measures every step), if
-        another profiler runs, or if memory ran out."""
+        another profiler is active, or if memory ran out."""
         self._has_state = False
         self.apply(policy)
 

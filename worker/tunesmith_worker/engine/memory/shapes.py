@@ -87,7 +87,7 @@ def shape_of(config: Untyped) -> ModelShape:
     """Read the model's shape from a configuration of transformers.
 
     The shape is exact for Llama-like models (engine/patches/families.py). For models that are not
-    Llama-like, the shape is approximate, and the probe run corrects the prediction. Raises
+    Llama-like, the shape is approximate, and the trial pass corrects the prediction. Raises
     AttributeError if the configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
@@ -139,9 +139,11 @@ class Tuning:
     whole_head: bool = False
     """True if the head's matrix is fully trained."""
     packed: bool = False
-    """True for 4-bit linear weights. Our kernels dequantise one group of weights at a time."""
+    """True if the linear weights have 4 bits. Our kernels dequantise one group of weights at a
+    time."""
     eight_bits: bool = False
-    """True for 8-bit linear weights. bitsandbytes' layers keep their inputs for backward."""
+    """True if the linear weights have 8 bits. bitsandbytes' layers keep their inputs for
+    backward."""
 
     def rank_of(self, *modules: str) -> int:
         """Sum of the adapter ranks of `modules`."""
@@ -172,7 +174,7 @@ def lora(shape: ModelShape, recipe: LoraRecipe, targets: list[str], *, bf16: boo
 
 
 def full(shape: ModelShape, *, bf16: bool) -> Tuning:
-    """Return the sizes for training all weights in fp32; with `bf16`, training runs under bf16
+    """Return the sizes for training all weights in fp32. If `bf16` is True, training uses bf16
     autocast."""
     return Tuning(
         full=True,
@@ -215,7 +217,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Patches in use, the device, and the number of micro-batches per step."""
+    """Patches in use, device, and number of micro-batches per step."""
 
     ours: frozenset[str]
     """Names of our patches that every layer uses (engine/patches/patch.py)."""

@@ -1,8 +1,8 @@
 """Choose the layers that LoRA adapts.
 
-With `"auto"`, these are the seven projections of a Llama-like block, and all other linear layers of
-the decoder layers, such as fused projections. Routers of experts are not adapted. A model without
-any of the seven projections gets `"all-linear"`.
+With `"auto"`, LoRA adapts the seven projections of a Llama-like block, and all other linear layers
+of the decoder layers, such as fused projections. Routers of experts are not adapted. A model
+without any of the seven projections gets `"all-linear"`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .quantization import is_nf4
 Untyped = Any  # Any: transformers is not typed
 
 _IN_LAYER = re.compile(r"\.\d+\.")
-"""Part of the path of a module in a list of layers."""
+"""Part of a module's path that shows that the module belongs to a numbered layer."""
 _OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
 """Classes of modules that contain linear layers but no projections of attention or MLP."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
@@ -33,8 +33,8 @@ _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 def find_targets(
     model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
 ) -> tuple[str | list[str], str | None]:
-    """Return the targets for PEFT: names or "all-linear", and a regular expression for modules that
-    get no adapter although a target matches them (None: no such modules).
+    """Return the targets for PEFT: names or "all-linear". Also return a regular expression for
+    modules that get no adapter although a target matches them; None if there are no such modules.
 
     `unused`: paths of modules that get no adapter, with all modules inside. Raises RunError if the
     model has no layer of a name in the recipe."""
@@ -85,9 +85,9 @@ def _targets(
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
-    """Yield the paths of the linear layers in decoder layers, except layers of routers and
-    dynamic convolutions, layers whose weights the model reads directly, and layers without a name
-    in a torch.nn.Sequential."""
+    """Yield the paths of the linear layers in decoder layers. Not included are layers of routers
+    and dynamic convolutions, layers whose weights the model reads directly, and layers without a
+    name in a torch.nn.Sequential."""
     others = [path for path, m in model.named_modules() if _OTHER_CLASS.search(type(m).__name__)]
     in_other = re.compile(inside(others)).fullmatch if others else lambda _: None
     directly = set(_read_directly(model))

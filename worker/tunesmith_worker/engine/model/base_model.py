@@ -34,8 +34,8 @@ class Base:
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
     unused: tuple[str, ...] = ()
-    """Paths that the loss on text does not use: modules, which get no adapter, or with full tuning
-    parameters, which stay frozen."""
+    """Paths that the loss on text does not use. With LoRA, the paths are of modules, which get no
+    adapter. With full tuning, the paths are of parameters, which stay frozen."""
 
     @property
     def architecture(self) -> str:
@@ -63,7 +63,7 @@ def find_device() -> Device:
 def _refuse_unusable_driver() -> None:
     """Raise RunError if the GPU's driver is unusable, to avoid training on the CPU by mistake.
 
-    A GPU hidden by CUDA_VISIBLE_DEVICES is not an error."""
+    The function raises no error for a GPU that CUDA_VISIBLE_DEVICES hides."""
     try:
         torch.cuda.init()
     except RuntimeError as error:
@@ -110,8 +110,8 @@ def weights_dtype(plan: LoadPlan) -> torch.dtype:
 def _fix_generation_config(model: Untyped) -> None:
     """Set `do_sample=True` if the generation configuration is invalid without it.
 
-    Llama 2, for example, sets a temperature but not `do_sample`. A generation configuration with
-    such settings loads with a warning, but transformers refuses to save it."""
+    Llama 2, for example, sets a temperature but not `do_sample`. transformers loads such a
+    generation configuration with a warning, but refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

@@ -1,9 +1,9 @@
-"""The probe: some rows of tokens and the model's logits for them, recorded when the weights are
-saved.
+"""The probe: some rows of tokens and the model's logits for these rows, recorded when the weights
+are saved.
 
 probe.safetensors contains the probe. Its metadata has a checksum of each trained tensor and the
 scaling of each LoRA layer, because 16-bit logits hide small differences. `engine/verify` compares
-all of them with the files.
+the logits, checksums and scaling with the files.
 """
 
 from __future__ import annotations

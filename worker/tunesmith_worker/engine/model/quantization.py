@@ -25,7 +25,7 @@ Untyped = Any  # Any: transformers, PEFT and bitsandbytes are not typed
 def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Untyped:
     """Return the transformers configuration for matrix multiplications in `dtype`.
 
-    With NF4, the block scales are quantised too, which takes 0.52 bytes per weight instead of
+    With NF4, the block scales are quantised too, so that a weight takes 0.52 bytes instead of
     0.56."""
     # Hide the warning that bitsandbytes prints in each layer and step, that int8 runs in fp16.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -105,7 +105,7 @@ def lora_over_nf4() -> Untyped:
 
 
 def nf4_weight(module: Untyped) -> NF4Weight:
-    """Return an NF4 layer's weight as our kernels expect it, without copying."""
+    """Return an NF4 layer's weight in the form that our kernels need, without copying."""
     state = module.weight.quant_state
     scales = None
     if state.nested:

@@ -1,7 +1,7 @@
 """AdamW on bf16 weights with stochastic rounding and 8-bit moments: 4 bytes per weight.
 
 Norms, biases and other small tensors have split masters and fp32 moments (split_master.py). Small
-tensors need little memory, and norm weights near 1 lose the most from rounding.
+tensors need little memory, and rounding changes norm weights near 1 the most.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Allocate an optimiser's state before its first update.
 
 torch allocates the state in the first `step`, one parameter group at a time. If memory runs out in
-the first step, some parameter groups are updated and all other groups are not.
+the first step, only some of the parameter groups are updated.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ DTYPES = (torch.bfloat16, torch.float32)
 class SplitMasterAdamW(torch.optim.Optimizer):
     """AdamW for bf16 parameters with split masters; fp32 parameters use plain AdamW.
 
-    `found_inf` is an fp32 scalar on the device, as in torch's fused optimisers. If `found_inf` is
-    1, a step increases only the step count and changes neither weights nor moments. The state's key
-    `error` holds the low 16 bits of the masters; resume points use this name too."""
+    `found_inf` is an fp32 scalar on the device, the same as in torch's fused optimisers. If
+    `found_inf` is 1, a step increases only the step count and changes neither weights nor moments.
+    The state's key `error` holds the low 16 bits of the masters; resume points use this name
+    too."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
     def rounded_to_even(self) -> Iterator[None]:
         """Within this block, round each fp32 master to bf16 with ties to even, like torch.
 
-        Used for saving. The parameters are restored after the block."""
+        The model is saved within this block. The parameters are restored after the block."""
         moved = []
         for _, parameter in self._parameters():
             error = self.state[parameter].get("error")

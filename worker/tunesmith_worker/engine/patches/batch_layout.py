@@ -1,4 +1,4 @@
-"""Layout of a batch, recorded on the host before the batch goes to the device.
+"""Layout of a batch, recorded on the host before the batch is copied to the device.
 
 Reading a batch's layout back from the device would wait for all work launched before.
 

@@ -4,8 +4,8 @@ In all families, a layer adds attention and an MLP to the residual stream, each 
 it, after it or both. Each row of the table of model families lists only the differences from Llama.
 To support a new model family, add a row to the table.
 
-In some families, our kernels compute only one of the two halves, because the MLP has no gate or has
-experts. A norm other than RMSNorm runs as the model's own module.
+In some families, our kernels compute only the attention half, because the MLP has no gate or has
+experts. For a norm other than RMSNorm, the model's own module computes the norm.
 """
 
 from __future__ import annotations

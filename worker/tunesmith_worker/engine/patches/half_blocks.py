@@ -155,10 +155,10 @@ class MLPHalf:
 
 
 class _HalfNorm:
-    """The norm before or after a half block. Without such a norm, the input is not changed."""
+    """The norm before or after a half block. If there is no such norm, the input is not changed."""
 
     def __init__(self, layer: Untyped, name: str | None, kind: NormKind | None) -> None:
-        """`kind`: None for a norm that runs as the model's own module."""
+        """`kind`: None if the model's own module computes the norm."""
         self._kind = kind
         self._module: Untyped = get_norm(layer, name) if kind else getattr(layer, name or "", None)
 

@@ -1,8 +1,8 @@
-"""Loss head that computes log-probs of labelled tokens only.
+"""Loss head that computes log-probs only for labelled tokens.
 
 The loss head replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model.
 Our loss head keeps the arguments and result fields of the stock head. If the batch's layout has
-`scored`, the loss head needs no labels, and its result fields are flat.
+`scored`, the loss head needs no labels, and its result fields have one dimension, [N].
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_head_patched(model: torch.nn.Module) -> bool:
 
 class HeadPatch:
     def __init__(self, model: Untyped) -> None:
-        """`model`: a causal language model that has been passed to TRL's trainer."""
+        """`model`: a causal language model that a TRL trainer has prepared."""
         self._model = model
         self._stock = vars(model).get("forward")
         stock = model.forward
@@ -178,9 +178,9 @@ def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, Tra
 class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one number, expanded to the full shape. Backward returns the gradient
-    of a sum in the expanded form. The strides of an expanded gradient show, without a device
-    synchronization, that all rows have the same weight.
+    The gradient of a sum is one number, expanded to the full shape. Backward returns such a
+    gradient as an expanded tensor too. Its strides show, without a device synchronization, that all
+    rows have the same weight.
     """
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models
 differ: BERT transforms the hidden state first, and Llama 4 has no separate backbone. RecurrentGemma
-and xLSTM cap the logits, with setting names that TRL does not read. For such a model, the fused
-head would compute a wrong loss.
+and xLSTM cap the logits, and TRL does not read the names of their cap settings. For such a model,
+the fused head would compute a wrong loss.
 
 `check_head` compares the log-probs of both heads on a few tokens, and checks that the model is
 causal.

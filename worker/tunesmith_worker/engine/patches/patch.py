@@ -53,8 +53,8 @@ class Patched:
 def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
     """Patch a transformers causal language model, with or without PEFT's LoRA.
 
-    The model must have been passed to TRL's trainer. Unsupported modules are left unchanged and
-    listed in the report."""
+    A TRL trainer must have prepared the model. Unsupported modules are left unchanged and listed in
+    the report."""
     chosen = frozenset(mechanisms)
     if unknown := chosen - MECHANISMS:
         raise ValueError(f"unknown patches {sorted(unknown)}: choose from {sorted(MECHANISMS)}")
@@ -82,7 +82,7 @@ def _free_unfused_weights(causal: Untyped) -> None:
     """Return the old memory of fused weights to the device.
 
     Torch's allocator keeps freed memory for tensors of the same size, but a step has few tensors of
-    a weight's size. For an 8B model, the weights of q, k, v, gate and up have 9 GiB."""
+    a weight's size. In an 8B model, the weights of q, k, v, gate and up take 9 GiB."""
     if causal.device.type == "cuda":
         torch.cuda.empty_cache()
 

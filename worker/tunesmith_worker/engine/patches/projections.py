@@ -46,7 +46,7 @@ class Projections:
 
 
 class Unsupported(Exception):
-    """Reason why a module is left unchanged."""
+    """Error that states why a module is left unchanged."""
 
 
 def check_linear(module: Untyped) -> None:

@@ -1,9 +1,9 @@
 """Test whether packed rows affect each other in stock layers.
 
 transformers builds an attention mask for packed rows from their positions, but only for some
-architectures. In other architectures, a row attends to the row before it, its positions continue
-the positions of that row, or convolutions and states carry over. The test compares a row in a pack
-with the same row alone.
+architectures. In other architectures, a row attends to the row before it, continues that row's
+positions, or gets that row's convolution inputs or state. The test compares a row in a pack with
+the same row alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROW = 16
 TOLERANCE = {torch.float32: 1e-4}
 TOLERANCE_16_BITS = 0.05
 """Maximum RMS change of a row's logits in a pack, relative to their standard deviation. In random
-models of two layers, rounding changed logits by 2e-7 (bf16: 0.004), and other rows by 0.009 to
-0.8."""
+models of two layers, rounding changed logits by 2e-7 (bf16: 0.004), and the presence of other rows
+changed logits by 0.009 to 0.8."""
 
 
 def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:

@@ -1,4 +1,4 @@
-"""Look up PEFT's trainable token rows without copying the embedding matrix.
+"""Look up token embeddings with PEFT's trainable token rows, without copying the whole matrix.
 
 PEFT's forward copies the whole matrix in every call, and its backward allocates a gradient of the
 same size. head.py handles the trained rows of the head.

@@ -2,9 +2,9 @@
 
 A model for images and text has a vision encoder that rows of text never call. BERT has a pooler
 that a language model does not read. The bias of a router may affect only the choice of experts, and
-then gets no gradient. An adapter on such a module, or training such a parameter, would have no
-effect. A forward and a backward pass on a few tokens find both. Families with our kernels use all
-their modules and are not checked.
+then gets no gradient. Adapting such a module, or training such a parameter, would have no effect. A
+forward and a backward pass on a few tokens find such modules and parameters. Families with our
+kernels use all their modules and are not checked.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _add_zero(
     inputs: Untyped,
     output: Untyped,
 ) -> Untyped:
-    """Forward hook: add a zero tensor to the output. The gradient of this zero shows if the logits
+    """Forward hook: add a zero tensor to the output. If the zero tensor gets a gradient, the logits
     use the output.
 
     A module with several outputs, such as a router, is added to `others` and counts as used."""

@@ -2,10 +2,10 @@
 
 The output is `o = softmax([q Kp' | q Ko'] scale) [Vp ; Vo]`.
 
-`Kp` and `Vp` are the keys and values of the prompt; one matrix product covers all rows with the
+`Kp` and `Vp` are the keys and values of the prompt; one matrix product computes all rows with the
 same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The columns of the
-scores are the prompt's tokens, then the completion's tokens. Shape symbols are those of cache.py,
-plus H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
+scores are the prompt's tokens, then the completion's tokens. Shapes use the symbols of cache.py,
+and H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
 
 Buffers and their views are created once per step for all layers. A layer has many small operations,
 and on a CPU, launching a small operation takes about as long as running it.
@@ -26,7 +26,8 @@ class StepAttention:
     def __init__(
         self, cache: RowCache, shape: AttentionShape, lengths: torch.Tensor | None = None
     ) -> None:
-        """`cache` must have space for each row's new token; the cached lengths exclude that token.
+        """`cache` must have space for each row's new token; the cached lengths do not count that
+        token.
 
         `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
         the attention object stays valid until the cache's version changes, and reads the whole

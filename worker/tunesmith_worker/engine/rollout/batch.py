@@ -19,11 +19,11 @@ from .rope_tables import RopeTables
 from .rows import Row, sample_rows
 
 _PREFILL_TOKENS = 8192
-"""Maximum number of prompt tokens per prefill; a longer prompt gets its own prefill."""
+"""Maximum number of prompt tokens per prefill. A longer prompt is prefilled alone."""
 _RESERVED = 1024
-"""Maximum number of completion tokens for which recorded steps reserve cache space in advance. With
-more space, each recorded step takes longer, because it reads the whole space. With less space,
-steps must be recorded again more often."""
+"""Maximum number of completion tokens per row for which recorded steps reserve cache space in
+advance. With more space, each recorded step takes longer, because it reads the whole space. With
+less space, steps must be recorded again more often."""
 _ENDED_SHARE = 0.25
 """Fraction of completed rows at which the batch is rebuilt."""
 
@@ -50,7 +50,7 @@ class Batch:
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
-        """Number of rows in the cache, including completed rows."""
+        """Rows in the cache, including completed rows."""
         self._cache: RowCache | None = None
 
     def run(self) -> None:

@@ -22,9 +22,9 @@ class Prefix:
 
     length: int
     rope_key: int
-    """Key of the RoPE frequencies that the keys were rotated with (rope_tables.py)."""
+    """Key that identifies the RoPE frequencies of the cached keys (rope_tables.py)."""
     keys: torch.Tensor
-    """[L, KV, P, D]"""
+    """Keys of the prefix's tokens, [L, KV, P, D]; `values` has the same shape."""
     values: torch.Tensor
     logits: torch.Tensor
     """Logits after the prefix's last token: [V] fp32."""
@@ -37,7 +37,7 @@ class RowCache:
         """Create a cache without rows. `like`: any prefix with the right shape and dtype."""
         layers, kv_heads, _, head_dim = like.keys.shape
         self.spans: list[tuple[Prefix, int, int]] = []
-        """Triples of a prompt, its first row and its end row (exclusive)."""
+        """For each prompt: the prompt, its first row, and the row after its last row."""
         self.shared: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         """Keys [KV, D, P] and values [KV, P, D] of each prompt, indexed by layer, then span."""
         self.lengths: list[int] = []
@@ -45,7 +45,7 @@ class RowCache:
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
         """Prompt length of each row: [B]."""
         self.version = 0
-        """Counter that increases when the tensors are replaced for other rows or for more tokens
+        """Counter that increases when the cache gets new tensors, for other rows or for more tokens
         per row."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 

@@ -31,7 +31,7 @@ VLLM_MODULE = "tunesmith_worker.engine.rollout.vllm"
 
 
 class EngineUnavailable(RolloutError):
-    """Raised if the only engine that the recipe allows cannot serve the model."""
+    """Raised if the recipe allows only one engine and this engine cannot serve the model."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -45,7 +45,7 @@ class Workload:
     model: Untyped
     """Model with its adapter, if any."""
     rows: int
-    """Number of completions at a time."""
+    """Number of completions that are generated at the same time."""
     prompt_tokens: int
     """Length of the longest prompt."""
     max_tokens: int
@@ -53,7 +53,8 @@ class Workload:
     free: int
     """Free bytes on the model's device."""
     precision: str = "auto"
-    """`recipe.precision`, resolved. Only vLLM needs precision, quantization and adapter."""
+    """`recipe.precision`, after `"auto"` is resolved. Only vLLM uses precision, quantization and
+    adapter."""
     quantization: str = "none"
     lora: LoraRecipe | None = None
     """Settings of the adapter; None without an adapter."""
@@ -77,11 +78,11 @@ class Workload:
 class EngineKind:
     name: EngineName
     why_not: Callable[[Workload], str | None]
-    """Returns the reason why the engine cannot serve a workload; None if it can."""
+    """Function that returns the reason why the engine cannot serve a workload; None if it can."""
     plan: Callable[[Workload], RolloutPlan]
-    """Plans the memory; raises RolloutDoesNotFit."""
+    """Function that plans the memory; it raises RolloutDoesNotFit."""
     make: Callable[[Untyped, RolloutPlan, Untyped], ModelEngine]
-    """Makes the engine from a model, a plan and a tokenizer."""
+    """Function that makes the engine from a model, a plan and a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class EngineChoice:
     kind: EngineKind
     reason: str
     refusals: dict[EngineName, str]
-    """Reasons why preferred engines were not chosen."""
+    """Reason why each preferred engine was not chosen, by name of the engine."""
 
     def figures(self) -> dict[str, JsonValue]:
         return {f"not_{name}": why for name, why in self.refusals.items()}
@@ -101,7 +102,7 @@ def choose_engine(
     """Return the first engine that can serve `workload`, in the order of preference.
 
     `fast_inference`: `recipe.rollout.fast_inference`. `without`: engines that failed earlier.
-    Raises EngineUnavailable if the recipe demands vLLM and vLLM cannot serve."""
+    Raises EngineUnavailable if the recipe requires vLLM and vLLM cannot serve the workload."""
     refusals: dict[EngineName, str] = {}
     for kind in _candidates(fast_inference):
         if kind.name in without:

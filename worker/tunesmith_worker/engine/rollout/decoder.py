@@ -1,7 +1,7 @@
-"""Forward passes of a rollout: prefill for whole prompts, decode steps for one token per row.
+"""Forward passes of a rollout: prefill of whole prompts, and decode steps with one token per row.
 
-Prefill and decode steps compute the same as the training forward, with the adapter merged into the
-weights.
+Prefill and decode steps compute the same function as the training forward, with the adapter merged
+into the weights.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RowTables = dict[str | None, list[RowRangeTable]]
 def cache_dtype(model: Architecture) -> torch.dtype:
     """Return the dtype of cached keys and values.
 
-    On a CPU the dtype is fp32, because bf16 products with few rows take up to three times as
-    long."""
+    On a CPU the dtype is fp32, because bf16 products with few rows take up to three times as long
+    as fp32 products."""
     return torch.float32 if model.device.type == "cpu" else model.dtype
 
 
@@ -102,11 +102,11 @@ class Decoder:
         tables: RowTables,
         lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the device work of a step; the cache must have space for the new tokens.
+        """Compute a step on the device; the cache must have space for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
-        `lengths`, the step reads only host state that stays the same until the cache's version
-        changes."""
+        `lengths`, the step reads from the host only values that stay the same until the cache's
+        version changes."""
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
         positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)

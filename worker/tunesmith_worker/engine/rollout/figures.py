@@ -23,7 +23,7 @@ class RolloutFigures:
     """Figures of one `generate` call. The phase times sum to the duration of the call."""
 
     sync: PhaseTime = field(default_factory=PhaseTime)
-    """Time to prepare and restore the weights: merging, or folding and unfolding."""
+    """Time to prepare and restore the weights: merging the adapter, or folding and unfolding it."""
     prefill: PhaseTime = field(default_factory=PhaseTime)
     decode: PhaseTime = field(default_factory=PhaseTime)
     """Time in decode steps, sampling and batch rebuilds."""
@@ -32,7 +32,7 @@ class RolloutFigures:
     prefill_tokens: int = 0
     decode_steps: int = 0
     graph_steps: int = 0
-    """Decode steps that replayed a CUDA graph."""
+    """Number of decode steps that replayed a CUDA graph."""
     recording_error: str = ""
     """Error that prevented recording decode steps as CUDA graphs; empty if none occurred."""
     row_steps: int = 0
@@ -48,8 +48,8 @@ class PhaseClock:
     """Context manager that assigns the time in its `with` block to phases."""
 
     def __init__(self, first: PhaseTime, device: torch.device) -> None:
-        """`device` is synchronized at each phase change, so that work counts for the phase that
-        launched it."""
+        """`device` is synchronized at each phase change, so that the time of device work counts for
+        the phase that launched the work."""
         self._phase, self._device = first, device
 
     def __enter__(self) -> Self:

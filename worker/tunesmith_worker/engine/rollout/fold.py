@@ -1,8 +1,8 @@
 """Fold an adapter into the weights that it adapts, and unfold it bit for bit.
 
-Folding computes `W' = round(W + s B A)` in W's dtype. After folding, subtracting `s B A` restores
-almost all elements of W. Folding saves the bits of all elements that subtraction does not restore.
-Unfolding computes `W = round(W' - s B A)` and writes the saved bits, so W is exact.
+Folding computes `W' = round(W + s B A)` in W's dtype. Subtracting `s B A` then restores almost all
+elements of W. Folding saves the bits of the elements that subtraction does not restore. Unfolding
+computes `W = round(W' - s B A)` and writes the saved bits, so W is exact.
 
 Matrices are processed one at a time, in chunks of rows, so that little extra memory is needed apart
 from the saved elements.
@@ -21,7 +21,7 @@ from tunesmith_kernels.lora import Adapter
 from .protocol import RolloutError
 
 _CHUNK = 1 << 24
-"""Elements per chunk of a matrix."""
+"""Number of elements per chunk of a matrix."""
 
 
 class UnfoldError(RolloutError):
@@ -111,5 +111,5 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(weight: torch.Tensor) -> int:
-    """Return the sum of the bits of all elements."""
+    """Return the sum of the bits of all elements, read as integers."""
     return int(sum(_bits(weight[rows]).sum(dtype=torch.int64) for rows in _chunks(weight)))

@@ -43,7 +43,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Recorder based on torch.cuda.CUDAGraph; each process has one per device."""
+    """Recorder based on torch.cuda.CUDAGraph. Each process has one recorder per device."""
 
     def __init__(self, device: torch.device) -> None:
         # All recordings use one stream, because torch's cached memory belongs to a stream.
@@ -133,7 +133,7 @@ class RecordingDecoder(Decoder):
         return self._run_step(self._step, ids, cache)
 
     def release(self) -> None:
-        """Drop the recorded step, to free its memory without waiting for garbage collection.
+        """Delete the recorded step, to free its memory without waiting for garbage collection.
 
         The recorded step and this object refer to each other, and the recorded step holds the
         cache."""

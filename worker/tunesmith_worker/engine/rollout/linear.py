@@ -18,8 +18,8 @@ import torch
 from torch.nn.functional import linear
 
 _HUGE_PAGE = 2 << 20
-"""Bytes per huge page. If the host's page size differs, the kernel moves only the pages that
-fit."""
+"""Bytes per huge page. If the host's huge pages have another size, the operating system moves only
+the pages that fit."""
 _MIN_BYTES = _HUGE_PAGE // 8
 """Minimum size of a weight for huge pages, in bytes."""
 _MADV_COLLAPSE = 25
@@ -31,7 +31,7 @@ class Linear:
     """Linear layer `y = x W' + b` with weight [out, in] and input x [N, in]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """The layer refers to the tensors without copying, so later changes to them take effect."""
+        """The layer does not copy the tensors, so later changes of the tensors take effect."""
         self._weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class PackedLinear(Linear):
     """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: number of input rows to optimize for. Inputs with more or fewer rows work too."""
+        """`rows`: number of input rows to optimize for. Inputs may have more or fewer rows."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)
@@ -89,7 +89,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Linear:
-    """Return a PackedLinear where supported, a plain Linear otherwise."""
+    """Return a PackedLinear if the dtype and device support it, otherwise a plain Linear."""
     if can_pack(weight.dtype, weight.device):
         return PackedLinear(weight, bias, rows)
     return Linear(weight, bias)

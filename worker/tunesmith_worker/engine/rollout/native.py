@@ -2,7 +2,7 @@
 
 In each step, every row of the batch decodes one token. Each prompt is computed once for all
 requests that share it. Waiting requests replace completed rows. A completion does not depend on
-other rows, apart from rounding in matrix products. Between calls, the engine holds no copied
+other rows, apart from rounding in matrix products. Between calls, the engine keeps no copied
 weights, keys or values.
 """
 
@@ -120,7 +120,7 @@ class NativeEngine:
         return [row.completion for row in rows if row.completion is not None]
 
     def close(self) -> None:
-        """Do nothing: the engine holds nothing between calls."""
+        """Do nothing, because the engine keeps no memory between calls."""
 
     def _check(self, requests: Sequence[Request]) -> None:
         vocabulary = self._architecture.vocabulary

@@ -1,4 +1,4 @@
-"""Plan the memory of a rollout: the weights' layout, and how many rows decode together.
+"""Plan the memory of a rollout: the layout of the weights, and the largest number of rows.
 
 The plan is computed from sizes, without running the model.
 """
@@ -33,10 +33,10 @@ class RolloutDoesNotFit(RolloutError):
 class RolloutPlan:
     weights: Layout
     max_rows: int
-    """Number of completions decoded together."""
+    """Number of completions that are decoded together."""
     reason: str = "set by the caller"
     copy_bytes: int = 0
-    """Size of a merged copy of the weights in bytes, even if the plan uses none."""
+    """Size of a merged copy of the weights in bytes, also if the plan uses no merged copy."""
     row_bytes: int = 0
     """Bytes for the keys, values and logits of one row of maximum length, including its prompt."""
     row_tokens: int = 0
@@ -44,7 +44,7 @@ class RolloutPlan:
     free_bytes: int = 0
 
     def figures(self) -> dict[str, JsonValue]:
-        """Return the numbers behind the rollout plan, as JSON values."""
+        """Return the numbers of the rollout plan, as JSON values."""
         return {
             "max_rows": self.max_rows,
             "copy_bytes": self.copy_bytes,
@@ -62,9 +62,9 @@ def plan_rollout(
     At most `rows` completions run at a time. Prompts have up to `prompt_tokens` tokens, completions
     up to `max_tokens`.
 
-    A merged copy of the weights is used if it fits together with a quarter of the rows. A merged
-    copy makes matrix products faster, which saves more time than a larger batch would. Raises
-    UnsupportedModel and RolloutDoesNotFit.
+    The plan uses a merged copy of the weights if the copy and a quarter of the rows fit into memory
+    together. A merged copy makes matrix products faster, which saves more time than a larger batch
+    would. Raises UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
     usable = int(free * USABLE_SHARE)

@@ -20,9 +20,11 @@ class SamplingParams:
     frequency penalty have the same meaning as in vLLM."""
 
     temperature: float = 1.0
-    """Softmax temperature. 0: greedy decoding; ties go to the lowest token id."""
+    """Softmax temperature. 0 means greedy decoding; of equally likely tokens, the lowest id is
+    chosen."""
     top_k: int = 0
-    """Sample from the k most likely tokens, including ties with the k-th; 0: from all tokens."""
+    """Sample from the k most likely tokens, and all tokens as likely as the k-th. 0 means all
+    tokens."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
     `top_p`."""
@@ -76,12 +78,12 @@ class Request:
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    """Random seed, 0 to 2^64 - 1. The completion depends only on the request and the weights, not
-    on other requests in the same call."""
+    """Random seed from 0 to 2^64 - 1. The completion depends only on the request and the weights,
+    not on other requests in the same call."""
     sampling: SamplingParams = SamplingParams()
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the completion; the stop token stays in the completion. List end-of-sequence
-    tokens here too, because the model's own are not added."""
+    """Tokens that end the completion; the stop token stays in the completion. Callers must include
+    end-of-sequence tokens, because the engine does not add the model's end-of-sequence tokens."""
     stop: tuple[str, ...] = ()
     """Texts that end the completion; the tokens of the stop text stay in the completion."""
 
@@ -113,7 +115,7 @@ class Completion:
     0 for greedy tokens."""
     policy_logprobs: list[float]
     """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. A
-    trainer's forward computes the same log-probs. At temperature 0, the log-prob is that of
+    trainer's forward computes the same log-probs. At temperature 0, log-probs are from
     `softmax(logits)`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
@@ -132,13 +134,13 @@ class RolloutEngine(Protocol):
         """Generate completions with the current weights and return them in the order of requests.
 
         `on_completion` is called on the calling thread as soon as a completion ends. Generation
-        waits for the callback, so slow work belongs in another thread. The callback must not use
-        the model, because an adapter may be folded into the weights. If the callback raises an
-        exception, the rollout ends and the exception propagates."""
+        waits for the callback, so callbacks must do slow work in another thread. The callback must
+        not use the model, because an adapter may be folded into the weights. If the callback raises
+        an exception, the rollout ends and the exception propagates."""
 
 
 class ModelEngine(RolloutEngine, Protocol):
-    """Engine that follows the weights of a model in training."""
+    """Engine that generates with the current weights of a model in training."""
 
     interrupted: Callable[[], bool]
     """Function that is called between steps; generation raises Interrupted if it returns True."""
@@ -148,7 +150,7 @@ class ModelEngine(RolloutEngine, Protocol):
 
     @property
     def weights(self) -> Literal["merged", "in_place"]:
-        """Weights that generate: a merged copy, or the training weights."""
+        """Layout of the weights for generation: a merged copy, or the training weights."""
 
     @property
     def figures(self) -> RolloutFigures:
@@ -169,7 +171,7 @@ class ModelEngine(RolloutEngine, Protocol):
     @property
     def follows_dtype(self) -> bool:
         """True if the engine computes in the model's current dtype and layers. False if it keeps
-        those it was made with."""
+        the dtype and layers with which it was made."""
 
     def close(self) -> None:
         """Free memory and processes. The engine must not be used afterwards."""

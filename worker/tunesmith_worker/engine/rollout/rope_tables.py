@@ -1,13 +1,14 @@
 """RoPE cosines and sines.
 
-The model's own RoPE module computes the cosines and sines, so every RoPE scaling matches the
-training forward bit for bit.
+The model's own RoPE module computes the cosines and sines, so they are bit-identical to those of
+the training forward for every RoPE scaling.
 
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
-two sets of frequencies: one up to the original context length and one above it. The scaling
-`dynamic` has a separate set of frequencies for each length above the original context length.
-Cached keys are valid for only one set of RoPE frequencies. `rope_key` identifies a sequence's set
-of frequencies. If a sequence's set of frequencies changes, the cached keys are recomputed.
+two sets of frequencies: one for lengths up to the original context length, and one for greater
+lengths. The scaling `dynamic` has a separate set of frequencies for each length above the original
+context length. Cached keys are valid for only one set of RoPE frequencies. `rope_key` identifies a
+sequence's set of frequencies. If a sequence's set of frequencies changes, the cached keys are
+recomputed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RopeTable:
     head."""
 
     cos: torch.Tensor
-    """[P, R/2]"""
+    """Cosines, [P, R/2]; `sin` has the same shape."""
     sin: torch.Tensor
     doubled: torch.Tensor
     """`[cos | cos]` and `[-sin | sin]`, [P, 2, R], to rotate with few operations."""
@@ -42,7 +43,8 @@ class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' RoPE module, which rounds to the hidden states' `dtype`."""
+        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states, to which this
+        module rounds."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
         self._rotary = copy.deepcopy(rotary)  # Copy the module, because each use changes its state.

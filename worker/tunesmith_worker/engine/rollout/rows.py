@@ -1,4 +1,4 @@
-"""Requests in progress, and sampling of their next tokens."""
+"""Requests in progress, and the sampling of their next tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """Drop references, so that a prompt's memory is freed after its last row ends."""
+        """Delete references, so that a prompt's memory is freed after its last row ends."""
         self.prefix = self.penalty_state = None
 
 

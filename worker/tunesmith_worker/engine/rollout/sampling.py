@@ -1,8 +1,9 @@
 """Compute the distribution of the next token and sample from it.
 
 The distribution of the next token is the same as in transformers. Penalties and filters apply in
-transformers' order: penalties, temperature, top-k, top-p, min-p. Presence and frequency penalties,
-which transformers lacks, follow vLLM. Sampling inverts the cumulative distribution with one uniform
+transformers' order: penalties, temperature, top-k, top-p, min-p. transformers has no presence and
+frequency penalties; these are the same as in vLLM. Sampling inverts the cumulative distribution
+with one uniform
 random number u per token: the sampled token is the first i with `p_0 + ... + p_i > u`.
 
 The numbers u come from numpy's Philox generator (Salmon et al.,
@@ -32,7 +33,7 @@ Untyped = Any  # Any: transformers is not typed
 _BLOCK = 256
 """Number of uniform random numbers generated at a time."""
 _TOKENS = 128
-"""Tokens per block of the vocabulary."""
+"""Number of tokens per block of the vocabulary."""
 
 
 class Uniforms:
@@ -51,7 +52,7 @@ class Uniforms:
 
 
 class PenaltyState:
-    """Token counts of one row, which the penalties depend on."""
+    """Token counts of one row, which determine its penalties."""
 
     def __init__(self, prompt_ids: Sequence[int], vocabulary: int, device: torch.device) -> None:
         self.counts = torch.zeros(vocabulary, device=device)
@@ -110,7 +111,7 @@ def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     Returns token ids [B, 1]. A token with probability 0 is never sampled.
 
     The search first finds the block that contains the sampled token, then the token within the
-    block. Block sums are many times faster than a cumulative sum over the whole vocabulary."""
+    block. Sums of blocks take much less time than a cumulative sum over the whole vocabulary."""
     short = -probabilities.shape[1] % _TOKENS
     padded = torch.nn.functional.pad(probabilities, (0, short)) if short else probabilities
     blocks = padded.view(len(padded), -1, _TOKENS)
@@ -128,7 +129,7 @@ def _invert_cdf(probabilities: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 def _clamp_below(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """Limit x to the largest number below `limit`.
 
-    If x were rounded up to `limit`, it would select a token with probability 0."""
+    If rounding made x equal to `limit`, a token with probability 0 would be selected."""
     return torch.minimum(x, limit.nextafter(torch.zeros_like(limit)))
 
 

@@ -4,8 +4,8 @@ transformers' `generate` computes the logits, with the cache of the model's own 
 sampled by the same code as in the native engine.
 
 Equal prompts in a batch are computed once if the model's cache has only keys and values. The model
-never reads padding. A batch starts with as many tokens as its shortest prompt has; the
-other tokens of longer prompts are decoded step by step instead of sampled tokens. When many rows
+never reads padding. A batch starts with as many tokens as its shortest prompt has. For longer
+prompts, the next steps use the remaining prompt tokens instead of sampled tokens. When many rows
 have ended, `generate` starts again with the remaining rows.
 """
 
@@ -41,7 +41,8 @@ Untyped = Any  # Any: transformers is not typed
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 SLOWER = "2 to 5 times"
-"""Time of this engine in relation to the native engine (docs/contributing/log/rollouts.md)."""
+"""Time of a rollout, as a multiple of the native engine's time
+(docs/contributing/log/rollouts.md)."""
 
 
 class StockEngine:
@@ -128,10 +129,10 @@ class StockEngine:
         return [row.completion for row in rows if row.completion is not None]
 
     def close(self) -> None:
-        """Do nothing: the engine holds nothing between calls."""
+        """Do nothing, because the engine keeps no memory between calls."""
 
     def _run(self, model: Untyped, batch: Sequence[Row], on_end: Callable[[Row], None]) -> None:
-        """Run `generate` until all rows have ended, or until fewer rows are faster."""
+        """Run `generate` until all rows have ended, or until a restart is faster."""
         known = [(*row.request.prompt_ids, *row.tokens) for row in batch]
         start = min(map(len, known))
         ids = torch.tensor([tokens[:start] for tokens in known], device=model.device)
@@ -168,8 +169,8 @@ class StockEngine:
         )
 
     def _shared_cache(self, model: Untyped, ids: torch.Tensor) -> Untyped:
-        """Return the cache of all tokens but the last of each row [B, T], computed once for equal
-        rows. None if all rows differ, or if the model has another kind of cache."""
+        """Return a cache of rows [B, T] without their last token. Equal rows are computed once.
+        Return None if all rows differ, or if the model has another kind of cache."""
         if ids.shape[1] == 1 or self._own_cache or model.base_model is model:
             return None
         prefixes, places = ids[:, :-1].unique(dim=0, return_inverse=True)
@@ -201,8 +202,8 @@ def _token_at(row: Row, place: int) -> int:
 
 
 def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
-    """Return True if computing the unfinished rows again costs fewer tokens than ended rows would
-    cost in the steps that are left."""
+    """Return True if a restart with the unfinished rows computes fewer tokens than ended rows would
+    need in the remaining steps."""
     live = [row for row in batch if row.completion is None]
     steps = max((_longest(row) - length for row in live), default=0)
     return len(live) * length < (len(batch) - len(live)) * steps
@@ -210,7 +211,7 @@ def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
 
 @contextmanager
 def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
-    """Set a model and its generation settings for `choose`; restore them at the end.
+    """Within this block, prepare a model and its generation settings for `choose`.
 
     The settings of the model's folder, for example a repetition penalty, would change the logits.
     """
@@ -230,8 +231,8 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
 def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     """Yield batches of at most `size` rows, sorted by the length of their prompts.
 
-    Lengths differ by at most half of the longest completion, because another batch would need more
-    steps than the longer prompts do."""
+    In a batch, lengths differ by at most half of the longest completion. If they differ more, an
+    additional batch needs fewer steps than the longer prompts."""
     ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
     batch: list[Row] = []
     for row in ordered:
@@ -251,7 +252,7 @@ def plan_stock_rollout(
 ) -> RolloutPlan:
     """Plan a rollout by transformers within `free` bytes; see `plan_rollout`.
 
-    Every layer is planned with a cache of keys and values. Raises RolloutDoesNotFit."""
+    The plan assumes that every layer caches keys and values. Raises RolloutDoesNotFit."""
     shape = read_shape(model)
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     row = per_token * (prompt_tokens + max_tokens) + 4 * shape.vocabulary * 4

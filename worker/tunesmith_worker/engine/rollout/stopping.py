@@ -38,8 +38,8 @@ class StopChecker:
             self._text = _StopTextMatcher(request.stop, backend)
 
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Add the next token; return finish reason and stop reason if this token ends the
-        completion."""
+        """Add the next token. If it ends the completion, return the finish reason and the stop
+        reason."""
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token
@@ -59,7 +59,7 @@ class _StopTextMatcher:
         self._tail = ""
 
     def match(self, token: int) -> str | None:
-        """Add the next token; return the stop text that this token completes, or None.
+        """Add the next token. Return the stop text that this token completes, or None.
 
         If the token completes several stop texts, return the one that starts first. A character
         that spans several tokens is decoded with its last token."""

@@ -50,11 +50,11 @@ class LayerWeights:
 @dataclass(kw_only=True)
 class DecoderWeights:
     embed: TensorFunction
-    """Maps token ids [N] to embeddings [N, hidden]."""
+    """Function from token ids [N] to embeddings [N, hidden]."""
     layers: list[LayerWeights]
     norm: TensorFunction
     head: TensorFunction
-    """Maps hidden states [N, hidden] to logits [N, V], before logit scale and soft cap."""
+    """Function from hidden states [N, hidden] to logits [N, V], before logit scale and soft cap."""
     fold: FoldFigures | None
 
 

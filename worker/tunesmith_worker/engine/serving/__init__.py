@@ -1,1 +1,1 @@
-"""Serving engine: generates for many requests at once, with several adapters on one base model."""
+"""Serving engine: generates for many requests at once, with several adapters on a base model."""

@@ -1,7 +1,7 @@
 """Read a saved LoRA adapter for the native engine.
 
-Only plain LoRA on linear layers and trained token rows are read. All other adapters are refused
-with the reason; plain PEFT computes them instead.
+The module reads only plain LoRA on linear layers and trained token rows. For all other adapters it
+raises UnsupportedAdapter with the reason; plain PEFT computes these adapters instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAIN: Mapping[str, object] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,
 }
-"""Settings of PEFT that change the computation, each with the value of plain LoRA."""
+"""PEFT settings that change the computation, each with its value in plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
 """A joined query, key and value projection has this many times the rows of one projection."""
@@ -42,9 +42,9 @@ _PADDED = 3
 @dataclass(frozen=True)
 class LoraPair:
     a: torch.Tensor
-    """[r, in]"""
+    """LoRA's matrix A, [r, in]."""
     b: torch.Tensor
-    """[out, r]"""
+    """LoRA's matrix B, [out, r]."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class AdapterFile:
     rank: int
     """Largest rank of a module."""
     modules: dict[str, LoraPair]
-    """Keyed by the module's path in the base model."""
+    """Pairs of LoRA matrices, keyed by the module's path in the base model."""
     token_ids: tuple[int, ...] = ()
-    """Tokens with trained rows."""
+    """Ids of the tokens with trained rows."""
     token_rows: dict[str, torch.Tensor] | None = None
     """Trained rows [k, hidden] by the path of the embedding or the head."""
 

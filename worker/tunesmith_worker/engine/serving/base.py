@@ -77,7 +77,7 @@ def loading_bytes(name: str, folder: str, device: torch.device) -> int:
     """Return the peak bytes of loading a model. `folder` may be a Hugging Face id, whose
     configuration gives the size. Raises ServingError.
 
-    While the decoder packs the weights, the process holds them twice."""
+    The peak includes a second copy of the weights, which exists while the decoder packs them."""
     path = Path(folder)
     if not path.is_dir():
         return 2 * _bytes_of_hub_model(name, folder, device)

@@ -1,7 +1,7 @@
 """Key/value caches: one slot per decoding row, and one buffer per prompt that is being computed.
 
-Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. Rows fill the first
-slots without gaps, so that one matrix product per layer covers all rows without copying keys.
+Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. The rows occupy the
+first slots without gaps, so that one matrix product per layer covers all rows without copying keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SlotCache:
         return self._kv.numel() * self._kv.element_size()
 
     def bytes_for(self, rows: int, tokens: int) -> int:
-        """Bytes that the cache takes with `rows` rows, if the longest row has `tokens` tokens."""
+        """Return the bytes of a cache for `rows` rows of at most `tokens` tokens."""
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +84,7 @@ class SlotCache:
         return self._kv[number].view(-1, self._shape.head_dim)
 
     def advance(self) -> None:
-        """Count each row's new token."""
+        """Increase each row's number of cached tokens by one."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def append(self, buffer: PromptBuffer, length: int) -> None:
@@ -106,7 +106,7 @@ class SlotCache:
             self.trim()
 
     def clear(self, slot: int) -> None:
-        """Overwrite a slot that holds NaN: attention multiplies unused entries by 0."""
+        """Set a slot with NaN to 0, because attention multiplies unused entries by 0."""
         self._kv[:, :, slot] = 0
 
     def copy_of(self, slot: int, tokens: int) -> torch.Tensor:

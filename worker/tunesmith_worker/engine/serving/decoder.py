@@ -39,12 +39,12 @@ class Part:
     needs_logits: bool
     """True if the part has the last token of its sequence."""
     scores: PromptScores | None = None
-    """Log-probs of the prompt, if the request asks for them."""
+    """Log-probs of the prompt; None if the request does not ask for these."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Newest token of a decoding row; the row's slot is its index."""
+    """Newest token of a decoding row. The row's slot in the cache is its index in the list."""
 
     token: int
     rope_key: int
@@ -68,10 +68,8 @@ class ServingDecoder(Decoder):
     def run(
         self, rows: Sequence[DecodeRow], cache: SlotCache, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """Compute a step, and cache its keys and values.
-
-        Returns the next logits in fp32: those of the rows, then those of the parts that need
-        them, [N, V]."""
+        """Compute a step, and cache its keys and values. Returns the next logits in fp32, [N, V]:
+        logits of the rows, then logits of the parts that need logits."""
         device = self._model.device
         adapters = [row.adapter for row in rows]
         ids = [row.token for row in rows]
@@ -114,7 +112,8 @@ class ServingDecoder(Decoder):
         return self._logits(x, [adapters[i] for i in kept])
 
     def _score(self, scores: PromptScores, part: Part, x: torch.Tensor) -> None:
-        """Add the log-probs that the last hidden states x [n, hidden] of a part give."""
+        """Compute log-probs from the last hidden states x [n, hidden] of a part, and add them to
+        its scores."""
 
         def logits_of(positions: slice) -> torch.Tensor:
             own = x[positions]
@@ -150,7 +149,7 @@ class ServingDecoder(Decoder):
 
 
 class _Decode:
-    """Attention of the decoding rows in one step."""
+    """Attention of all decoding rows in one step."""
 
     def __init__(self, cache: SlotCache, shape: AttentionShape) -> None:
         self._cache = cache

@@ -1,4 +1,4 @@
-"""JSON output: tokens that would break the JSON schema are never sampled (by llguidance)."""
+"""JSON output: llguidance masks all tokens that would break the JSON schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .protocol import UnusableGrammar, UnusableOutput
 Untyped = Any  # Any: transformers and llguidance
 
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False}
-"""Options for JSON without line breaks and indentation, which a model could repeat forever."""
+"""Options that forbid line breaks and indentation, because a model could repeat these forever."""
 
 
 class Grammars:
@@ -27,7 +27,7 @@ class Grammars:
 
     def matcher(self, schema: str) -> Matcher:
         """Compile a JSON schema. Raises UnusableGrammar. All choices of a request have the same
-        schema, which is compiled once: that takes up to half a second."""
+        schema. It is compiled only once, because compilation takes up to half a second."""
         compiled = self._compiled
         if compiled is None or compiled[0] != schema:
             compiled = self._compiled = (schema, self._compile(schema))
@@ -59,7 +59,7 @@ class Matcher:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def mask(self, size: int, device: torch.device) -> torch.Tensor:
-        """Return which of `size` tokens are not allowed next. Raises UnusableOutput."""
+        """Return a mask [size]: True for tokens that are not allowed. Raises UnusableOutput."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: min(size, self._vocabulary)]
         self._check()

@@ -1,4 +1,4 @@
-"""The engine's thread: takes requests, runs steps, delivers outputs."""
+"""Thread of the engine: accepts requests, computes steps and delivers outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Work(Protocol):
 
 
 class EngineLoop:
-    """Runs steps on one thread while there is work."""
+    """Computes steps on one thread while there is work."""
 
     def __init__(self, work: Work, name: str) -> None:
         self._work = work
@@ -38,9 +38,9 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._closing = False
         self.rest = 0.0
-        """Pause after each step, relative to the step's time."""
+        """Length of the pause after each step, relative to the step's time."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
-        """Error of requests that the end of the thread interrupts."""
+        """Error for requests that are unfinished when the thread ends."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{name}", daemon=True)
         self._thread.start()
 
@@ -110,7 +110,7 @@ class EngineLoop:
                     self._pause(self.rest * (time.perf_counter() - began))
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than until the thread has to end."""
+        """Wait until the pause is over or the thread has to end."""
         with self._wake:
             self._wake.wait_for(lambda: self._closing, seconds)
 
@@ -124,7 +124,7 @@ class EngineLoop:
 
 
 def deliver(outputs: Sequence[Output]) -> None:
-    """Pass outputs on, in one call for all streams with the same function."""
+    """Deliver outputs, with one call for all streams that have the same function."""
     by_function: dict[int, list[Output]] = {}
     for output in outputs:
         by_function.setdefault(id(output.stream.deliver), []).append(output)

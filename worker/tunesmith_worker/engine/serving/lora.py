@@ -1,10 +1,10 @@
 """Several LoRA adapters on one base model, for batches whose tokens use different adapters.
 
-Each linear layer computes `y = x W' + b + s (x A') B'` as PEFT does, with the A, B and s of the
-token's adapter. No merged weights are built. One tensor per layer holds the matrices of all
-adapters; R is the sum of their ranks. A batch with several adapters computes `(m * (x A')) B'` with
-all of them at once; the mask m [T, R] has s in the columns of the token's adapter, and 0 in the
-others.
+Like PEFT, each linear layer computes `y = x W' + b + s (x A') B'`, with the A, B and s of the
+token's adapter. No merged weights are built. One tensor per layer contains the matrices of all
+adapters; R is the sum of the adapters' ranks. For a batch with several adapters, one product `(m *
+(x A')) B'` covers all adapters; the mask m [T, R] has s in the columns of the token's adapter, and
+0 in all other columns.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""Use the product with all adapters if the sum of all ranks is at most this many times the sum of
-the ranks in the batch."""
+"""Largest ratio of the sum of all ranks to the sum of the ranks in the batch for which a step uses
+the product with all adapters."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Group:
 
 
 class AdaptedLinear(Linear):
-    """Linear layer of the base with the low-rank additions of a bank."""
+    """Linear layer of the base model, with the LoRA matrices of a bank's adapters."""
 
     def __init__(self, base: Linear, bank: AdapterBank, paths: Sequence[str], outs: Sequence[int]):
         """`paths` and `outs`: path and output size of each projection with this input."""
@@ -102,7 +102,7 @@ class AdaptedLinear(Linear):
 
 
 class AdapterBank:
-    """The adapters of one base model, and their use in the current step."""
+    """The adapters of one base model, and the adapter of each token in the current step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -156,8 +156,8 @@ class AdapterBank:
     def _appended(
         self, layer: AdaptedLinear, a: torch.Tensor, b: torch.Tensor, start: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the matrices of a layer, including a new adapter's; None if no adapter has a
-        matrix for this layer."""
+        """Return the matrices of a layer, including the matrices of a new adapter; None if no
+        adapter has a matrix for this layer."""
         before_a, before_b = layer.a, layer.b
         if before_a is None or before_b is None:
             if not a.shape[1]:
@@ -173,7 +173,7 @@ class AdapterBank:
         )
 
     def start_step(self, adapters: Sequence[str | None]) -> None:
-        """Set the adapter of each token of the next step."""
+        """Set the adapter of each token in the next step."""
         self._widened.clear()
         used = {name for name in adapters if name is not None}
         if not used:

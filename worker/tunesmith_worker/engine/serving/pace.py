@@ -1,15 +1,15 @@
-"""Choose the number of prompt tokens in a step, so that they delay the decoding rows only a
+"""Choose the number of prompt tokens in a step, so that prompts delay the decoding rows only a
 little."""
 
 from __future__ import annotations
 
 ALONE = 512
-"""Prompt tokens per step while no row decodes."""
+"""Number of prompt tokens per step while no row decodes."""
 _SMALLEST = 16
 _WEIGHT = 0.1
 """Weight of the newest step in the running means."""
 _SHARE = 0.8
-"""Time for prompt tokens in a step, relative to the time for the decoding rows."""
+"""Time that a step may use for prompt tokens, relative to the time for the decoding rows."""
 
 
 class Pace:
@@ -17,9 +17,9 @@ class Pace:
 
     def __init__(self) -> None:
         self._decode_seconds: float | None = None
-        """Time of a step without prompt tokens."""
+        """Mean time of a step without prompt tokens."""
         self._token_seconds: float | None = None
-        """Additional time of a step per prompt token."""
+        """Mean additional time of a step per prompt token."""
 
     def record(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         if prompt_tokens == 0:

@@ -1,8 +1,8 @@
 """Keys and values of finished requests, kept for the next turn of a conversation.
 
-A request uses a kept sequence again if it has the same adapter and cache salt, and its prompt
-starts with the same tokens. So the projects of a service, which have different salts, cannot guess
-each other's prompts from the number of cached tokens. The least recently used sequences are dropped
+A request reuses a kept sequence if both have the same adapter and cache salt, and the request's
+prompt starts with the same tokens. Projects have different salts, so no project can guess another
+project's prompts from the number of cached tokens. The least recently used sequences are dropped
 first."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeptPrefix:
     rope_key: int
     tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
     kv: torch.Tensor
-    """[L, 2, KV, T, D]"""
+    """Keys and values, [L, 2, KV, T, D]."""
 
     @property
     def bytes(self) -> int:
@@ -37,7 +37,7 @@ class PrefixStore:
     def __init__(self, max_bytes: int, max_entries: int = 64) -> None:
         self.max_bytes, self._max_entries = max_bytes, max_entries
         self._kept: OrderedDict[int, KeptPrefix] = OrderedDict()
-        """Least recently used first, keyed by identity."""
+        """Kept sequences, least recently used first, keyed by identity."""
 
     @property
     def bytes(self) -> int:
@@ -54,8 +54,8 @@ class PrefixStore:
     def make_room(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], size: int
     ) -> None:
-        """Drop the sequences that are a prefix of `tokens`, and the oldest ones until a sequence of
-        `size` bytes fits."""
+        """Drop the sequences that are a prefix of `tokens`. Then drop the oldest sequences until a
+        sequence of `size` bytes fits."""
         new = np.array(tokens, dtype=np.int64)
         for key, old in list(self._kept.items()):
             same = old.space == space and old.rope_key == rope_key

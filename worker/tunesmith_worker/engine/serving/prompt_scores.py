@@ -13,7 +13,7 @@ _POSITIONS = 64
 
 
 class PromptScores:
-    """Scores of the prompt's tokens, from its second token on: no token predicts the first."""
+    """Scores of the prompt's tokens, except the first, which no token predicts."""
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         """`top`: number of most likely tokens to report per token."""
@@ -21,7 +21,8 @@ class PromptScores:
         self.found: list[TokenScores] = []
 
     def add(self, logits_of: Callable[[slice], torch.Tensor], start: int, count: int) -> None:
-        """Add the scores that the logits of `count` positions give, the first at `start`.
+        """Add the scores that follow from the logits of `count` positions, starting at position
+        `start`.
 
         `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
         come in order. Known positions and positions of generated tokens are skipped."""

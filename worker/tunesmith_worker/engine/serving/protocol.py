@@ -1,7 +1,7 @@
 """Requests, outputs and errors of a serving engine.
 
-An engine generates for many callers at once. It handles token ids and text, but neither HTTP nor
-jobs.
+An engine generates completions for many callers at once. It handles token ids and text, but neither
+HTTP nor jobs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ServingError(Exception):
 
 
 def cannot_load(what: str, error: Exception) -> ServingError:
-    """Log the reason, which may name files of the host, and return the error for users."""
+    """Log the reason, which may name files of the host. Return an error without the reason."""
     log.error("%s cannot be loaded: %s", what, error, exc_info=error)
     return ServingError(f"{what} cannot be loaded: the log of the inference process has the reason")
 
 
 class QueueFull(ServingError):
-    """Raised if too many requests wait. `retry_after` is in seconds."""
+    """Raised if too many requests wait. `retry_after`: seconds until the next try."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -48,8 +48,7 @@ class DoesNotFit(ServingError):
 
 
 class UnusableOutput(Exception):
-    """Raised if one request cannot continue; the message gives the reason without further
-    details."""
+    """Raised if one request cannot continue. The message gives the reason."""
 
 
 class UnsupportedAdapter(ServingError):
@@ -67,7 +66,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One completion to generate."""
+    """Request for one completion."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -76,15 +75,16 @@ class Generation:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    """Texts that end the completion. The text of the completion ends before them."""
+    """Texts that end the completion. The text of the completion ends before the stop text."""
     adapter: str | None = None
     """Name of a loaded adapter; None for the base model."""
     cache_salt: str = ""
-    """Only requests with the same value use each other's keys and values."""
+    """Only requests with the same salt use each other's keys and values."""
     top_logprobs: int | None = None
     """Number of most likely tokens to report per token; None means no log-probs at all."""
     prompt_logprobs: bool = False
-    """Report the log-probs of the prompt's tokens too, with `top_logprobs` most likely tokens."""
+    """True to report the log-probs of the prompt's tokens too, each with the `top_logprobs` most
+    likely tokens."""
     json_schema: str | None = None
     """JSON schema, as JSON text, that the completion must satisfy."""
 
@@ -117,8 +117,8 @@ class Output:
     """One entry per new token if the request asks for log-probs."""
     finish: Finish | None = None
     prompt_scores: tuple[TokenScores, ...] = ()
-    """Scores of the prompt from its second token on; only in the first output of a request with
-    `prompt_logprobs`."""
+    """Scores of the prompt's tokens, starting with the second token; only in the first output of a
+    request with `prompt_logprobs`."""
     error: Exception | None = None
     """Reason why the request ended without a result."""
 
@@ -132,9 +132,10 @@ class Stream:
     """Called on the engine's thread with the outputs of a step, once for all streams that have the
     same function."""
     tag: object = None
-    """Any value of the caller; the engine does not read it."""
+    """Any value that the caller sets; the engine does not read the value."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed again, because an earlier request computed them."""
+    """Number of prompt tokens that an earlier request computed, so that they are not computed
+    again."""
 
     @property
     def prefix_space(self) -> PrefixSpace:
@@ -146,7 +147,7 @@ Deliver = Callable[[Sequence[Output]], None]
 
 @dataclass(kw_only=True)
 class Figures:
-    """State of an engine."""
+    """Numbers that describe the state of an engine."""
 
     running: int = 0
     queued: int = 0
@@ -164,12 +165,13 @@ class Figures:
 
 class ServingEngine(Protocol):
     name: str
-    """`native` or `transformers`."""
+    """Name of the engine: `native` or `transformers`."""
     context: int | None
     """Maximum number of token positions; None if the model has no maximum."""
 
     def submit(self, streams: Sequence[Stream]) -> None:
-        """Queue requests. Raises QueueFull and UnusableGrammar; then no request is queued."""
+        """Add requests to the queue. Raises QueueFull or UnusableGrammar; in both cases, no request
+        is queued."""
 
     def cancel(self, streams: Sequence[Stream]) -> None:
         """End requests and free their memory before the next step; no further output follows."""
@@ -185,8 +187,8 @@ class ServingEngine(Protocol):
         fit are dropped; running requests keep their memory."""
 
     def rest(self, share: float) -> None:
-        """Pause after each step for `share` times the step's time, so that other processes have
-        the CPU and its caches; 0 (the default) means no pause."""
+        """Pause after each step for `share` times the step's time, so that other processes can use
+        the CPU and its caches. 0 (the default) means no pause."""
 
     def figures(self) -> Figures:
         """Return the current state, without waiting for a step."""

@@ -30,7 +30,7 @@ class Row:
     uniforms: Uniforms
     matcher: Matcher | None
     prompt_scores: PromptScores | None = None
-    """Scores of the prompt, until they are delivered."""
+    """Scores of the prompt; None after the scores are delivered or if the request needs none."""
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     rope_key: int = 0
@@ -50,7 +50,7 @@ class Row:
         return len(self.tokens) - self.cached
 
     def add(self, token: int, scores: tuple[TokenScores, ...]) -> Output:
-        """Append a sampled token; return what the caller gets for it."""
+        """Append a sampled token; return the output that the caller gets for this token."""
         request = self.stream.request
         self.tokens.append(token)
         if self.penalties is not None:
@@ -86,7 +86,7 @@ def prompt_scores_of(request: Generation) -> PromptScores | None:
 def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
     """Sample the next token of each row from fp32 logits [rows, V], which may be overwritten.
 
-    A row that fails ends with an error and leaves the other rows alone."""
+    A row that fails ends with an error and does not affect other rows."""
     failed: list[Output] = []
     masks: dict[int, torch.Tensor] = {}
     finite = [] if bool(logits.isfinite().all()) else logits.isfinite().all(-1).tolist()

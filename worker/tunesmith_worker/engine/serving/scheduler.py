@@ -1,8 +1,8 @@
 """Continuous batching: in each step, rows join and leave the batch.
 
-A step computes one token of every decoding row. It then computes prompt tokens for about the same
-time, so that a long prompt hardly delays other requests. If older rows need the memory of a newer
-row, the newer row returns to the queue and is computed again."""
+A step computes one token of every decoding row. Then the step computes prompt tokens for about the
+same time, so that a long prompt delays other requests only a little. If older rows need the memory
+of a newer row, the newer row returns to the queue and is computed again."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
 _ROOM = 256
-"""Number of further tokens per running row that a smaller budget still allows."""
+"""Number of further tokens that each running row may still cache after the budget is reduced."""
 KEPT_SHARE = 0.5
 """Share of the memory budget that finished requests may take."""
 
 
 class Scheduler:
-    """All requests of one base model. Not thread-safe."""
+    """Scheduler of all requests for one base model. Not thread-safe."""
 
     def __init__(
         self, decoder: ServingDecoder, tables: RopeTables, max_rows: int, cache_bytes: int
     ) -> None:
-        """`cache_bytes`: maximum bytes of keys and values, of running and finished requests."""
+        """`cache_bytes`: maximum bytes of keys and values of all requests together."""
         self._decoder, self._tables = decoder, tables
         self._max_rows, self._budget = max_rows, cache_bytes
         self._shape = decoder.cache_shape
@@ -42,7 +42,7 @@ class Scheduler:
         self._prompts: list[Row] = []
         """Rows whose prompt is being computed, oldest first."""
         self._decoding: list[Row] = []
-        """Rows by slot."""
+        """Decoding rows, by slot."""
         self._pace = Pace()
         # CPU time does not depend on other processes, such as a training job.
         on_cpu = self._shape.device.type == "cpu"
@@ -59,7 +59,7 @@ class Scheduler:
         return len(self._waiting)
 
     def limit(self, cache_bytes: int) -> None:
-        """Change the memory budget, but never below the need of the running rows."""
+        """Change the memory budget, but keep at least the bytes that the running rows need."""
         waiting = max((len(row.tokens) for row in self._waiting), default=0)
         tokens = _ROOM * (len(self._decoding) + 1) + 2 * round_up(waiting + 1)
         self._budget = max(cache_bytes, self._live_bytes() + tokens * self._shape.token_bytes)
@@ -74,8 +74,8 @@ class Scheduler:
         return self._figures
 
     def _publish(self) -> None:
-        """Compute the figures. Other threads cannot, because a step changes what they would add
-        up."""
+        """Compute the figures. Only the engine's thread may call this, because a step changes the
+        numbers that the figures add up."""
         rows = [*self._prompts, *self._decoding]
         self._figures = replace(
             self._totals,
@@ -156,7 +156,7 @@ class Scheduler:
         return outputs
 
     def _move(self, ready: Sequence[Row]) -> None:
-        """Give computed prompts a slot, and take rows out that ended."""
+        """Move rows with a computed prompt to a slot, and remove rows that ended."""
         self._totals.finished += sum(row.done for row in [*self._decoding, *ready])
         for row in ready:
             if not row.done and row.buffer is not None:
@@ -240,7 +240,7 @@ class Scheduler:
         return max((len(row.tokens) for row in [*self._decoding, *self._prompts]), default=0)
 
     def _make_room(self) -> list[Output]:
-        """Return the newest rows to the queue until the next tokens of the others fit."""
+        """Return the newest rows to the queue until the next tokens of all other rows fit."""
         while True:
             rows, tokens = len(self._decoding) + len(self._prompts), self._longest() + 1
             if not self._decoding or self._needed(rows, tokens) <= self._budget:
@@ -338,7 +338,7 @@ class Scheduler:
 
 
 def _same_start(row: Row, other: Row) -> bool:
-    """Return True if two rows have a common start that is long enough to compute it only once."""
+    """Return True if two rows start with enough equal tokens to compute them only once."""
     if row.stream.prefix_space != other.stream.prefix_space:
         return False
     return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)

@@ -1,7 +1,7 @@
 """Serving engine for all other model families: transformers' own generation, one request at a time.
 
-transformers runs the model and its cache. A logits processor samples each token as the native
-engine does and passes it on, so that requests have the same parameters and answers.
+transformers runs the model and its cache. A logits processor samples each token with the same code
+as the native engine and delivers the token, so that requests have the same parameters and answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 Untyped = Any  # Any: transformers and peft are not typed
 
 _LONGEST_PAUSE = 1.0
-"""Maximum pause in seconds, because time without requests may count as time of a token."""
+"""Maximum pause in seconds. The pause needs a limit because time without requests may count as the
+time of a token."""
 
 
 class StockServing:
@@ -48,7 +49,7 @@ class StockServing:
         # generate() would take missing settings, such as the end-of-sequence token, from here.
         base.model.generation_config = transformers.GenerationConfig(pad_token_id=0)
         self._adapters: dict[str, str] = {}
-        """PEFT's names of the adapters."""
+        """Names of the adapters in PEFT, keyed by adapter name."""
         self._loads = 0
         self._grammars = Grammars(base.tokenizer, base.vocabulary, base.eos_ids)
         self._figures = Figures()
@@ -56,12 +57,13 @@ class StockServing:
         self._running: Row | None = None
         self._lock = threading.Condition()
         self._model_lock = threading.Lock()
-        """Held while a request or an adapter uses the model."""
+        """Lock that is held while a request is computed or an adapter is loaded or removed."""
         self._closing = False
         self._rest, self._resumed = 0.0, time.perf_counter()
-        """Pause after each token, relative to the token's time; end of the last pause."""
+        """Length of the pause after each token, relative to the token's time; and the time when the
+        last pause ended."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
-        """Error of requests that the end of the thread interrupts."""
+        """Error for requests that are unfinished when the thread ends."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)
         self._thread.start()
 
@@ -134,7 +136,7 @@ class StockServing:
         self._rest = share
 
     def limit_cache(self, cache_bytes: int) -> None:
-        """transformers frees its cache after each request."""
+        """Do nothing: transformers frees its cache after each request."""
 
     def close(self, reason: str = UNLOADED) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ Untyped = Any  # Any: tokenizers is not typed
 
 _REPLACEMENT = "\ufffd"
 _MAX_PENDING = 16
-"""Tokens after which incomplete characters count as invalid bytes."""
+"""Number of tokens after which an incomplete character counts as invalid bytes."""
 
 
 class TextStream:
@@ -19,11 +19,12 @@ class TextStream:
         self._backend, self._stops = backend, stops
         self._ids: list[int] = []
         self._from, self._read = 0, 0
-        """Start of the tokens that decoding needs as context, and of the tokens not yet decoded."""
+        """Index of the first token that decoding needs as context, and index of the first token
+        that is not yet decoded."""
         self._held = ""
         """Decoded text that may be the start of a stop text."""
         self.stopped = False
-        """True once a stop text was found."""
+        """True after a stop text was found."""
 
     def add(self, token: int) -> str:
         """Add a token; return the text that can be sent now."""
@@ -63,7 +64,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a start of `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -11,12 +11,13 @@ import torch
 @dataclass(frozen=True)
 class TrainedRows:
     ids: torch.Tensor
-    """[k]"""
+    """Ids of the trained tokens, [k]."""
     embedding: torch.Tensor | None
-    """[k, hidden]; replaces the base model's rows. None: the embedding is not trained."""
+    """Trained rows [k, hidden], which replace rows of the base model; None if the embedding is not
+    trained."""
     head: torch.Tensor | None
     multiplier: float = 1.0
-    """Factor of embeddings."""
+    """Factor by which the model multiplies embeddings."""
 
 
 class TokenRows:

@@ -1,6 +1,5 @@
-"""Weights of a base model for serving: packed for few rows, with a bank of adapters.
-
-The packed weights replace the model's own, so that the process holds them once.
+"""Weights of a base model for serving: packed for few rows, with a bank of adapters. The packed
+weights replace the model's own weights, so that the process holds only one copy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ROWS = 32
 
 
 class ServingWeights:
-    """Weights and adapters of one base model. `close` frees them."""
+    """Weights and adapters of one base model. `close` frees both."""
 
     def __init__(self, model: Untyped, architecture: Architecture) -> None:
         self._stack = ExitStack()
@@ -55,9 +54,8 @@ class ServingWeights:
 
 
 def _drop_copied(architecture: Architecture) -> None:
-    """Free the weights of projections: the decoder has packed or joined copies of them.
-
-    A projection without a copy keeps its weight."""
+    """Free the weights of projections of which the decoder has packed or joined copies. A
+    projection without a copy keeps its weight."""
     packs = can_pack(architecture.dtype, architecture.device)
     for spec in architecture.layers:
         for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):

@@ -1,4 +1,4 @@
-"""Read saved weights back through plain PEFT and transformers, and compare them with the probe."""
+"""Load saved weights with plain PEFT and transformers, and compare them with the probe."""
 
 from .compare import Comparison, ResultMismatch
 from .files import check_base_name, check_files, verified_files

@@ -1,6 +1,7 @@
-"""`tunesmith adapters verify FOLDER`: read a downloaded result back and compare it with its probe.
+"""`tunesmith adapters verify FOLDER`: load a downloaded result and compare it with its probe.
 
-Exit status: 0 if the files are the trained model, 1 if they are not, 2 if they cannot be compared.
+Exit status: 0 if the files match the trained model, 1 if they do not match, 2 if they cannot be
+compared.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class NotComparable(Exception):
 def verify(folder: Path, base: str | None) -> Comparison:
     """Compare checksums, settings and logits of a folder with its verification.json.
 
-    `base`: folder or Hugging Face id of the base model; None takes the name in adapter_config.json.
+    `base`: folder or Hugging Face id of the base model; None means the name in adapter_config.json.
     Raises ResultMismatch or NotComparable."""
     verification = read_verification(folder)
     if verification.kind == "lora":

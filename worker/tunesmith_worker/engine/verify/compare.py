@@ -17,7 +17,7 @@ class ResultMismatch(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Largest difference of the logits, and the largest difference that rounding explains."""
+    """Largest difference of the logits, and the largest difference that rounding can cause."""
 
     max_difference: float
     tolerance: float
@@ -48,7 +48,7 @@ def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: floa
 
 
 def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
-    """Check that each trained tensor is saved under its own name, bit for bit.
+    """Check that the file has each trained tensor under its name, bit for bit.
 
     `trained`, `saved`: checksums by the name in the saved file."""
     lost = [name for name, checksum in trained.items() if saved.get(name) != checksum]

@@ -1,4 +1,4 @@
-"""Checks of a result's files that need no model: checksums and the name of the base model."""
+"""Check a result's files without loading a model: checksums and the name of the base model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def verified_files(folder: Path) -> dict[str, VerifiedFile]:
-    """Return size and checksum of every file except verification.json."""
+    """Return the size and the checksum of every file except verification.json."""
     return {
         path.name: VerifiedFile(bytes=path.stat().st_size, sha256=file_hash(path))
         for path in sorted(folder.iterdir())
@@ -54,8 +54,8 @@ def tensor_checksums(folder: Path) -> dict[str, str]:
 def name_in_file(parameter: str) -> str:
     """Return the name of a trained parameter in the adapter's file.
 
-    PEFT leaves out the name of the adapter. For a module that trains as a whole, it also leaves out
-    the wrapper."""
+    PEFT removes the name of the adapter from the tensor's name. For a module that trains as a
+    whole, PEFT also removes the name of the wrapper."""
     return parameter.replace(".modules_to_save.default.", ".").replace(".default", "")
 
 

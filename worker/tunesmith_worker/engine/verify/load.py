@@ -1,4 +1,4 @@
-"""Load saved weights as a user does: with plain PEFT and transformers, without our kernels."""
+"""Load saved weights with plain PEFT and transformers, without our kernels, like a user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .compare import ResultMismatch
 Untyped = Any  # Any: transformers and peft are not typed
 
 _LOST = "Found missing adapter keys"
-"""Start of PEFT's warning about tensors that the adapter's file lacks."""
+"""First words of PEFT's warning about tensors that are missing from the adapter's file."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def structure_kept(model: torch.nn.Module) -> Iterator[None]:
 def unwrap(model: peft.PeftModel) -> Untyped:
     """Remove the adapter and every replaced forward from a model, in place, and return the base.
 
-    The weights are not copied. The kernels must have been undone before."""
+    The weights are not copied. The caller must first undo the patches with our kernels."""
     for name, module in list(model.named_modules()):
         if isinstance(module, peft.utils.ModulesToSaveWrapper):
             # `unload` would put the trained copy in the base model's place.
@@ -67,8 +67,8 @@ def unwrap(model: peft.PeftModel) -> Untyped:
 
 
 def load_adapter(base: Untyped, folder: Path) -> Untyped:
-    """Load the adapter on `base` with plain PEFT. Raises ResultMismatch if PEFT cannot load it, or
-    loads only a part."""
+    """Load the adapter on `base` with plain PEFT. Raises ResultMismatch if PEFT cannot load the
+    adapter, or loads only a part of it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -115,7 +115,7 @@ def load_base(
 ) -> Untyped:
     """Load a base model from a folder or the Hugging Face Hub, with plain transformers.
 
-    `rows`: minimum rows of the embedding, which is enlarged if tokens were added."""
+    `rows`: minimum number of rows of the embedding; a smaller embedding is enlarged."""
     config = None if quantization == "none" else quantization_config(quantization, dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         name,

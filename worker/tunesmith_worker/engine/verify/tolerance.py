@@ -1,10 +1,10 @@
-"""Largest logit difference that rounding explains between two computations of one model.
+"""Largest difference of logits that rounding can cause between two computations of one model.
 
 Let u be the unit roundoff of the arithmetic, W the largest number of terms in a dot product, and M
 the number of modules with weights. Dot products are summed in fp32, so a module's result has a
-relative error of about e = u + 2^-24 sqrt(W). Each module rounds twice, its result and the
-elementwise operation that follows, with errors that are independent and uniform: their standard
-deviation is e / sqrt(3) each. After M modules, the relative error of the logits has the standard
+relative error of about e = u + 2^-24 sqrt(W). Each module rounds twice: its result, and the result
+of the elementwise operation that follows. The errors are independent and uniform, with a standard
+deviation of e / sqrt(3) each. After M modules, the relative error of the logits has the standard
 deviation e sqrt(2 M / 3). The difference of two computations has sqrt(2) times that deviation. The
 largest of N normally distributed differences is about sqrt(2 ln N) standard deviations. Therefore:
 

@@ -1,13 +1,13 @@
 """Find the rows of an embedding or a head that were never trained.
 
-If a token never occurred in training, the token's row keeps the initial value or changes like all
-other unused rows. In a head, all unseen tokens have the same gradient. In an embedding, weight
-decay shrinks unused rows towards 0.
+If a token never occurred in training, the token's row keeps its initial value or changes in the
+same way as all other unused rows. In a head, all unseen tokens have the same gradient. In an
+embedding, weight decay shrinks unused rows towards 0.
 
 A row counts as never trained if it is not finite, is constant, or is very near to 0, to the mean
-row or to another row. Near means a distance of at most `NEAR` times the median distance between a
-row and the mean row. Untrained rows with independent random values look like trained rows, so this
-method does not find them.
+row or to another row. "Very near" means a distance of at most `NEAR` times the median distance
+between a row and the mean row. Untrained rows with independent random values look like trained
+rows, so this method does not find them.
 
 In stories260K, a model trained on children's stories, 169 byte tokens never occur. The rows of
 these byte tokens are within 4e-4 median distances of each other; any other row is at least 1.3e-2

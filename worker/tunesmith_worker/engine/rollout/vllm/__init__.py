@@ -1,4 +1,4 @@
-"""vLLM as rollout engine, in the trainer's process or as a server."""
+"""Rollout engine that uses vLLM, in the trainer's process or as a server."""
 
 from .engine import VLLMEngine
 from .plan import plan_vllm_rollout, server_address

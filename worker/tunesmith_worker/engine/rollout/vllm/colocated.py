@@ -3,7 +3,7 @@
 vLLM keeps its own copy of the weights, because it joins and packs matrices for its kernels. Before
 a rollout, the merged weights of all trained layers are loaded into this copy in memory. Between
 rollouts, vLLM sleeps: on a GPU, it frees weights, keys and values. On a CPU, vLLM has no sleep
-mode, but the pages of keys and values go back to the operating system.
+mode, but the memory pages of keys and values are returned to the operating system.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 SPARE_TOKENS = 64
-"""Tokens beyond the longest planned row, for the rows of the self-check."""
+"""Number of tokens that a row may have beyond the longest planned row, for the rows of the
+self-check."""
 _MADV_DONTNEED = 4
 
 
@@ -52,7 +53,7 @@ class ColocatedVLLM:
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._complete = False
-        """True if vLLM has all weights, so that only trained weights are loaded."""
+        """True if vLLM has all weights; then only trained weights are loaded again."""
         with _undisturbed(), tempfile.TemporaryDirectory(prefix="tunesmith-vllm-") as folder:
             _write_config(model, folder)
             self._llm = _start(model, plan, folder, sleep=self._on_gpu)
@@ -78,7 +79,7 @@ class ColocatedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions, call `on_end` for each, and sleep. Return the number of steps."""
+        """Generate completions, and call `on_end` for each. Return the number of steps."""
         from vllm import SamplingParams
 
         engine, steps = self._llm.llm_engine, 0
@@ -172,7 +173,7 @@ def _utilization(device: torch.device) -> float:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undo the changes that vLLM makes to the process at its start: random numbers and threads."""
+    """Undo changes that vLLM's start makes to random state and number of threads."""
     state, set_threads, threads = random_state(), torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -183,7 +184,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _release_cache_pages(worker: Untyped) -> None:
-    """Give the pages of the cache of keys and values back; they are zero when next read."""
+    """Return the memory pages of the cached keys and values to the operating system. Later reads of
+    these pages return zeros."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     page = mmap.PAGESIZE

@@ -33,8 +33,8 @@ Untyped = Any  # Any: transformers is not typed
 class VLLMEngine:
     """`ModelEngine` for the model families in serves.py, with or without PEFT's LoRA.
 
-    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. In this process, it starts
-    at the first call and keeps the model's dtype of that time."""
+    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. In this process, vLLM
+    starts at the first call, and keeps the dtype that the model has at that time."""
 
     name: EngineName = "vllm"
     samples_from_uniforms = True
@@ -68,7 +68,7 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """None: models whose RoPE frequencies depend on the length are refused."""
+        """None, because models with RoPE that depends on the length are not supported."""
         return None
 
     def generate(
@@ -130,7 +130,7 @@ class VLLMEngine:
 
 
 class _CallbackError(Exception):
-    """Carries an exception of `on_completion` through vLLM's code."""
+    """Exception of `on_completion`, wrapped to distinguish it from errors of vLLM."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

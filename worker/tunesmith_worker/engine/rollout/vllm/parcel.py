@@ -1,4 +1,4 @@
-"""Changed weights of one rollout as bytes, for a vLLM in another process.
+"""Parcel: the changed weights of one rollout as bytes, for a vLLM server in another process.
 
 Adapters are sent as A and B, because they are much smaller than the matrices that they adapt.
 """
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """A weight to load: a whole tensor, the base model's plus an adapter, or the base model's."""
+    """A weight to load: a tensor, or the base model's weight with or without an adapter."""
 
     name: str
     full: torch.Tensor | None = None

@@ -11,9 +11,10 @@ from ..plan import MAX_ROWS, USABLE_SHARE, RolloutDoesNotFit, RolloutPlan
 Untyped = Any  # Any: transformers is not typed
 
 BLOCK = {"cpu": 128, "cuda": 16}
-"""Tokens per block of vLLM's cache of keys and values."""
+"""Number of tokens per block of vLLM's cache of keys and values."""
 _SPARE_BLOCKS = 2
-"""Blocks per row beyond its tokens: an incomplete block, and one that vLLM keeps empty."""
+"""Number of blocks per row in addition to its tokens: an incomplete block, and a block that vLLM
+keeps empty."""
 
 
 def plan_vllm_rollout(
@@ -21,8 +22,8 @@ def plan_vllm_rollout(
 ) -> RolloutPlan:
     """Plan a rollout within `free` bytes; see `plan_rollout`. Raises RolloutDoesNotFit.
 
-    In the trainer's process, vLLM has its own copy of the weights. Between rollouts, the memory is
-    free on a GPU; on a CPU, only the memory of keys and values is free."""
+    In the trainer's process, vLLM has its own copy of the weights. Between rollouts, vLLM frees all
+    its memory on a GPU, but on a CPU only the memory of keys and values."""
     if server_address() is not None:
         return RolloutPlan(
             weights="merged",
@@ -55,7 +56,7 @@ def plan_vllm_rollout(
 
 
 def server_address() -> tuple[str, str] | None:
-    """Return URL and API key of the vLLM server that the worker's settings name; None if none."""
+    """Return URL and API key of the vLLM server in the worker's settings; None without server."""
     settings = SpawnSettings.from_environment()
     if settings.rollout_url is None:
         return None

@@ -1,9 +1,8 @@
-"""Weights of a trainer in another process. Adapters arrive and are merged into the base model.
+"""Receive weights from a trainer in another process, and merge adapters into the base model.
 
 vLLM makes `WeightReceiver` a base of its worker class (`--worker-extension-cls`) and calls the
-methods by name (`/collective_rpc`). The server loads the base model from its own folder once more
-per rollout, from files that the operating system keeps in memory. Only processes with vLLM import
-this module.
+methods by name (`/collective_rpc`). In each rollout, the server reads the base model's files again;
+the operating system caches these files in memory. Only processes with vLLM import this module.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class WeightReceiver:
     tunesmith_parts: list[bytes]
 
     def tunesmith_begin(self) -> dict[str, str]:
-        """Forget the parts of an unfinished parcel."""
+        """Delete the parts of an unfinished parcel."""
         self.tunesmith_parts = []
         return {}
 
     def tunesmith_add(self, part: str) -> dict[str, str]:
-        """Keep a part of a parcel, in base64."""
+        """Store a part of a parcel; the part is encoded in base64."""
         self.tunesmith_parts.append(base64.b64decode(part))
         return {}
 
@@ -72,7 +71,7 @@ class WeightReceiver:
 
 
 class _BaseModel:
-    """Weights of the folder that the server was started with."""
+    """Weights in the base model's folder with which the server was started."""
 
     def __init__(self, runner: Untyped) -> None:
         self._dtype: torch.dtype = runner.model_config.dtype
@@ -91,5 +90,5 @@ class _BaseModel:
         return tensor.to(self._device, self._dtype)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an adapter's matrix to the device, in its own dtype."""
+        """Move an adapter's matrix to the device without changing its dtype."""
         return tensor.to(self._device)

@@ -1,9 +1,9 @@
 """Sampling inside vLLM, by the same code as in the native engine.
 
-vLLM calls `RequestSampler` with the logits of each step. It samples a token for each of our
-requests and removes all other tokens, so that vLLM's greedy choice returns the sampled token. The
-remaining logits carry the log-probs back to us (LOGPROBS_MODE), because vLLM returns only one
-log-prob per token, and with filters we need two.
+vLLM calls `RequestSampler` with the logits of each step. `RequestSampler` samples a token for each
+of our requests and removes all other tokens, so that vLLM's greedy choice returns the sampled
+token. The remaining logits contain the log-probs (LOGPROBS_MODE), because vLLM returns only one
+log-prob per token, and with filters the trainer needs two.
 
 Only processes with vLLM import this module.
 """

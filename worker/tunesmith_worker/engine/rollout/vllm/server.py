@@ -1,8 +1,8 @@
-"""vLLM's own server, in another process, environment or host.
+"""Client of vLLM's own server, which runs in another process or on another host.
 
-The operator starts it with the base model (docs/how-to/vllm.md). Before a rollout, the trainer
-sends the adapter's matrices, or the weights themselves if all weights are trained; the server
-merges them by the same code as the trainer. Requests go to vLLM's endpoint for tokens.
+The operator starts the server with the base model (docs/how-to/vllm.md). Before a rollout, the
+trainer sends the adapter's matrices, or the weights themselves if all weights are trained; the
+server merges them with the same code as the trainer. Requests use vLLM's endpoint for token ids.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from .wire import decode, sampling_arguments
 Untyped = Any  # Any: transformers is not typed
 
 START_SECONDS = 300.0
-"""Time in which a server that was lost may start again."""
+"""Seconds in which a lost server may start again."""
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
 _CHECKED = 3
-"""Number of weights that are compared with the server's."""
+"""Number of weights that are compared with the server's weights."""
 
 
 class ServedVLLM:
     """Client of the server at `url`, for a model in training."""
 
     def __init__(self, model: Untyped, url: str, token: str) -> None:
-        """Raises EngineLost if there is no server, or if it serves another base model."""
+        """Raises EngineLost if there is no server, or if the server has another base model."""
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
         self._complete = False
-        """True after the first load, which also replaces what an earlier job has trained."""
+        """True after the first load, which also replaces weights that an earlier job has
+        trained."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._settings: dict[str, Untyped] = {
             "base_url": self._url,
@@ -57,7 +58,7 @@ class ServedVLLM:
             raise
 
     def load(self) -> None:
-        """Send the current weights and load them."""
+        """Send the current weights to the server, which loads them."""
         data = pack(self._policy.items(everything=not self._complete))
         self._call("tunesmith_begin")
         for start in range(0, len(data), _PART_BYTES):
@@ -75,7 +76,7 @@ class ServedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions and call `on_end` for each. Return 0: steps are not known."""
+        """Generate completions, and call `on_end` for each. Return 0: steps are not counted."""
 
         async def run() -> None:
             try:

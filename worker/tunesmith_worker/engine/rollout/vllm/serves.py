@@ -1,4 +1,4 @@
-"""Models that vLLM can serve with the trainer's log-probs."""
+"""Models for which vLLM returns the same log-probs as the trainer."""
 
 from __future__ import annotations
 

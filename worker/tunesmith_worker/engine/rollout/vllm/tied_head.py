@@ -1,4 +1,4 @@
-"""Repair of vLLM's head after its weights were loaded again."""
+"""Repair vLLM's head after its weights were loaded again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ Untyped = Any  # Any: vLLM is not typed here
 
 
 def refresh_tied_head(model: Untyped) -> None:
-    """Pack the head of a CPU again: vLLM packs a head that shares the embedding's weight only when
-    it starts."""
+    """Pack the head again on a CPU. If the head shares the embedding's weight, vLLM packs it only
+    at its start."""
     head = getattr(model, "lm_head", None)
     if head is not None and hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)

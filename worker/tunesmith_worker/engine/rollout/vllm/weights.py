@@ -1,4 +1,4 @@
-"""The policy's weights under the names of a checkpoint, with the adapter merged."""
+"""Weights of the trained model with the adapter merged, under the names of a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class NamedWeight:
     name: str
     """Name in a checkpoint of the base model."""
     read: Callable[[], torch.Tensor]
-    """Returns the current weight: the training weight, or a merged copy."""
+    """Function that returns the current weight: the training weight, or a merged copy."""
     trained: bool
     adapted: Callable[[], Projection] | None
-    """Returns the base weight and the adapter; None if the weight has no adapter."""
+    """Function that returns the base weight and the adapter; None if the weight has no adapter."""
     group: str
-    """Name of the module that contains the weight's module. vLLM joins weights of a group, for
-    example q, k and v, so they are loaded together."""
+    """Name of the module that contains the weight's module. vLLM joins the weights of a group, for
+    example q, k and v, so the weights of a group are loaded together."""
 
 
 class PolicyWeights:
@@ -64,7 +64,7 @@ class PolicyWeights:
             yield weight.name, weight.read()
 
     def items(self, *, everything: bool) -> Iterator[Item]:
-        """Yield the same weights, or all, for a vLLM that has the base model's weights."""
+        """Yield the same weights, or all, for a server that has the base model's weights."""
         for weight in self.read_names() if everything else self._in_trained_groups():
             if weight.adapted is not None:
                 adapter = weight.adapted().adapter
@@ -74,7 +74,7 @@ class PolicyWeights:
                 yield Item(weight.name, full=weight.read() if weight.trained else None)
 
     def untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield weights that are the base model's, from the last to the first."""
+        """Yield the weights of the base model that are not trained, last to first."""
         for weight in reversed(self.read_names()):
             if weight.adapted is not None:
                 base = weight.adapted().weight
@@ -88,7 +88,7 @@ class PolicyWeights:
 
 
 def _leaves(causal: Untyped) -> Iterator[tuple[str, Untyped]]:
-    """Yield the modules that have weights, PEFT's wrappers as one module."""
+    """Yield the modules that have weights; a wrapper of PEFT counts as one module."""
 
     def visit(name: str, module: Untyped) -> Iterator[tuple[str, Untyped]]:
         if _is_wrapper(module):
@@ -148,7 +148,7 @@ def _with_rows(wrapper: Untyped) -> torch.Tensor:
 
 
 def _tied_head(causal: Untyped) -> str | None:
-    """Return the name of a head that shares its weight with the embedding. vLLM shares it too."""
+    """Return the name of a head that shares the embedding's weight, in vLLM too."""
     if not causal.config.get_text_config().tie_word_embeddings:
         return None
     head = causal.get_output_embeddings()

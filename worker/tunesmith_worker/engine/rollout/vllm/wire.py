@@ -21,9 +21,9 @@ Untyped = Any  # Any: vLLM is not typed here
 
 KEY = "tunesmith_seed"
 LOGPROBS_MODE = "processed_logits"
-"""vLLM's setting with which it returns logits instead of log-probs."""
+"""Setting with which vLLM returns logits instead of log-probs."""
 NOT_FINITE = 0.5
-"""Logit that tells that the model's logits contain NaN or infinity."""
+"""Logit that signals NaN or infinity in the model's logits."""
 
 
 def extra_args(request: Request) -> dict[str, float | int]:
@@ -32,7 +32,7 @@ def extra_args(request: Request) -> dict[str, float | int]:
 
 
 def read_extra_args(arguments: Mapping[str, Untyped]) -> tuple[int, SamplingParams]:
-    """Return seed and sampling parameters of `extra_args`."""
+    """Return the seed and the sampling parameters in `extra_args`."""
     values = dict(arguments)
     return int(values.pop(KEY)), SamplingParams(**values)
 
@@ -71,8 +71,8 @@ def decode(
 ) -> Completion:
     """Return the completion of a request.
 
-    `values`: the returned logits of each token, by token id. Tokens after a stop text are dropped,
-    because vLLM does not know stop texts. Raises NotFinite."""
+    `values`: the returned logits of each token, by token id. Tokens after a stop text are removed,
+    because vLLM does not get the stop texts. Raises NotFinite."""
     checker = StopChecker(request, tokenizer)
     sampling = request.sampling
     policies, samplings = [], []
