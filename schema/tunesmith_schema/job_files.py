@@ -25,6 +25,7 @@ class JobFile(Response):
     """Kind of file. `recipe`: the create request, with all fields of the recipe. `environment`:
     device, settings and library versions. `log`: all events except metrics and samples."""
     media_type: str
+    """Media type of the content, for example `application/json`."""
     bytes: int | None = None
     """Size in bytes; null for a file that is made when it is read."""
     sha256: str | None = None

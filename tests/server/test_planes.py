@@ -17,7 +17,7 @@ import pytest
 
 from tunesmith_server.core import local_store
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.services import base_models, files, job_create, upload_completion
+from tunesmith_server.services import files, job_create, model_list, upload_completion
 
 from .actors import Server
 from .callers import event
@@ -97,7 +97,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, gate: Gate, owner: Any, name: str) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "method", "path", "options"),
     [
-        pytest.param(base_models, "list_models", "GET", "/v1/models", {}, id="users"),
+        pytest.param(model_list, "list_models", "GET", "/v1/models", {}, id="users"),
         pytest.param(
             files, "create", "POST", "/v1/files",
             {"files": {"file": ("a", b"a")}, "data": {"purpose": "user_data"}}, id="uploads",

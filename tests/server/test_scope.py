@@ -31,6 +31,7 @@ NOT_OWNED = {
     "job_metrics": "read by the job's id, after the job was found in the project",
     "job_reports": "read by the job's id, after the job was found in the project",
     "job_samples": "read by the job's id, after the job was found in the project",
+    "file_stats": "read by the file's id, after the file was found in the project",
     "idle_days": "idle time of workers, which serve all projects",
     "model_permissions": "read by the model's name, after the model was found in the project",
     "project_members": "only the organization's routes show members, by the project in the path",

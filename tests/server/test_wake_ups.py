@@ -40,6 +40,9 @@ def broker_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def sender(broker_url: str) -> Iterator[WakeUps]:
+    for queue in (TRAIN_QUEUE, LIGHT_QUEUE):
+        while received(broker_url, queue):  # messages of earlier tests in this process
+            pass
     wake_ups = WakeUps(broker_url)
     yield wake_ups
     wake_ups.close()

@@ -176,7 +176,8 @@ class StockEngine:
         prefixes, places = ids[:, :-1].unique(dim=0, return_inverse=True)
         if len(prefixes) == len(ids):
             return None
-        cache = model.base_model(input_ids=prefixes, use_cache=True).past_key_values
+        output = model.base_model(input_ids=prefixes, use_cache=True)
+        cache = getattr(output, "past_key_values", None)  # Mamba returns cache_params
         if type(cache) is not DynamicCache or any(type(x) not in _LAYERS for x in cache.layers):
             self._own_cache = True
             return None

@@ -153,7 +153,7 @@ def test_a_fold_that_is_not_undone_is_named(
 ) -> None:
     monkeypatch.setattr(fold, "_unfold", lambda *_: None)
     if silent:
-        monkeypatch.setattr(fold, "_checksum", lambda weight: 0)
+        monkeypatch.setattr(fold, "checksum", lambda weight: 0)
     found = faults(make_subject(weights="in_place", dtype=dtype))
     assert list(found) == ["weights_kept"], found
     assert ("21 tensors changed" in found["weights_kept"]) == silent
