@@ -300,7 +300,7 @@ def test_a_trainer_asked_to_stop_before_its_warm_trainer_took_the_run_is_not_rep
 def test_a_paused_trainer_is_not_taken_for_one_that_hangs(
     make_launcher: MakeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_process, "IMPORT_SECONDS", 3.0)
+    monkeypatch.setattr(trainer_process, "IMPORT_SECONDS", 60.0)
     launcher = make_launcher("import time; time.sleep(1)")
     warm_of(launcher, ready=False)
     trainer = launcher.launch(tmp_path)
