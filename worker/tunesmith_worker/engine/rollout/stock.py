@@ -177,7 +177,8 @@ class StockEngine:
         if len(prefixes) == len(ids):
             return None
         output = model.base_model(input_ids=prefixes, use_cache=True)
-        cache = getattr(output, "past_key_values", None)  # Mamba returns cache_params
+        # Mamba returns cache_params instead.
+        cache: Untyped = getattr(output, "past_key_values", None)
         if type(cache) is not DynamicCache or any(type(x) not in _LAYERS for x in cache.layers):
             self._own_cache = True
             return None
