@@ -134,6 +134,8 @@ def test_a_lead_shares_a_model_and_a_member_cannot(server: Server) -> None:
     browser = signed_in(server, caller(server, "lead"))
     wrong = browser.post(f"{path}/share", data={"project": "proj-none"})
     assert (wrong.status_code, "no project" in wrong.text) == (400, True)
+    with server.database.read() as session:
+        assert not [one for one in session.scalars(select(AuditRow.action)) if "permis" in one]
     check_page(wrong.text)
     assert browser.post(f"{path}/share", data={"project": other}).status_code == 303
     document = check_page(browser.page(path))

@@ -106,6 +106,14 @@ def test_a_double_click_makes_one_job_and_another_request_gets_a_new_token(serve
     assert values(document)["suffix"] == "other"
 
 
+def test_a_request_that_is_only_validated_creates_nothing(server: Server) -> None:
+    browser, data = signed_in(server), form(server.good_file())
+    reply = browser.post(f"{HERE}?validate_only=true", data=data)
+    assert reply.status_code == 200
+    assert "would accept this request" in check_page(reply.text).with_id("check").text
+    assert server.user.json("/v1/fine_tuning/jobs")["data"] == []
+
+
 def test_errors_come_at_their_fields_and_nothing_is_stored(server: Server) -> None:
     browser = signed_in(server)
     wrong = form(

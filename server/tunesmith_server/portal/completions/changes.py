@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -10,6 +11,9 @@ from typing import NamedTuple
 MOST_WORDS = 300
 """Maximum number of words of a completion that are compared; later words are shown without
 marks."""
+_MOST_PAIRS = 5_000
+"""Maximum number of pairs of equal words that are compared, because a comparison of texts that
+repeat a phrase takes cubic time."""
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -27,6 +31,9 @@ def pieces(former: str | None, text: str) -> list[Piece]:
     if former is None or former == text:
         return [Piece(text, False)] if text else []
     old, new = (list(_words(each)) for each in (former, text))
+    counts = Counter(word for word in old if not word.isspace())
+    if sum(counts[word] for word in new) > _MOST_PAIRS:
+        return [Piece(text, False)]
     shown = "".join(new)
     found = []
     matcher = SequenceMatcher(None, old, new, autojunk=False)

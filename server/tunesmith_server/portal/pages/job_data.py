@@ -124,6 +124,7 @@ PAGES = [
         path="/portal/jobs/{job_id}/files/{file_id}",
         show=download_file,
         needs=("GET /files/{file_id}/content",),
+        is_bulk=True,
     ),
     Page(
         path="/portal/jobs/{job_id}/made/{file_name}",
@@ -134,5 +135,6 @@ PAGES = [
         path="/portal/jobs/{job_id}/weights/{adapter_id}",
         show=download_weights,
         needs=("GET /adapters/{adapter_id}/content",),
+        is_bulk=True,
     ),
 ]

@@ -15,7 +15,7 @@ from tunesmith_server.portal import security
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.job import charts
 from tunesmith_server.portal.model import reading
-from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.portal.visit import Page, Refused, Visit
 from tunesmith_server.services import adapters, verifications
 
 from .models import ModelLine
@@ -82,9 +82,11 @@ def share(visit: Visit) -> Response:
         body = CheckpointPermissionCreate(project_ids=[visit.field("project").strip()])
         sharing.share(visit.session, name, body)
     except ValidationError:
-        return _page(visit, problem="A project's id begins with proj-.", status=400)
+        problem = "A project's id begins with proj-."
+        raise Refused(_page(visit, problem=problem, status=400)) from None
     except BadRequest as error:
-        return _page(visit, problem=f"{error.message}; {error.hint}", status=400)
+        problem = f"{error.message}; {error.hint}"
+        raise Refused(_page(visit, problem=problem, status=400)) from error
     return visit.go(f"{_here(name)}#sharing")
 
 
@@ -147,11 +149,11 @@ _FILES = "/portal/models/files/{adapter_id}"
 PAGES = [
     Page(
         path=f"{_FILES}/verdict", show=verdict,
-        needs=("GET /adapters/{adapter_id}/verification",),
+        needs=("GET /adapters/{adapter_id}/verification",), is_bulk=True,
     ),
     Page(
         path=f"{_FILES}/{{name}}", show=download_file,
-        needs=("GET /adapters/{adapter_id}/content/{name}",),
+        needs=("GET /adapters/{adapter_id}/content/{name}",), is_bulk=True,
     ),
     Page(path=f"{_PATH}/share", method="POST", show=share, needs=(f"POST {_SHARE}",)),
     Page(

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from tunesmith_schema import JobCreate, JobFork, RequestProblem
 from tunesmith_server.api import job_create as api
+from tunesmith_server.api.audited import is_dry_run
 from tunesmith_server.core.errors import BadRequest, ServiceError, validation_bodies
 from tunesmith_server.portal import devices
 from tunesmith_server.portal.calls import Call
@@ -48,6 +49,8 @@ def check(visit: Visit) -> Response:
 def start(visit: Visit) -> Response:
     """Create the job and show its page. Because of the form's token, a double click creates only
     one job."""
+    if is_dry_run(visit.request):
+        return check(visit)
     texts = _texts(visit)
     body, problems = request.body_of(texts)
     if problems:

@@ -84,5 +84,6 @@ PAGES = [
         path=f"{form.HERE}/template",
         show=template,
         needs=("GET /models/{model:path}/tokenizer",),
+        is_bulk=True,
     ),
 ]  # fmt: skip

@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate
 
 MOST_WORDS = 1500
-"""Maximum number of words of an answer that are compared, because the comparison takes quadratic
-time."""
+"""Maximum number of words of an answer that are compared."""
+MOST_PAIRS = 20_000
+"""Maximum number of pairs of equal words of two answers that are compared: the time of the
+comparison grows faster than this number, for example with answers that repeat a phrase."""
 _WORD = re.compile(r"\S+")
 
 
 def differing(answers: Sequence[Sequence[str]]) -> list[list[int]]:
     """Compare answers, each given as a list of pieces: the first with the second, and all others
-    with the first. For each answer, return the indices of the pieces with words that differ."""
+    with the first. For each answer, return the indices of the pieces with words that differ; none
+    if the answers have more than MOST_PAIRS pairs of equal words."""
     if len(answers) < 2:
         return [[] for _ in answers]
     words = [_words(pieces) for pieces in answers]
-    found = [_compared(words[0], words[1])[0]]
-    found += [_compared(words[0], other)[1] for other in words[1:]]
-    return found
+    compared = [_compared(words[0], other) for other in words[1:]]
+    return [compared[0][0], *(right for _, right in compared)]
 
 
 _Words = list[tuple[str, range]]
@@ -42,6 +45,9 @@ def _words(pieces: Sequence[str]) -> _Words:
 
 
 def _compared(one: _Words, other: _Words) -> tuple[list[int], list[int]]:
+    counts = Counter(word for word, _ in one)
+    if sum(counts[word] for word, _ in other) > MOST_PAIRS:
+        return [], []
     matcher = SequenceMatcher(
         None, [word for word, _ in one], [word for word, _ in other], autojunk=False
     )
