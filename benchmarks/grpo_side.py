@@ -114,13 +114,8 @@ class ForcedLengths:
         """CPU-seconds of each call of the trainer's callback for finished completions (decode,
         grade, store)."""
 
-    @property
-    def batch_invariant(self) -> bool:
-        return bool(self._engine.batch_invariant)
-
-    @property
-    def figures(self) -> Untyped:
-        return self._engine.figures
+    def __getattr__(self, name: str) -> Untyped:
+        return getattr(self._engine, name)  # all else is the engine's
 
     def generate(self, requests: Sequence[Untyped], *args: Untyped) -> Untyped:
         lengths = self._task.lengths(self._step)

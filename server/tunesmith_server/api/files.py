@@ -129,7 +129,7 @@ def store_upload(
             return known, True
     if principal.project.max_bytes is not None:  # checked before the bytes are stored
         with project_reader(state, principal) as reader:
-            quotas.check(reader, size)
+            quotas.check(reader, size, lock=False)
     store(state, content, sha256, size)
     return files.create(
         session,

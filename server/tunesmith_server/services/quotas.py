@@ -20,15 +20,15 @@ from tunesmith_server.models import (
 from tunesmith_server.models.scope import all_projects, limits_of
 
 
-def check(session: Session, added: int) -> None:
+def check(session: Session, added: int, *, lock: bool = True) -> None:
     """Raise QuotaExceeded if the session's project cannot store `added` more bytes.
 
-    The project's row is locked until the transaction ends, so that concurrent requests cannot
-    exceed the quota together."""
+    With `lock`, the project's row is locked until the transaction ends, so that concurrent requests
+    cannot exceed the quota together. A session that only reads cannot lock rows."""
     limits = limits_of(session)
     if limits is None or limits.max_bytes is None:
         return
-    project = session.get_one(ProjectRow, limits.project_id, with_for_update=True)
+    project = session.get_one(ProjectRow, limits.project_id, with_for_update=lock or None)
     used = stored_bytes(session, project.id)
     if project.max_bytes is not None and used + max(1, added) > project.max_bytes:
         raise QuotaExceeded(
