@@ -56,8 +56,8 @@ def test_the_list_is_empty_then_shows_what_can_use_and_what_uses_each_file(serve
     check_links(browser, page)
     rows = {row.text.split()[0]: " ".join(row.text.split()[2:]) for row in page.all("tr")[1:]}
     assert rows["rows.jsonl"].startswith("Ready 1 row 90 B messages supervised 0 1 "), rows
-    assert rows["bad.jsonl"].startswith("Not usable 1 row 9 B – – 1 0 "), rows  # noqa: RUF001
-    assert rows["waiting.jsonl"].startswith("Being read – 3 B – – – 0 "), rows  # noqa: RUF001
+    assert rows["bad.jsonl"].startswith("Not usable 1 row 9 B – – 1 0 "), rows  # noqa: RUF001  # dashes
+    assert rows["waiting.jsonl"].startswith("Being read – 3 B – – – 0 "), rows  # noqa: RUF001  # dashes
     assert page.with_id("files").attributes["hx-trigger"] == "every 2s"
     found = check_page(browser.page(f"{HERE}?q=BAD.js"))
     links = [item.attributes["href"] for item in found.all("a")]

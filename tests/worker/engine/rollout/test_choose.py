@@ -52,7 +52,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> type[FakeVLLM]:
     """vLLM as if it were installed."""
     engine = type("FakeVLLM", (FakeVLLM,), {})
     fake = ModuleType(VLLM_MODULE)
-    fake.VLLMEngine = engine  # type: ignore[attr-defined]
+    fake.VLLMEngine = engine  # type: ignore[attr-defined]  # a new module
     monkeypatch.setitem(sys.modules, VLLM_MODULE, fake)
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
