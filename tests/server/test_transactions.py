@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psycopg
 import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -15,6 +17,7 @@ from sqlalchemy import text
 
 from tunesmith_server.api import adapters, events, files, health, internal, jobs, models, uploads
 from tunesmith_server.api.deps import TransactionRoute, get_reader, get_session
+from tunesmith_server.core.database import Database
 
 from .actors import Server
 from .live import listening
@@ -80,3 +83,15 @@ def test_a_writer_that_failed_holds_up_nobody(
     began = time.monotonic()
     assert server.create_reply(file_id).status_code == 200
     assert time.monotonic() - began < 5
+
+
+def test_a_connection_that_outlives_the_database_is_closed(database_url: str) -> None:
+    """At shutdown, a thread may still read. Its connection returns to a pool that is gone."""
+    database = Database(database_url)
+    with database.read.begin() as session:
+        session.execute(text("SELECT 1"))
+        raw = session.connection().connection.dbapi_connection
+        assert raw is not None
+        database.dispose()
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError), match="closed"):
+        raw.cursor()

@@ -30,6 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -128,7 +129,15 @@ class Database:
         )
 
     def dispose(self) -> None:
+        """Close all connections. A thread may still use one; this one is closed when the thread
+        returns it, because the pool that it came from is gone then."""
+        if not event.contains(self.engine, "checkin", _close_returned):
+            event.listen(self.engine, "checkin", _close_returned)
         self.engine.dispose()
+
+
+def _close_returned(connection: object, record: ConnectionPoolEntry) -> None:
+    record.invalidate()
 
 
 def _to_json(value: Any) -> str:  # Any: JSON column values
