@@ -13,7 +13,7 @@ from tests.browser.service import Service
 
 from tunesmith_schema import EventKind, RunEvent
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import events
+from tunesmith_server.services.training import events
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page

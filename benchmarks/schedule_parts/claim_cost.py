@@ -16,7 +16,8 @@ from tunesmith_server.core.database import Database
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, JobRow, ProjectRow
 from tunesmith_server.scheduling.eligibility import Abilities
-from tunesmith_server.services import claims, workers
+from tunesmith_server.services import workers
+from tunesmith_server.services.leasing import claims
 
 from .figures import percentile
 from .world import HYPERPARAMETERS, MODEL, RECIPE

@@ -37,8 +37,9 @@ from tunesmith_server.models import (
 )
 from tunesmith_server.scheduling import durations, snapshot, view
 from tunesmith_server.scheduling.eligibility import packed
-from tunesmith_server.services import claims, leases, making_room, workers
-from tunesmith_server.services.received import ReceivedReport
+from tunesmith_server.services import workers
+from tunesmith_server.services.leasing import claims, leases, making_room
+from tunesmith_server.services.leasing.received import ReceivedReport
 
 from .clock import Clock
 from .week import JobPlan, Week

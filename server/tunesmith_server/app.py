@@ -49,7 +49,7 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.inference.service import Inference
 from tunesmith_server.scheduling.view import QueueView
-from tunesmith_server.services import served_models
+from tunesmith_server.services.catalogue import served_models
 
 from . import api_docs, installation, portal
 from .janitor import Janitor

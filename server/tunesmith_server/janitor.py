@@ -23,20 +23,12 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.scheduling.eligibility import may_start
-from tunesmith_server.services import (
-    evaluation_leases,
-    file_readings,
-    files,
-    keys,
-    leases,
-    making_room,
-    resume_points,
-    sessions,
-    upload_completion,
-    waiting,
-    workers,
-)
-from tunesmith_server.services.older_jobs import OlderJobs
+from tunesmith_server.services import keys, sessions, workers
+from tunesmith_server.services.catalogue import evaluation_leases
+from tunesmith_server.services.data import files, upload_completion
+from tunesmith_server.services.leasing import file_readings, leases, making_room, resume_points
+from tunesmith_server.services.leasing.older_jobs import OlderJobs
+from tunesmith_server.services.training import waiting
 
 from . import garbage
 

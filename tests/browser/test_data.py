@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith_schema import FileValidation
 from tunesmith_server.models import FileRow
-from tunesmith_server.services import files
+from tunesmith_server.services.data import files
 
 from . import chromium
 from .service import Service, new_settings, serving

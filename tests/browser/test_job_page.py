@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from tunesmith_schema import EventKind, RunEvent
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import events
+from tunesmith_server.services.training import events
 
 from . import chromium
 from .service import Service, new_settings, serving

@@ -22,7 +22,8 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.janitor import Janitor
 from tunesmith_server.models import DEFAULT_PROJECT, JobRow, ResumePointRow, scope
-from tunesmith_server.services import keys, leases
+from tunesmith_server.services import keys
+from tunesmith_server.services.leasing import leases
 
 from .callers import Caller, TrainWorker
 

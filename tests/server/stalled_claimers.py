@@ -17,8 +17,9 @@ from tunesmith_server.core.database import Database
 from tunesmith_server.core.errors import Conflict
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import FileRow, JobRow, ProjectRow
-from tunesmith_server.services import claims, leases, workers
-from tunesmith_server.services.received import ReceivedReport
+from tunesmith_server.services import workers
+from tunesmith_server.services.leasing import claims, leases
+from tunesmith_server.services.leasing.received import ReceivedReport
 
 PROJECTS = 5
 STALLED_SHARE = 0.05

@@ -11,7 +11,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_server.core.database import epoch_now
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import attempts
+from tunesmith_server.services.leasing import attempts
 
 from .actors import Server
 

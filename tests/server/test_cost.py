@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy.event
 
 from tunesmith_schema.documents import read_document
-from tunesmith_server.services import job_summaries
+from tunesmith_server.services.training import job_summaries
 
 from .actors import Server
 from .test_page_bounds import copies, reinforcement, usable_file

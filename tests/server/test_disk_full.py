@@ -16,7 +16,7 @@ from starlette.datastructures import UploadFile
 from tunesmith_schema import ErrorEnvelope
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.services import files
+from tunesmith_server.services.data import files
 
 from .actors import ROWS, FakeWakeUps, Server, serving
 

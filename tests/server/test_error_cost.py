@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from tunesmith_schema import RunReport
 from tunesmith_server.api import internal
-from tunesmith_server.services.received import ReceivedReport, Unreadable
+from tunesmith_server.services.leasing.received import ReceivedReport, Unreadable
 
 from .actors import Server
 from .test_bounds import ROUTERS

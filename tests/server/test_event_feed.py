@@ -13,7 +13,7 @@ from tunesmith_schema import Event
 from tunesmith_server.api import stream
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.models import DEFAULT_PROJECT, ApiKeyRow
-from tunesmith_server.services import events
+from tunesmith_server.services.training import events
 
 from .actors import Server
 from .callers import event

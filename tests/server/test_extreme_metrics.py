@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith_server.services import health_rules
+from tunesmith_server.services.results import health_rules
 
 from .actors import Server
 from .callers import metrics

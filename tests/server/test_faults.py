@@ -15,7 +15,7 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import BadRequest, Unavailable
 from tunesmith_server.core.storage import StorageUnavailable
 from tunesmith_server.models import EventRow
-from tunesmith_server.services.faults import is_outage
+from tunesmith_server.services.results.faults import is_outage
 
 from .actors import Server
 from .callers import event
@@ -104,6 +104,6 @@ def test_a_claim_fails_no_job_through_an_outage(
     def fail(*_: object) -> None:
         raise (OUTAGES | DATA)[cause]()
 
-    monkeypatch.setattr("tunesmith_server.services.claims._data_file", fail)
+    monkeypatch.setattr("tunesmith_server.services.leasing.claims._data_file", fail)
     assert server.worker.claim_reply().status_code == 204 or cause in OUTAGES
     assert server.job(job_id)["state"] == ("queued" if cause in OUTAGES else "failed")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.services import file_rows
+from tunesmith_server.services.data import file_rows
 
 from .actors import Server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith_schema import HealthState
-from tunesmith_server.services.health_rules import METRICS, MIN_POINTS, Point, judge
+from tunesmith_server.services.results.health_rules import METRICS, MIN_POINTS, Point, judge
 
 RECORDED: dict[str, dict[str, list[tuple[int, float | None]]]] = json.loads(
     (Path(__file__).parent / "health_curves.json").read_bytes()

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from tunesmith_schema import TERMINAL, JobFork, JobState
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import job_create, job_delete, job_fork
+from tunesmith_server.services.training import job_create, job_delete, job_fork
 
 from .actors import Server
 from .callers import event, metrics

@@ -11,8 +11,8 @@ from sqlalchemy import text
 from tunesmith import Client
 from tunesmith_schema import JobState
 from tunesmith_server.models import DEFAULT_PROJECT, JobRow
-from tunesmith_server.services import job_summaries
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training import job_summaries
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .actors import Server
 from .live import listening

@@ -9,7 +9,8 @@ import sqlalchemy
 import sqlalchemy.event
 
 from tunesmith_schema import MAX_EVENTS_PER_REPORT
-from tunesmith_server.services import job_health, older_jobs
+from tunesmith_server.services.leasing import older_jobs
+from tunesmith_server.services.results import job_health
 
 from .actors import Server
 from .callers import metrics

@@ -16,7 +16,8 @@ from tunesmith_schema.progress import JobProgress
 from tunesmith_server.api import many_jobs, progress_feed, stream, watches
 from tunesmith_server.api.stream import EventHub
 from tunesmith_server.models import DEFAULT_PROJECT
-from tunesmith_server.services import job_progress, keys
+from tunesmith_server.services import keys
+from tunesmith_server.services.training import job_progress
 
 from .actors import Server
 from .callers import event, metrics

@@ -12,7 +12,8 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
-from tunesmith_server.services import curve_chunks, curves, older_jobs
+from tunesmith_server.services.leasing import older_jobs
+from tunesmith_server.services.results import curve_chunks, curves
 
 from .actors import Server
 from .callers import event, metrics

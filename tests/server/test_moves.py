@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from tunesmith_schema import TRANSITIONS, JobState
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import jobs
+from tunesmith_server.services.training import jobs
 
 from .actors import Server
 

@@ -18,7 +18,8 @@ from tunesmith_server.__main__ import main
 from tunesmith_server.core.database import Base
 from tunesmith_server.core.security import SHOWN_LETTERS, key_hash
 from tunesmith_server.models import DEFAULT_PROJECT
-from tunesmith_server.services import jobs, keys
+from tunesmith_server.services import keys
+from tunesmith_server.services.training import jobs
 
 from .actors import Server
 from .callers import Caller

@@ -17,7 +17,9 @@ import pytest
 
 from tunesmith_server.core import local_store
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.services import files, job_create, model_list, upload_completion
+from tunesmith_server.services.catalogue import model_list
+from tunesmith_server.services.data import files, upload_completion
+from tunesmith_server.services.training import job_create
 
 from .actors import Server
 from .callers import event

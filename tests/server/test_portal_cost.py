@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState
 from tunesmith_server.models import DEFAULT_PROJECT, JobRow
-from tunesmith_server.services import job_progress, jobs
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training import job_progress, jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .actors import Server
 from .test_page_bounds import copies

@@ -11,7 +11,8 @@ from sqlalchemy import update
 
 from tunesmith_server.models import ApiKeyRow, JobRow, ProjectRow, ResumePointRow, UsageRow
 from tunesmith_server.scheduling import usage
-from tunesmith_server.services import keys, making_room
+from tunesmith_server.services import keys
+from tunesmith_server.services.leasing import making_room
 
 from .actors import Server
 from .callers import Caller

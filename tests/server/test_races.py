@@ -12,7 +12,9 @@ from sqlalchemy import text
 
 from tunesmith_schema import JobCreate, JobFork, JobState
 from tunesmith_server.core.database import Database
-from tunesmith_server.services import files, job_create, job_fork, resume_points
+from tunesmith_server.services.data import files
+from tunesmith_server.services.leasing import resume_points
+from tunesmith_server.services.training import job_create, job_fork
 
 from ..stacks import PostgreSQL
 from .actors import Server

@@ -8,8 +8,8 @@ from sqlalchemy import update
 
 from tunesmith_schema.queue import TRAIN_TASK
 from tunesmith_server.models import EvaluationRow
-from tunesmith_server.services import evaluation_leases
-from tunesmith_server.services.evaluation_leases import MAX_LOST
+from tunesmith_server.services.catalogue import evaluation_leases
+from tunesmith_server.services.catalogue.evaluation_leases import MAX_LOST
 
 from .actors import ROWS, Server
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tunesmith_schema import JobState
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import job_fork
+from tunesmith_server.services.training import job_fork
 
 from .actors import Server
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.services import sample_search
+from tunesmith_server.services.results import sample_search
 
 from .actors import Server
 from .callers import metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith_server.services import sample_lines
+from tunesmith_server.services.results import sample_lines
 
 from .actors import Server
 from .callers import event, metrics

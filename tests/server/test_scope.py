@@ -170,7 +170,7 @@ def test_services_open_no_sessions() -> None:
     """A service gets its session, with the scope, from the route."""
     package = Path(tunesmith_server.api.__path__[0]).parent
     for folder in ("services", "identity"):
-        for path in (package / folder).glob("*.py"):
+        for path in (package / folder).rglob("*.py"):
             calls = [
                 ast.unparse(node.func)
                 for node in ast.walk(ast.parse(path.read_text()))

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import AdapterRow, ApiKeyRow, EvaluationRow, ProjectRow, WorkerRow
 from tunesmith_server.scheduling import snapshot, usage
-from tunesmith_server.services import evaluation_leases, served_models
+from tunesmith_server.services.catalogue import evaluation_leases, served_models
 
 from .actors import ROWS, Server
 from .callers import Caller

@@ -10,8 +10,8 @@ from sqlalchemy import update
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
 from tunesmith_server.janitor import WAKE_AGAIN_SECONDS
 from tunesmith_server.models import FileRow
-from tunesmith_server.services import file_readings
-from tunesmith_server.services.file_readings import MAX_LOST
+from tunesmith_server.services.leasing import file_readings
+from tunesmith_server.services.leasing.file_readings import MAX_LOST
 
 from .actors import Server
 

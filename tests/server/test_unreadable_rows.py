@@ -140,7 +140,7 @@ def test_a_database_that_is_away_quarantines_nothing(
         raise OperationalError("SELECT", {}, Exception("the connection was closed"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("tunesmith_server.services.claims._data_file", fail)
+        patch.setattr("tunesmith_server.services.leasing.claims._data_file", fail)
         assert server.worker.claim_reply().status_code >= 500
     assert server.job(job_id)["state"] == "queued"
     assert server.worker.claim()["job_id"] == job_id

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import UploadPartRow, UploadRow
 from tunesmith_server.services import blobs as blob_rows
-from tunesmith_server.services import upload_completion
+from tunesmith_server.services.data import upload_completion
 
 from .actors import Server
 from .test_uploads import begin, blobs, complete, filled, refused, send

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import delete
 
 from tunesmith_server.models import WorkerRow
-from tunesmith_server.services import waiting
+from tunesmith_server.services.training import waiting
 
 from .actors import Server
 from .callers import event

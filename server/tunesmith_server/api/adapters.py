@@ -7,7 +7,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from tunesmith_schema import Adapter, Page
 from tunesmith_schema.verification import Verification
-from tunesmith_server.services import adapters, verifications
+from tunesmith_server.services.catalogue import adapters, verifications
 
 from .bounds import FileNamePath, IdPath, RangeHeader
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, StateDep, bulk, send_page

@@ -29,7 +29,8 @@ from tunesmith_server.core.errors import ServiceError, Unavailable
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.inference.protocol import ServedModel
-from tunesmith_server.services import keys, served_models
+from tunesmith_server.services import keys
+from tunesmith_server.services.catalogue import served_models
 
 from .deps import ChatRoute, PrincipalDep, State, StateDep, project_reader
 

@@ -26,10 +26,11 @@ from tunesmith_server.identity import policy
 from tunesmith_server.inference.service import Inference
 from tunesmith_server.models import changes, scope
 from tunesmith_server.scheduling.view import QueueView
-from tunesmith_server.services import audit, keys, worker_access
+from tunesmith_server.services import audit, keys
+from tunesmith_server.services.leasing import worker_access
+from tunesmith_server.services.leasing.worker_access import Worker
 from tunesmith_server.services.pages import PageBuilder
 from tunesmith_server.services.paging import Order
-from tunesmith_server.services.worker_access import Worker
 
 from . import large_bodies
 from .audited import entry_of

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from tunesmith_schema import EvaluationCreate, EvaluationDeleted, Page, RequestedEvaluation
-from tunesmith_server.services import evaluations
+from tunesmith_server.services.catalogue import evaluations
 
 from .bounds import IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, send_page

@@ -20,8 +20,10 @@ from tunesmith_schema import (
     StoredResumePoint,
 )
 from tunesmith_schema.bounds import MAX_STEP
-from tunesmith_server.services import curves, events, job_files, jobs, lineage, self_checks
+from tunesmith_server.services.catalogue import lineage
 from tunesmith_server.services.paging import Order
+from tunesmith_server.services.results import curves, self_checks
+from tunesmith_server.services.training import events, job_files, jobs
 
 from .bounds import AfterQuery, FileNamePath, IdPath
 from .deps import CallerDep, CursorDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, bulk, send_page

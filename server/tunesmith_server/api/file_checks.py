@@ -8,7 +8,7 @@ import time
 
 from tunesmith_server.core.planes import THREADS, Plane
 from tunesmith_server.core.storage import Storage, StorageUnavailable
-from tunesmith_server.services.received import ReceivedReport, check_files, names_files
+from tunesmith_server.services.leasing.received import ReceivedReport, check_files, names_files
 
 SECONDS = 3.0
 """Maximum seconds that a report waits. A worker waits a quarter of its lease for the reply."""

@@ -28,16 +28,10 @@ from tunesmith_server.core.errors import BadRequest, NotFound, RangeNotSatisfiab
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.core.security import key_hash
 from tunesmith_server.core.storage import Storage, hash_of
-from tunesmith_server.services import (
-    file_reuse,
-    file_rows,
-    file_stats,
-    file_uses,
-    files,
-    quotas,
-    result_files,
-)
+from tunesmith_server.services import quotas
+from tunesmith_server.services.data import file_reuse, file_rows, file_stats, file_uses, files
 from tunesmith_server.services.paging import Order
+from tunesmith_server.services.results import result_files
 
 from .blobs import store
 from .bounds import AfterQuery, IdPath, RangeHeader

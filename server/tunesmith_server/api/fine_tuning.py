@@ -11,7 +11,7 @@ from tunesmith_schema import ErrorCode
 from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_schema.comparison import Axis, JobComparison
 from tunesmith_server.core.errors import BadRequest
-from tunesmith_server.services import comparison, jobs
+from tunesmith_server.services.training import comparison, jobs
 
 from . import many_jobs, watches
 from .deps import CallerDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, project_reader

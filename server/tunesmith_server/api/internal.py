@@ -30,19 +30,18 @@ from tunesmith_schema import (
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import BLOB_GRACE, hash_of
-from tunesmith_server.services import (
-    adapters,
-    blobs,
+from tunesmith_server.services import blobs, workers
+from tunesmith_server.services.catalogue import adapters
+from tunesmith_server.services.data import files  # fmt: skip
+from tunesmith_server.services.leasing import (
     claims,
-    faults,
     file_readings,
-    files,
     leases,
     resume_points,
     worker_access,
-    workers,
-)  # fmt: skip
-from tunesmith_server.services.received import ReceivedReport
+)
+from tunesmith_server.services.leasing.received import ReceivedReport
+from tunesmith_server.services.results import faults
 
 from .blobs import store as store_blob
 from .bounds import FenceQuery, FileNamePath, IdPath, RangeHeader, WorkerPath

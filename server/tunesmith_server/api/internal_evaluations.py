@@ -14,7 +14,8 @@ from tunesmith_schema.evaluations import (
     EvaluationOutcome,
     EvaluationRenewal,
 )
-from tunesmith_server.services import evaluation_leases, worker_access
+from tunesmith_server.services.catalogue import evaluation_leases
+from tunesmith_server.services.leasing import worker_access
 
 from .bounds import IdPath
 from .deps import ReaderDep, SessionDep, StateDep, WorkerDep, WorkerRoute, bulk

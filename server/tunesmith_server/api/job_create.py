@@ -15,7 +15,8 @@ from tunesmith_server.core.errors import validation_bodies
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.identity import policy
-from tunesmith_server.services import chat_limits, job_create, job_validation
+from tunesmith_server.services.catalogue import chat_limits
+from tunesmith_server.services.training import job_create, job_validation
 
 from .audited import is_dry_run
 from .deps import (

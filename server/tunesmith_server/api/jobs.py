@@ -21,7 +21,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.bounds import MAX_PAIRS, MAX_SECONDS, MAX_STEP, MAX_VALUE
 from tunesmith_server.core.errors import BadRequest
-from tunesmith_server.services import (
+from tunesmith_server.services.training import (
     job_control,
     job_create,
     job_delete,
@@ -31,7 +31,7 @@ from tunesmith_server.services import (
     reports,
     waiting,
 )
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .bounds import IdPath
 from .deps import (

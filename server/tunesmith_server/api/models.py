@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from tunesmith_schema import Model, ModelDeleted, ModelTokenizer, ModelUse, Page
-from tunesmith_server.services import adapters, model_list, model_uses, served_models
-from tunesmith_server.services.model_list import Kind, ModelFilters
+from tunesmith_server.services.catalogue import adapters, model_list, model_uses, served_models
+from tunesmith_server.services.catalogue.model_list import Kind, ModelFilters
 
 from .bounds import AfterQuery, ModelPath
 from .deps import CallerDep, CursorDep, KeyRoute, ReaderDep, SessionDep, StateDep, bulk, send_page

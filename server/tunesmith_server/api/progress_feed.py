@@ -14,8 +14,8 @@ from functools import partial
 from tunesmith_schema.progress import JobProgress
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.planes import Plane, run_in
-from tunesmith_server.services import job_progress
-from tunesmith_server.services.job_progress import Head
+from tunesmith_server.services.training import job_progress
+from tunesmith_server.services.training.job_progress import Head
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,10 @@ from fastapi.responses import Response
 
 from tunesmith_schema import MAX_SAMPLES_PAGE, Page, Sample, SampleStep
 from tunesmith_schema.bounds import MAX_STEP
-from tunesmith_server.services import jobs, sample_search, samples
 from tunesmith_server.services.paging import Order
-from tunesmith_server.services.sample_search import SampleFilters
+from tunesmith_server.services.results import sample_search, samples
+from tunesmith_server.services.results.sample_search import SampleFilters
+from tunesmith_server.services.training import jobs
 
 from .bounds import AfterQuery, IdPath
 from .deps import (

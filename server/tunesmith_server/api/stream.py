@@ -23,9 +23,10 @@ from tunesmith_schema import TERMINAL, Event, Job, JobState
 from tunesmith_server.core.database import Database
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.models import JobRow
-from tunesmith_server.services import events, jobs, keys
+from tunesmith_server.services import keys
 from tunesmith_server.services.pages import json_of
 from tunesmith_server.services.paging import number_in
+from tunesmith_server.services.training import events, jobs
 
 from .progress_feed import ProgressHub
 

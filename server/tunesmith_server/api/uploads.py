@@ -11,7 +11,8 @@ from tunesmith_schema import Upload, UploadComplete, UploadCreate, UploadPart
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import hash_of
-from tunesmith_server.services import keys, upload_completion, uploads
+from tunesmith_server.services import keys
+from tunesmith_server.services.data import upload_completion, uploads
 
 from .blobs import announce
 from .bounds import IdPath

@@ -98,7 +98,7 @@ class JobRow(Owned, Base):
     curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobCurve as JSON; stored together with `health`."""
     sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """Step below which all metrics are also packed in chunks (services/curve_chunks.py)."""
+    """Step below which all metrics are also packed in chunks (services/results/curve_chunks.py)."""
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """EvaluationSummary as JSON; the whole evaluation is part of the run report."""
 

@@ -9,7 +9,7 @@ from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
 from tunesmith_server.api.queue import visible_to
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.scheduling import overview
-from tunesmith_server.services import jobs
+from tunesmith_server.services.training import jobs
 
 from .calls import Call
 from .visit import Visit

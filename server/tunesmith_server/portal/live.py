@@ -26,8 +26,9 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
 from tunesmith_server.models import scope
-from tunesmith_server.services import jobs, sessions
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services import sessions
+from tunesmith_server.services.training import jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from . import cookies, rendering, security
 from .pages.jobs import line_of

@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import EventKind
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import EventRow, JobRow, MetricRow, SamplesRow
-from tunesmith_server.services import blobs, curve_chunks
+from tunesmith_server.services import blobs
+from tunesmith_server.services.results import curve_chunks
 
 from .curves import Values
 

@@ -37,8 +37,11 @@ from tunesmith_server.models import (
     WorkerRow,
     scope,
 )
-from tunesmith_server.services import blobs, events, file_stats, job_create, job_health
-from tunesmith_server.services.job_create import Requester
+from tunesmith_server.services import blobs
+from tunesmith_server.services.data import file_stats
+from tunesmith_server.services.results import job_health
+from tunesmith_server.services.training import events, job_create
+from tunesmith_server.services.training.job_create import Requester
 
 from ...server.callers import VERDICT
 from . import curves, history

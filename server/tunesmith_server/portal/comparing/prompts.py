@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from tunesmith_schema import MAX_SAMPLES_PAGE, Sample
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import JobRow, SamplesRow
-from tunesmith_server.services import sample_search
-from tunesmith_server.services.sample_search import SampleFilters
+from tunesmith_server.services.results import sample_search
+from tunesmith_server.services.results.sample_search import SampleFilters
 
 _STEPS = 12
 """Number of newest steps of a job in which the prompt is searched."""

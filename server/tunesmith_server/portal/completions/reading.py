@@ -15,9 +15,11 @@ from tunesmith_server.core.errors import NotFound, ServiceError
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import FileRow, SamplesRow
 from tunesmith_server.portal.text import clipped
-from tunesmith_server.services import file_rows, files, jobs, sample_search, samples
+from tunesmith_server.services.data import file_rows, files
 from tunesmith_server.services.pages import PageBuilder
-from tunesmith_server.services.sample_search import SampleFilters
+from tunesmith_server.services.results import sample_search, samples
+from tunesmith_server.services.results.sample_search import SampleFilters
+from tunesmith_server.services.training import jobs
 
 from .changes import Piece, pieces
 from .view import CompletionsView

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from tunesmith_server.portal.visit import Visit
-from tunesmith_server.services.sample_search import SampleFilters
+from tunesmith_server.services.results.sample_search import SampleFilters
 
 _SAMPLE = re.compile(r"ftsample-[0-9a-f]{1,64}-(\d{1,9})-\d{1,9}")
 _MAX_TEXT = 200

@@ -25,10 +25,13 @@ from tunesmith_server.api.deps import State
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.models import FileRow, JobRow
 from tunesmith_server.portal.view import number
-from tunesmith_server.services import curves, events, files, jobs, lineage, reports, self_checks
-from tunesmith_server.services import waiting as waits
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.catalogue import lineage
+from tunesmith_server.services.data import files
 from tunesmith_server.services.paging import Order
+from tunesmith_server.services.results import curves, self_checks
+from tunesmith_server.services.training import events, jobs, reports
+from tunesmith_server.services.training import waiting as waits
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from . import charts
 from .marks import Mark, marks

@@ -25,18 +25,11 @@ from tunesmith_server.identity import sharing
 from tunesmith_server.models import JobRow
 from tunesmith_server.portal.job import charts
 from tunesmith_server.portal.visit import Visit
-from tunesmith_server.services import (
-    adapters,
-    curves,
-    events,
-    files,
-    jobs,
-    lineage,
-    model_list,
-    model_uses,
-    self_checks,
-)
-from tunesmith_server.services.model_list import ModelFilters
+from tunesmith_server.services.catalogue import adapters, lineage, model_list, model_uses
+from tunesmith_server.services.catalogue.model_list import ModelFilters
+from tunesmith_server.services.data import files
+from tunesmith_server.services.results import curves, self_checks
+from tunesmith_server.services.training import events, jobs
 
 _CHECKPOINTS = 100
 _USES = 20

@@ -12,7 +12,8 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import devices
 from tunesmith_server.portal.devices import Devices
 from tunesmith_server.portal.visit import Visit
-from tunesmith_server.services import base_models, files
+from tunesmith_server.services.catalogue import base_models
+from tunesmith_server.services.data import files
 
 from .request import Texts
 

@@ -17,8 +17,8 @@ from tunesmith_server.portal.comparing import curves, prompts, tables
 from tunesmith_server.portal.comparing.view import AXES, MOST, CompareView, view_of
 from tunesmith_server.portal.job import charts
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import comparison, jobs
-from tunesmith_server.services.curves import MAX_POINTS
+from tunesmith_server.services.results.curves import MAX_POINTS
+from tunesmith_server.services.training import comparison, jobs
 
 _ROUTE = "GET /fine_tuning/compare"
 _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")

@@ -15,7 +15,7 @@ from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.data.tables import Cell, as_csv
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import files
+from tunesmith_server.services.data import files
 from tunesmith_server.services.pages import PageBuilder
 
 HERE = "/portal/data"

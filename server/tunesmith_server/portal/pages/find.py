@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from tunesmith_server.portal import navigation
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import jobs, model_list
-from tunesmith_server.services.job_filters import JobFilters
-from tunesmith_server.services.model_list import ModelFilters
+from tunesmith_server.services.catalogue import model_list
+from tunesmith_server.services.catalogue.model_list import ModelFilters
+from tunesmith_server.services.training import jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .jobs import line_of
 

@@ -15,8 +15,8 @@ from tunesmith_server.identity import me
 from tunesmith_server.portal import devices
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import jobs
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training import jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .jobs import JobLine, line_of
 

@@ -13,7 +13,7 @@ from tunesmith_server.portal.job import charts, hours, orders, reading, recipes,
 from tunesmith_server.portal.job.view import HIDDEN, JobView, view_of
 from tunesmith_server.portal.new_job import same_as
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import job_fork, jobs
+from tunesmith_server.services.training import job_fork, jobs
 
 _PATH = "/portal/jobs/{job_id}"
 _ROUTE = "GET /fine_tuning/jobs/{job_id}"

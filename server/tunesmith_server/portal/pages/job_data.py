@@ -15,7 +15,10 @@ from tunesmith_server.api.files import send_or_redirect
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import assets, security
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import adapters, curves, files, job_files, jobs, result_files
+from tunesmith_server.services.catalogue import adapters
+from tunesmith_server.services.data import files
+from tunesmith_server.services.results import curves, result_files
+from tunesmith_server.services.training import job_files, jobs
 
 _JOB = "GET /fine_tuning/jobs/{job_id}"
 _MAX_NAMES = 2000

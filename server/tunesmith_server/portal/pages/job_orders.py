@@ -9,8 +9,8 @@ from tunesmith_schema import ErrorCode, JobFork
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.portal.job import recipes
 from tunesmith_server.portal.visit import Page, PageFunction, Visit
-from tunesmith_server.services import job_control, job_fork
-from tunesmith_server.services.job_create import Requester
+from tunesmith_server.services.training import job_control, job_fork
+from tunesmith_server.services.training.job_create import Requester
 
 
 def pause(visit: Visit) -> Response:

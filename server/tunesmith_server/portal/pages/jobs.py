@@ -19,8 +19,8 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import cookies, security
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import jobs
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training import jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 _ROWS = 50
 """Number of jobs on one page of the list."""

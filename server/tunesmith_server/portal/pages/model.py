@@ -16,7 +16,7 @@ from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.job import charts
 from tunesmith_server.portal.model import reading
 from tunesmith_server.portal.visit import Page, Refused, Visit
-from tunesmith_server.services import adapters, verifications
+from tunesmith_server.services.catalogue import adapters, verifications
 
 from .models import ModelLine
 

@@ -12,9 +12,9 @@ from starlette.responses import Response
 from tunesmith_schema import Model
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import model_list
-from tunesmith_server.services.base_models import CHECKPOINT_MARK
-from tunesmith_server.services.model_list import ModelFilters
+from tunesmith_server.services.catalogue import model_list
+from tunesmith_server.services.catalogue.base_models import CHECKPOINT_MARK
+from tunesmith_server.services.catalogue.model_list import ModelFilters
 
 _ROWS = 50
 """Number of tuned models on one page of the list."""

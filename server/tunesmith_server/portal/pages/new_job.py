@@ -17,8 +17,9 @@ from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.navigation import NEW_JOB
 from tunesmith_server.portal.new_job import choices, fields, request, same_as
 from tunesmith_server.portal.visit import Page, Refused, Visit
-from tunesmith_server.services import job_fork, jobs, lineage
-from tunesmith_server.services.job_create import Requester
+from tunesmith_server.services.catalogue import lineage
+from tunesmith_server.services.training import job_fork, jobs
+from tunesmith_server.services.training.job_create import Requester
 
 _CREATE = "POST /fine_tuning/jobs"
 _CHECK = f"{NEW_JOB.path}/check?validate_only=true"

@@ -11,7 +11,7 @@ from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.playground import answers, choices, form, same_as
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import served_models
+from tunesmith_server.services.catalogue import served_models
 
 _KEYS = (("Ctrl Enter", "Send"), ("Escape", "Stop"), ("← →", "Token before or after"))
 _MAX_TEXT = 1 << 20

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from tunesmith_schema import JobState
 from tunesmith_server.portal import devices
 from tunesmith_server.portal.visit import Page, Visit
-from tunesmith_server.services import jobs
-from tunesmith_server.services.job_filters import JobFilters
+from tunesmith_server.services.training import jobs
+from tunesmith_server.services.training.job_filters import JobFilters
 
 from .jobs import line_of
 

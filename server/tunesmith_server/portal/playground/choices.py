@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic_core import from_json
 
 from tunesmith_server.portal.visit import Visit
-from tunesmith_server.services import base_models, model_list
+from tunesmith_server.services.catalogue import base_models, model_list
 
 _MOST = 500
 

@@ -1,0 +1,1 @@
+"""The life of a lease: claims, reports of workers, resume points, retries."""

@@ -1,0 +1,1 @@
+"""Metrics, samples, self-checks and health of a job."""
