@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from .configs import architectures
@@ -16,34 +18,46 @@ PAGE = ROOT / "docs" / "reference" / "models.md"
 
 Row = dict[str, Any]  # Any: JSON
 
+METHODS = {"lora": "LoRA", "full": "full", "grpo": "GRPO"}
+HALVES = {"attention_block": "attention", "mlp_block": "MLP"}
+REASON = 140
+"""Maximum number of characters of a reason; the results file has the whole message."""
+
 INTRO = """# Models
 
+Look up whether your model's type (`model_type` in its `config.json`) trains, and how fast.
 Generated from `benchmarks/results/models.json` by `python -m benchmarks.models`; do not edit.
 
 Transformers {version} has causal language models of {known} types; {tried} were tried so far. For
 each type, a small random model was trained with LoRA, with all weights and with GRPO, on a CPU in
-fp32. The losses of LoRA and full tuning were compared with stock TRL on the same rows. The largest
-relative difference of a step's loss is {largest:.0e} (limit 1e-5).
+fp32. The losses of LoRA and full tuning equal those of stock TRL on the same rows: a step's loss
+differs by at most {largest:.0e} (limit 1e-5).
 
-- **fast**: our kernels compute the layers. `attention` and `MLP` name the halves of a layer.
-- **stock**: the layers of transformers are used. Training is as fast as with stock TRL, or faster
-  because of our loss head.
-- **refused**: the run ends before the first step. The notes name the cause.
-- **failed**: the self-check or the read-back of the result ends the run. The notes name the cause.
-
-With GRPO, our rollout engine generates the completions for most fast models. For all other models,
-transformers generates them, which is slower. Models with dropout in their layers are not fast.
+Small models of {made} types were made. With LoRA: {counts}.
+GRPO is slower on stock models, because transformers generates the completions. The same applies to
+[some fast models](../explanation/kernels.md#families).
 """
 
-_NOTES = """
-## Notes
+_LISTS = {
+    "fast": (
+        "## Fast\n",
+        "Our kernels compute the layers. Models with dropout in their layers train as stock.\n",
+    ),
+    "stock": (
+        "\n## Stock\n",
+        "The layers of transformers are used. Training is as fast as with stock TRL, or faster "
+        "because of our loss head.\n",
+    ),
+}
 
-**Own logits**: TRL's fused head multiplies the last hidden state by the head's weight. These models
-compute their logits in another way, so the run uses the logits of the model's own forward pass.
-Its loss is compared with the cross entropy of these logits instead of TRL's loss.
+_EXCEPTIONS = """
+## Exceptions
 
-**What the fast path would need** is read from the names of a layer's modules.
-"""
+A **refused** run ends before the first step; in a **failed** run, the self-check or the read-back
+of the result ends the run.
+
+| model type | methods | result | reason |
+|---|---|---|---|"""
 
 
 def read_rows() -> list[Row]:
@@ -52,71 +66,100 @@ def read_rows() -> list[Row]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    built = [row for row in rows if "not_built" not in row]
-    runs = [row[method] for row in built for method in ("lora", "full") if method in row]
+    built = sorted((row for row in rows if "not_built" not in row), key=_type)
+    runs = [row[method] for row in built for method in METHODS if method in row]
     largest = max((run["difference"] or 0.0 for run in runs), default=0.0)
-    states = Counter(row["lora"]["state"] for row in built if "lora" in row)
-    count = ", ".join(f"{states[state]} {state}" for state in ("fast", "stock", "refused"))
+    states = Counter(row["lora"]["state"] for row in built)
     parts = [
         INTRO.format(
-            version=_version(rows), known=len(architectures()), tried=len(rows), largest=largest
+            version=max((row.get("transformers", "") for row in rows), default=""),
+            known=len(architectures()),
+            tried=len(rows),
+            largest=largest,
+            made=len(built),
+            counts=", ".join(f"{count} {state}" for state, count in states.most_common()),
         ),
-        f"Small models of {len(built)} types were made. With LoRA: {count}.\n",
-        "| model type | class | LoRA | full | GRPO | what the fast path would need |",
-        "|---|---|---|---|---|---|",
-        *(_line(row) for row in sorted(built, key=lambda row: row["model_type"])),
-        _NOTES,
-        *_refusals(built),
+        *_LISTS["fast"],
+        *(_names(types, f"- **{halves}**: ") for halves, types in sorted(_fast(built).items())),
+        *_LISTS["stock"],
+        _names([row for row in built if row["lora"]["state"] == "stock"]),
+        _own_logits([row for row in built if row["lora"].get("own_logits")]),
+        _EXCEPTIONS,
+        *_exceptions(built),
         *_not_built([row for row in rows if "not_built" in row]),
     ]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _version(rows: Sequence[Row]) -> str:
-    return max((row.get("transformers", "") for row in rows), default="")
+def _type(row: Row) -> str:
+    return str(row["model_type"])
 
 
-def _line(row: Row) -> str:
-    cells = [_cell(row.get(method)) for method in ("lora", "full", "grpo")]
-    needs = "" if _complete(row) else "; ".join(row["needs"])
-    if row.get("lora", {}).get("own_logits"):
-        needs = "; ".join(filter(None, ["own logits", needs]))
-    return f"| `{row['model_type']}` | {row['class']} | {' | '.join(cells)} | {needs} |"
+def _names(rows: Sequence[Row], start: str = "") -> str:
+    text = start + ", ".join(f"`{_type(row)}`" for row in rows)
+    indent = "  " if start else ""
+    return fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _complete(row: Row) -> bool:
-    detail = row.get("lora", {}).get("detail", "").partition(";")[0]
-    return "attention_block" in detail and "mlp_block" in detail
-
-
-def _cell(run: Row | None) -> str:
-    if run is None:
-        return "not run"
-    if run["state"] != "fast":
-        return str(run["state"])
-    patched = run["detail"].partition(";")[0]
-    halves = {"attention_block": "attention", "mlp_block": "MLP"}
-    return "fast: " + ", ".join(name for part, name in halves.items() if part in patched)
-
-
-def _refusals(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Refused\n", "| model type | method | reason |", "|---|---|---|"]
-    reasons: dict[tuple[str, str], list[str]] = {}
+def _fast(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Fast types by the halves of a layer that our kernels compute."""
+    types: dict[str, list[Row]] = {}
     for row in rows:
-        for method in ("lora", "full", "grpo"):
+        if row["lora"]["state"] == "fast":
+            patched = row["lora"]["detail"].partition(";")[0]
+            halves = " and ".join(name for part, name in HALVES.items() if part in patched)
+            types.setdefault(halves, []).append(row)
+    return types
+
+
+def _own_logits(rows: Sequence[Row]) -> str:
+    """Write the note on models whose head is not a product with a weight."""
+    return (
+        "\nThese types compute their logits in their own way, so the run uses the logits of the "
+        f"model's forward pass\ninstead of our loss head:\n{_names(rows)}"
+        if rows
+        else ""
+    )
+
+
+def _exceptions(rows: Sequence[Row]) -> list[str]:
+    """Rows of the table of refused and failed runs; equal reasons share a row."""
+    causes: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in rows:
+        for method in METHODS:
             run = row.get(method)
             if run is not None and run["state"] not in ("fast", "stock"):
-                text = run["detail"].split("\n")[0].replace("|", "/").replace(row["class"], "CLASS")
-                reasons.setdefault((method, text[:300]), []).append(row["model_type"])
-    for (method, text), types in sorted(reasons.items()):
-        names = ", ".join(f"`{name}`" for name in types)
-        shown = text if len(types) > 1 else text.replace("CLASS", names)
-        lines.append(f"| {names} | {method} | {shown} |")
-    return [*lines, ""]
+                cause = run["state"], _reason(row, run["detail"])
+                causes.setdefault(cause, {}).setdefault(_type(row), []).append(METHODS[method])
+    lines = []
+    for (state, reason), types in causes.items():
+        by_methods: dict[str, list[str]] = {}
+        for name, methods in types.items():
+            by_methods.setdefault(", ".join(methods), []).append(f"`{name}`")
+        lines += [
+            f"| {', '.join(names)} | {methods} | {state} | {reason} |"
+            for methods, names in by_methods.items()
+        ]
+    return lines
+
+
+def _reason(row: Row, detail: str) -> str:
+    """Shorten the message of a run to its cause, without names and figures of the small model."""
+    text = detail.split("\n")[0].replace("|", "/").replace("<", "").replace(">", "")
+    text = text.replace(f"`{row['class']}`", "the model").replace(row["class"], "the model")
+    text = re.sub(r"^(Self-check before the first step: |Model 'model' |Step 1: )", "", text)
+    text = re.sub(r"(?: by| of)? [\d.]+e[+-]\d+(?: \(\w+(?: [\d.e+-]+)?\))?", "", text)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= REASON else text[: text.rindex(" ", 0, REASON)] + " ..."
 
 
 def _not_built(rows: Sequence[Row]) -> list[str]:
-    lines = ["## Types without a small model\n", "| model type | error |", "|---|---|"]
-    for row in sorted(rows, key=lambda row: row["model_type"]):
-        lines.append(f"| `{row['model_type']}` | {row['not_built'].replace('|', '/')} |")
-    return [*lines, ""] if rows else []
+    if not rows:
+        return []
+    lines = ["\n## Types without a small model\n", "| model type | error |", "|---|---|"]
+    for row in sorted(rows, key=_type):
+        lines.append(f"| `{_type(row)}` | {_cut(row['not_built'].replace('|', '/'))} |")
+    return lines

@@ -37,20 +37,27 @@ def test_at_least_26_layer_classes_are_on_the_fast_path() -> None:
     assert len(FAMILIES) >= 26
 
 
-def test_a_row_says_which_halves_are_ours() -> None:
+def test_fast_types_are_listed_by_the_halves_that_are_ours() -> None:
     fast = row("fast")
     fast["lora"]["detail"] = "patched 3 x attention_block, 1 x loss; left unchanged: 3 x mlp_block"
-    assert "| `some` | SomeForCausalLM | fast: attention | not run | not run | experts |" in page(
-        [fast]
-    )
-    assert "| stock | not run | not run | experts |" in page([row("stock")])
+    assert "\n- **attention**: `some`\n" in page([fast])
+    fast["lora"]["detail"] = "patched 3 x attention_block, 3 x mlp_block"
+    assert "\n- **attention and MLP**: `some`\n" in page([fast])
+    assert "\n\n`some`\n" in page([row("stock")])
+
+
+def test_every_type_is_on_the_page() -> None:
+    text = PAGE.read_text()
+    assert [r["model_type"] for r in read_rows() if f"`{r['model_type']}`" not in text] == []
 
 
 def test_a_refusal_is_listed_with_its_reason() -> None:
     refused = row("refused")
-    refused["lora"]["detail"] = "SomeForCausalLM is not a causal language model"
-    text = page([refused])
-    assert "| `some` | lora | `some` is not a causal language model |" in text
+    refused["lora"]["detail"] = "`SomeForCausalLM` is not causal: changes by 1.3e-03 (relative), so"
+    same = refused | {"model_type": "same"}
+    assert "| `same`, `some` | LoRA | refused | the model is not causal: changes, so |" in page(
+        [refused, same]
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
