@@ -19,8 +19,8 @@ def family_speeds(result: Result | None) -> str:
         "Training of tiny random models against stock TRL, packed, in fp32 with LoRA r 32, on the "
         "rows of the comparison above (`python -m benchmarks.families`; `families.json`). The "
         "models have 4 layers and a hidden size of 256; a step has one pack of 1,024 tokens. Speed "
-        "is tokens per CPU-second of one thread. `ours in a layer` names the halves that our "
-        "kernels compute.\n"
+        "is relative to stock, in tokens per CPU-second of one thread; the median of three rounds. "
+        "`ours in a layer` names the halves that our kernels compute.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.families` yet.\n"
@@ -36,20 +36,10 @@ def family_speeds(result: Result | None) -> str:
                 name for key, name in HALVES.items() if key in family["patched"].split(";")[0]
             ),
             against_bar(family["speed_ratio"], None, at_least=True),
-            f"{family['ours']:,} / {family['theirs']:,}",
-            f"{family['loss_difference']:.1e}",
-            len(family["speed_ratios"]),
         )
         for family in sorted(families, key=lambda family: -float(family["speed_ratio"]))
     )
-    head = (
-        "model type",
-        "ours in a layer",
-        "speed",
-        "tokens/CPU-s",
-        "loss",
-        "rounds",
-    )
+    head = ("model type", "ours in a layer", "speed")
     return (
         f"{words}\n{reached}{verdict(len(fast) >= bars['families'], str(bars['families']))}; "
         f"{loss}{verdict(result['worst_loss_difference'] <= bars['loss_difference'], '1e-5')}. "

@@ -9,15 +9,23 @@ from .tables import NOT_MEASURED, Result, date, table, versions
 
 SIDES = {"ours": "ours", "stock": "stock TRL + PEFT", "liger": "Liger", "unsloth": "Unsloth"}
 
+MAIN = ("tokens/s", "relative to stock", "relative to stock TRL")
+"""Ends of the names of figures that the page shows before a GPU was measured."""
+
 
 def gpus(results: list[Result]) -> str:
     if not results:
+        bars = judge({})
         return "\n".join(
             [
                 "## GPUs\n",
-                "**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` measures "
-                "these figures in one call:\n",
-                table(("figure", "bar"), ((row["bar"], _bound(row)) for row in judge({}))),
+                f"**Nothing has been measured on a GPU yet.** `python -m benchmarks.gpu` measures "
+                f"{len(bars)} figures in one call: kernels, parity, speed, memory, precisions and "
+                "GRPO. The main figures:\n",
+                table(
+                    ("figure", "bar"),
+                    ((row["bar"], _bound(row)) for row in bars if row["bar"].endswith(MAIN)),
+                ),
             ]
         )
     return "\n".join(_device(row) for row in results)

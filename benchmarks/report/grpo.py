@@ -70,7 +70,7 @@ def learning(results: list[Result]) -> str:
             f"Mean pass@1 after training: {mean}. "
             f"Cores: {row['cores']}, load: {row['load_average']}.\n",
             _beside_stock(row, bars["stock_difference"]),
-            f"{row['cpu']}; {versions(row)}; {date(row)}.\n",
+            f"{row['cpu']}; {date(row)}.\n",
         ]
     )
 
