@@ -14,8 +14,8 @@ def schedule(results: list[Result]) -> str:
     words = (
         "## The queue\n\n"
         "A claim with 10,000 queued jobs, and weeks of 2,000 jobs on the real claim code with a "
-        "virtual clock (`python -m benchmarks.schedule`; `schedule.json`; the newest run of each week). "
-        "`CPU` includes the database server.\n"
+        "virtual clock (`python -m benchmarks.schedule`; `schedule.json`; the newest run of each "
+        "week). `CPU` includes the database server.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"
