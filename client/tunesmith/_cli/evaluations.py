@@ -107,7 +107,7 @@ def _evaluate_rows(
     def tell(evaluation: RequestedEvaluation) -> None:
         nonlocal told
         waits = f", waits for {evaluation.waiting_for}" if evaluation.waiting_for else ""
-        text = f"{evaluation.id} is {evaluation.status}{waits}"
+        text = f"{evaluation.id}: {evaluation.status}{waits}"
         if text != told:
             told = text
             typer.echo(text, err=True)

@@ -82,7 +82,7 @@ def _figures(report: JobReport) -> Iterator[tuple[str, str]]:
     if report.rollouts is not None:
         yield from _rollouts(report.rollouts, throughput)
     if (used := report.utilization) is not None:
-        yield "MFU", f"{used.mfu:.1%}" if used.mfu is not None else f"not available: {used.reason}"
+        yield "MFU", f"{used.mfu:.1%}" if used.mfu is not None else used.reason
     peak = report.peak_memory
     kinds = (
         ("GPU allocated", peak.allocated),
