@@ -61,9 +61,20 @@ def test_every_route_is_on_the_page_of_the_api(tmp_path: Path) -> None:
     assert [path for path in public if not {path, path[path.rindex("/") :]} & shown(page)] == []
 
 
+PREFIXES = {"JOB/": "/v1/fine_tuning/jobs/{job_id}/", "/": "/v1/organization/"}
+"""Abbreviations at the start of a path on the page of the API."""
+
+
 def shown(page: str) -> set[str]:
     """Paths in a page's code spans, without the methods before them."""
-    return {path for span in re.findall(r"`([^`\n]+)`", page) for path in span.split()}
+    paths = {path for span in re.findall(r"`([^`\n]+)`", page) for path in span.split()}
+    full = {
+        prefix + path.removeprefix(short)
+        for short, prefix in PREFIXES.items()
+        for path in paths
+        if path.startswith(short)
+    }
+    return paths | full
 
 
 def test_every_page_is_in_the_index() -> None:
