@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Directory for all data without a separate setting; other users must have no access."""
+    """Folder of all data without a separate setting. Other users must not have access."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""
@@ -53,7 +53,8 @@ class Settings(BaseSettings):
     database_url: str = Field(default="", repr=False)
     """SQLAlchemy URL of the database; the default is SQLite in the data directory."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL; the default is the embedded broker of `tunesmith serve`."""
+    """Celery broker URL, the same for server and workers. `tunesmith serve` has an embedded
+    broker."""
     storage_url: str = Field(default="", repr=False)
     """obstore URL for file contents and adapters; the default is `blobs/` in the data directory."""
     aws_secret_access_key: SecretStr = Field(
@@ -65,21 +66,19 @@ class Settings(BaseSettings):
     """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With a lifetime
     of 0, and for content in a local directory, the API sends the bytes itself."""
     worker_token: SecretStr = SecretStr("")
-    """Token with which workers enroll at `/internal`, at least 16 characters. The default is the
-    content of `worker-token` in the data directory; the first start creates this file."""
+    """Secret with which workers enroll, at least 16 characters. Default: content of `worker-token`
+    in the data directory, which the first start of the server creates."""
     model_dirs: str = ""
-    """Colon-separated folders; each of their subfolders is a base model. The server logs a warning
-    at start if a folder is missing."""
+    """Colon-separated folders; each of their subfolders is a base model."""
     inference_url: str = Field(default="", repr=False)
     """URL of the server that answers chat and completion requests: Tunesmith's inference process,
     or any OpenAI-compatible server. By default, `tunesmith serve` starts an inference process on
     first use."""
     inference_token: SecretStr = SecretStr("")
-    """Token that the API sends to the inference server."""
+    """Secret that requests to the inference server carry."""
     inference_cache: Path | None = None
-    """Folder of the adapters that inference has loaded; the default is `inference/` in the data
-    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read this folder under the
-    same path."""
+    """Folder of the adapters that inference has loaded. Default: `inference/` in the data directory.
+    Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
     warning if that server will not be able to load its result. 0 means no check."""
@@ -106,8 +105,8 @@ class Settings(BaseSettings):
     """Number of failed attempts after which a job fails instead of being queued again. A failed
     attempt counts if its worker was lost or if another attempt may avoid the error."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Time in which the train worker must store a resume point when it stops; `serve` waits 15 s
-    longer. Server and worker read the same variable."""
+    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
+    the trainer is killed and the job is released."""
     resume_point_days: float = Field(default=30.0, ge=0.0)
     """Days for which a failed or cancelled job keeps the resume points that a retry or a fork can
     start from. Resume points of `recipe.keep_every` stay until the job is deleted."""

@@ -34,21 +34,20 @@ class WorkerSettings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of run directories and downloaded base models. Other users must not have access."""
+    """Folder of all data without a separate setting. Other users must not have access."""
     server_url: str = "http://127.0.0.1:8000"
     """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None
     """PEM file with the certificate of the API or of its certificate authority, for `https`.
     Default: the public authorities. For a loopback address, the host name is not checked."""
     broker_url: str = Field(default="", repr=False)
-    """Celery broker URL. The worker and the server must use the same broker."""
+    """Celery broker URL, the same for server and workers. `tunesmith serve` has an embedded
+    broker."""
     worker_token: SecretStr = SecretStr("")
-    """Secret that all workers share with the server. A worker uses this secret only to enroll; all
-    other requests carry the worker's own secret. Default: content of `worker-token` in the data
-    directory."""
+    """Secret with which workers enroll, at least 16 characters. Default: content of `worker-token`
+    in the data directory, which the first start of the server creates."""
     model_dirs: str = ""
-    """Colon-separated folders; each of their subfolders is a base model. The worker logs a warning
-    at start if a folder is missing."""
+    """Colon-separated folders; each of their subfolders is a base model."""
     trainer_python: str = ""
     """Python interpreter for trainers, which needs Tunesmith with the extra [trainer]. Default: the
     worker's own interpreter."""
@@ -62,8 +61,8 @@ class WorkerSettings(BaseSettings):
     The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a
     job. Set `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Maximum seconds after SIGTERM or a drain to finish the current step and store a resume point.
-    After that time, the trainer is killed and the job is released."""
+    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
+    the trainer is killed and the job is released."""
     worker_labels: str = ""
     """Comma-separated labels that jobs may ask for in `scheduling.worker_labels`, for example
     `gpu=h100,rack=2`."""
