@@ -44,7 +44,13 @@ def test_code_names_pages_that_exist() -> None:
 
 def test_the_map_names_files_that_exist() -> None:
     page = (ROOT / "docs" / "contributing" / "map.md").read_text()
-    places = (ROOT, ROOT / "worker" / "tunesmith_worker", ROOT / "server" / "tunesmith_server")
+    packages = ("worker/tunesmith_worker", "server/tunesmith_server", "client/tunesmith")
+    places = (ROOT, *(ROOT / package for package in packages))
     names = re.findall(r"`([\w./]+(?:\.py|\.md|/))`", page)
+    inside = {name: re.sub(r"^(schema|kernels)/", r"\1/tunesmith_\1/", name) for name in names}
     assert len(names) > 80
-    assert [name for name in names if not any((place / name).exists() for place in places)] == []
+    assert [
+        name
+        for name in names
+        if not any((place / path).exists() for place in places for path in (name, inside[name]))
+    ] == []
