@@ -77,8 +77,9 @@ class Settings(BaseSettings):
     inference_token: SecretStr = SecretStr("")
     """Secret that requests to the inference server carry."""
     inference_cache: Path | None = None
-    """Folder of the adapters that inference has loaded. Default: `inference/` in the data directory.
-    Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same path."""
+    """Folder of the adapters that inference has loaded. Default: `inference/` in the data
+    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same
+    path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
     warning if that server will not be able to load its result. 0 means no check."""

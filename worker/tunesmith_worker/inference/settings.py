@@ -26,8 +26,9 @@ class InferenceSettings(BaseSettings):
     inference_token: SecretStr = SecretStr("")
     """Secret that requests to the inference server carry."""
     inference_cache: Path = Path(".tunesmith/inference")
-    """Folder of the adapters that inference has loaded. Default: `inference/` in the data directory.
-    Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same path."""
+    """Folder of the adapters that inference has loaded. Default: `inference/` in the data
+    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same
+    path."""
     inference_cache_bytes: int = Field(default=20_000_000_000, gt=0)
     """Maximum bytes of TUNESMITH_INFERENCE_CACHE. The files that were unused for the longest time
     are deleted first; the API sends them again."""
