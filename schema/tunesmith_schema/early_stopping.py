@@ -17,16 +17,13 @@ class EarlyStoppingRecipe(Request):
     """Stop the training when the evaluations no longer improve."""
 
     metric: Metric | Literal["auto"] = "auto"
-    """Metric to watch: `valid_loss` (lower is better), `valid_mean_token_accuracy` (higher is
-    better) or, with reinforcement, `valid_reward` (higher is better). `"auto"` is `valid_loss`, or
-    `valid_reward` with reinforcement."""
+    """Metric to watch. `"auto"` is `valid_loss` (lower is better), or `valid_reward` with
+    reinforcement."""
     patience: int = Field(default=3, ge=1, le=1000)
     """Stop the training after this many consecutive evaluations without an improvement.
     `eval_steps` sets the interval between evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
-    """Minimum improvement: an evaluation is an improvement if it beats the last improvement by more
-    than this value. The first evaluation always counts as an improvement; a NaN metric never counts
-    as one."""
+    """Minimum improvement over the last improvement. A NaN metric is never an improvement."""
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:

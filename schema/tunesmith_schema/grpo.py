@@ -100,13 +100,12 @@ class RolloutRecipe(Request):
     fast_inference: bool | Literal["auto"] = "auto"
     """Engine that generates completions. `true`: only vLLM; the run fails at its start if vLLM is
     not installed or cannot serve the model. `false`: never vLLM. `"auto"`: vLLM on a GPU if it is
-    installed, else our own engine, else transformers, which supports every model."""
+    installed, else our own engine, else transformers."""
     importance_sampling: ImportanceSampling = "auto"
     """Correction for an engine whose log-probs differ from the trainer's: weight each token or
-    whole completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to 3;
-    modes with `_mask` ignore tokens or completions whose ratio is larger. `"auto"`: with vLLM
-    `sequence_mask` (`loss_type="vespo"`: `token_truncate`), else `off`. For long completions, the
-    token modes ignore fewer tokens."""
+    completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to 3; modes
+    with `_mask` ignore larger ratios. `"auto"`: with vLLM `sequence_mask` (`loss_type="vespo"`:
+    `token_truncate`), else `off`. For long completions, the token modes ignore fewer tokens."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
     `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""

@@ -45,9 +45,9 @@ class LoraRecipe(Request):
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
     """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers, except
-    routers of experts; in a Llama-like block, these are its seven projections. `"all-linear"` means
-    all linear layers. Experts that the model stores as one tensor are not adapted. If the list
-    names the embedding or the head, the whole matrix is trained: see `allow_full_embeddings`."""
+    routers of experts; `"all-linear"` means all linear layers. Experts that the model stores as one
+    tensor are not adapted. If the list names the embedding or the head, the whole matrix is
+    trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False
@@ -71,8 +71,8 @@ class Recipe(Request):
     from_scratch: bool = False
     """Start from random weights instead of the base model's weights; only with `tuning: "full"`."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
-    """Peak learning rate. `"auto"` means 2e-4 for LoRA, 2e-5 for full tuning and 1e-3 from scratch;
-    in reinforcement tuning, `"auto"` means 1e-5 for LoRA and 1e-6 for full tuning."""
+    """Peak learning rate. `"auto"` is 2e-4 for LoRA, 2e-5 for full tuning and 1e-3 from scratch;
+    with reinforcement 1e-5 for LoRA and 1e-6 for full tuning."""
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] | Auto = (
         "auto"
     )
@@ -88,68 +88,59 @@ class Recipe(Request):
     max_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of optimiser steps; overrides `num_train_epochs`."""
     max_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
-    """Limit of the training time in seconds. After the first step that exceeds the limit, the run
-    evaluates, keeps the weights and succeeds, as after `stop`. All attempts of the job count;
-    loading the model and waiting in the queue do not. The learning rate schedule still spans all
-    planned steps."""
+    """Limit of the training time of all attempts in seconds, without loading and waiting. After the
+    first step beyond the limit, the run evaluates, keeps the weights and succeeds. The learning
+    rate schedule still spans all planned steps."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of rows per forward pass. With `packing`, a row is a packed sequence; with
     reinforcement, it is a completion. `"auto"` is at most 8; with reinforcement, it is all
-    completions of a step, split if they do not fit into memory."""
+    completions of a step that fit into memory."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of forward passes per optimiser step. With `"auto"`, a step has 16 rows, or a
-    sixteenth of the rows if the data set is small. With reinforcement, `grpo` sets the number of
+    sixteenth of the rows of a small data set. With reinforcement, `grpo` sets the number of
     completions per step."""
     max_seq_length: Annotated[int, Field(ge=8, le=1_048_576)] | Auto = "auto"
     """Maximum number of tokens in a row, or in a prompt plus its completion with reinforcement.
     `"auto"` is the model's context length, but at most 2,048 in supervised training."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
-    """Handling of rows longer than `max_seq_length`: `"drop"`, `"truncate"` or `"error"`. The job
-    reports how many rows were dropped or truncated, and how many answers were cut. Reinforcement
-    prompts cannot be truncated."""
+    """Handling of rows longer than `max_seq_length`. The job reports how many rows were dropped or
+    truncated, and how many answers were cut. Reinforcement prompts cannot be truncated."""
     packing: bool | Auto = "auto"
     """Pack several rows into one sequence, with no attention across rows; if the model cannot keep
-    rows apart, rows are padded and a warning gives the reason. `false` does not pack; rows still
-    need no padding if our attention kernel supports the model. In runs of at least 40 steps,
-    `"auto"` follows a rule for the fastest layout, based on row lengths, batch size and model
-    size."""
+    rows apart, rows are padded and a warning gives the reason. `"auto"` follows a rule for the
+    fastest layout in runs of at least 40 steps."""
     patches: (
         Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1, max_length=4)]
     ) = "auto"
     """Tunesmith kernels that replace modules of the model. `"auto"` uses every kernel that supports
-    the model, and lists the unsupported modules. A list uses only the named kernels
-    (`"attention_block"` and `"mlp_block"` include `"attention"`). `"off"` uses the stock trainer.
-    Reinforcement requires the kernel `"loss"`."""
+    the model. A list uses only the named kernels (`"attention_block"` and `"mlp_block"` include
+    `"attention"`). `"off"` uses the stock trainer. Reinforcement requires the kernel `"loss"`."""
     gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
     """Recompute activations in the backward pass to save memory. `true` recomputes all layers,
     `false` none, and `"auto"` as few as memory requires. `"offload"` recomputes all layers and, on
     a GPU, moves their inputs to host memory."""
     precision: Precision | Auto = "auto"
     """Number format of weights and computation. With LoRA, `"fp32"` or `"bf16"` applies to the
-    frozen base model; the adapter is always fp32. In full tuning, each parameter needs this many
-    bytes for its weight and AdamW state: 12 with `"fp32"` or `"bf16_split_master"`, 6 with
-    `"bf16"`, 4 with `"bf16_sr8"`. `"bf16_split_master"` keeps bf16 weights plus the low 16 bits of
-    their fp32 masters, so the weights follow the fp32 trajectory with bf16 gradients. `"bf16_sr8"`
-    keeps bf16 weights with stochastic rounding and 8-bit moments. Plain `"bf16"` rounds small
-    updates away and logs a warning. On a GPU with bf16, `"auto"` is `"bf16"` for LoRA and
+    frozen base model; the adapter is always fp32. In full tuning, a parameter and its AdamW state
+    need this many bytes: 12 with `"fp32"`, 12 with `"bf16_split_master"` (bf16 weights plus the low
+    16 bits of their fp32 masters), 6 with `"bf16"` (rounds small updates away), 4 with `"bf16_sr8"`
+    (stochastic rounding and 8-bit moments). On a GPU with bf16, `"auto"` is `"bf16"` for LoRA and
     `"bf16_split_master"` for full tuning; elsewhere it is `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
-    quantisation, or 8-bit. Quantisation needs less memory, is slower, and changes the model
-    slightly. `"int8"` is not available with reinforcement."""
+    quantisation, or 8-bit. This needs less memory, is slower, and changes the model slightly.
+    `"int8"` is not available with reinforcement."""
     add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
         default=[], max_length=1024
     )
-    """Tokens to add to the tokenizer, which is saved with the result. The tokenizer then encodes
-    each added text as a single token. A new token's embedding starts as the mean over the tokens
-    that encoded its text before."""
+    """Tokens to add to the tokenizer, which is saved with the result. A new token's embedding
+    starts as the mean over the tokens that encoded its text before."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
-    """Allow the embedding or the head in `lora.target_modules`, although these matrices make the
-    adapter large. Without this setting, the job fails with an error that shows the size of these
-    matrices."""
+    """Allow the embedding or the head in `lora.target_modules`. These matrices make the adapter
+    large; without this setting, they are an error that shows their size."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""
@@ -163,28 +154,25 @@ class Recipe(Request):
     at most ten per run; for full tuning, it saves none. A number also sets the interval of the
     resume points."""
     save_total_limit: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
-    """Number of newest checkpoints to keep; None keeps all. The checkpoint with the lowest
-    `valid_loss` (reinforcement: the highest `valid_reward`) is always kept as well."""
+    """Number of newest checkpoints to keep; None keeps all. The checkpoint with the best
+    `valid_loss` (reinforcement: `valid_reward`) is always kept as well."""
     keep_every: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     """Keep the checkpoint and resume point of each step divisible by this number, even after the
-    job has succeeded. `save_total_limit` does not remove these checkpoints, and a fork can start
-    from these resume points. Of all other resume points, only the newest two are kept, until the
-    job succeeds."""
+    job has succeeded. A fork can start from these resume points."""
     early_stopping: EarlyStoppingRecipe | None = None
-    """Stop the training before its last step when the evaluations no longer improve. The learning
-    rate schedule still spans all planned steps. Requires a validation file."""
+    """Stop the training when the evaluations no longer improve. The learning rate schedule still
+    spans all planned steps. Requires a validation file."""
     keep: Literal["last", "best"] = "last"
     """Weights to return: from the last step, or from the evaluation with the best
-    `early_stopping.metric`. The default metric is `valid_loss`, or `valid_reward` with
-    reinforcement. The earliest of several equal evaluations wins. `"best"` requires a validation
-    file and disk space on the worker for two copies of the weights."""
+    `early_stopping.metric` (default `valid_loss`, or `valid_reward` with reinforcement). `"best"`
+    requires a validation file and disk space on the worker for two copies of the weights."""
     validation_split: float = Field(default=0.0, ge=0.0, le=0.5)
     """Share of the training rows that are not trained on but evaluated like the rows of a
     validation file; only without a validation file. The job's seed determines the rows."""
     evaluate: bool = True
-    """At the end of the job, evaluate the base model, the tuned model and the best checkpoint on
-    the validation rows, or on a sample of training rows if there are none. The evaluation takes at
-    most a tenth of the job's time, or a few seconds; see docs/reference/report.md."""
+    """At the end of the job, evaluate the base model and the tuned model on the validation rows, or
+    on a sample of training rows if there are none. This takes at most a tenth of the job's time, or
+    a few seconds; see docs/reference/report.md."""
     assistant_only_loss: bool | Auto = "auto"
     """Compute the loss only on assistant turns and completions. `"auto"` means true. In `text`
     rows, the loss always includes all tokens."""
@@ -195,9 +183,9 @@ class Recipe(Request):
     """Settings for generating completions; only with `method.type: "reinforcement"`."""
 
     self_check: bool = True
-    """Verify before the first step that training computes correct results
-    (docs/explanation/self-check.md). If the self-check fails, the job fails and reports the cause.
-    The self-check is repeated at steps 1, 10 and 50."""
+    """Verify before the first step, and again at steps 1, 10 and 50, that training computes correct
+    results (docs/explanation/self-check.md). If the self-check fails, the job fails and reports the
+    cause."""
 
     @field_validator("precision", mode="before")
     @classmethod
