@@ -76,6 +76,25 @@ def test_show_has_the_recipe_and_what_auto_became(
     assert "next tunesmith jobs plot ftjob-1 tunesmith jobs report ftjob-1" in text
 
 
+@pytest.mark.parametrize(
+    ("category", "commands"),
+    [
+        ("data", "tunesmith files show file-1 tunesmith jobs logs ftjob-1"),
+        ("grader", "tunesmith jobs logs ftjob-1"),
+        ("infrastructure", "tunesmith jobs logs ftjob-1 tunesmith jobs retry ftjob-1"),
+    ],
+)
+def test_a_failed_job_is_retried_only_if_that_can_help(
+    tunesmith: Tunesmith, server: LocalServer, category: str, commands: str
+) -> None:
+    error = {"code": "x", "message": "x", "param": None, "category": category, "hint": None}
+    failed = job("failed", error=error, training_file="file-1")
+    server.answers[f"GET {JOBS}/ftjob-1"] = failed
+    assert " ".join(tunesmith("jobs", "show", "ftjob-1").stdout.split()).endswith(
+        f"next {commands}"
+    )
+
+
 def test_settings_of_another_value_than_the_default_are_found() -> None:
     one = Job.model_validate(job(recipe={"lora": {}}))
     two = Job.model_validate(job(recipe={"lora": {"r": 4}}, hyperparameters={"n_epochs": 2}))

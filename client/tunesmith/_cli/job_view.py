@@ -12,7 +12,14 @@ from rich.text import Text
 
 from tunesmith._http.hints import in_commands, in_python
 from tunesmith._sdk.job import Job
-from tunesmith_schema import TERMINAL, EstimatedStart, HealthState, JobReport, JobState
+from tunesmith_schema import (
+    TERMINAL,
+    ErrorCategory,
+    EstimatedStart,
+    HealthState,
+    JobReport,
+    JobState,
+)
 from tunesmith_schema.settings_diff import automatic_values, changed_settings
 
 from .output import age, duration, health_word, moment, show_fields, size
@@ -113,7 +120,8 @@ def show_jobs(jobs: Iterable[Job]) -> None:
 
 
 def next_commands(job: Job) -> Sequence[str]:
-    """Return the two commands that most users need next."""
+    """Return the commands that most users need next, at most two. A retry is not among them if it
+    would fail for the same reason."""
     if job.state is JobState.SUCCEEDED and _is_healthy(job):
         return (
             f"tunesmith chat {job.fine_tuned_model} --against base",
@@ -121,6 +129,11 @@ def next_commands(job: Job) -> Sequence[str]:
         )
     if job.state is JobState.SUCCEEDED:
         return f"tunesmith jobs plot {job.id}", f"tunesmith jobs report {job.id}"
+    category = job.error.category if job.error else None
+    if category is ErrorCategory.DATA:
+        return f"tunesmith files show {job.training_file}", f"tunesmith jobs logs {job.id}"
+    if category in (ErrorCategory.USER, ErrorCategory.GRADER):
+        return (f"tunesmith jobs logs {job.id}",)
     if job.state in TERMINAL:
         return f"tunesmith jobs logs {job.id}", f"tunesmith jobs retry {job.id}"
     if job.state is JobState.PAUSED:
