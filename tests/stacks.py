@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from sqlalchemy import URL, make_url
 
 from tunesmith_server import migrate
 
+from .emptied import MOST_ROWS, Template, empty
+
 _NAMES = count()
 
 
@@ -42,6 +45,9 @@ class PostgreSQL:
         self.version: int = self._admin.info.server_version
         self._template = self.new_database()
         migrate.upgrade(self._template)
+        self._contents = Template.of(self._dsn(make_url(self._template)))
+        self._spare: list[str] = []
+        self._deleted: Counter[str] = Counter()
 
     def new_database(self, template: str | None = None) -> str:
         """Create an empty database, or a copy of `template`. Return its URL."""
@@ -51,8 +57,18 @@ class PostgreSQL:
         return self._url.set(database=name).render_as_string(hide_password=False)
 
     def new_migrated_database(self) -> str:
-        """Copy a database that has the schema and no rows. Return the copy's URL. Takes 40 ms."""
-        return self.new_database(self._template)
+        """Return the URL of a database that has the schema and no rows."""
+        return self._spare.pop() if self._spare else self.new_database(self._template)
+
+    def take_back(self, url: str) -> None:
+        """Empty a migrated database for the next test. Drop it if that is not possible."""
+        self.hang_up(url)
+        deleted = empty(self._dsn(make_url(url)), self._contents)
+        self._deleted[url] += deleted or 0
+        if deleted is None or self._deleted[url] > MOST_ROWS:
+            self.drop(url)
+        else:
+            self._spare.append(url)
 
     def drop(self, url: str) -> None:
         name = make_url(url).database
@@ -61,12 +77,13 @@ class PostgreSQL:
     def hang_up(self, url: str) -> int:
         """Close all connections to a database, like a restart. Return their number."""
         return self._admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
             [make_url(url).database],
         ).rowcount
 
     def close(self) -> None:
-        self.drop(self._template)
+        for url in (self._template, *self._spare):
+            self.drop(url)
         self._admin.close()
 
     @staticmethod

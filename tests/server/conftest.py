@@ -19,7 +19,7 @@ from tunesmith_server.core.settings import Settings
 
 from ..stacks import S3, PostgreSQL
 from .actors import FakeWakeUps, Server, serving
-from .databases import FIXTURES, ON_POSTGRESQL
+from .databases import FIXTURES, ON_POSTGRESQL, without_repetitions
 
 BASE_MODEL = "tiny-llama"
 
@@ -33,6 +33,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for name in FIXTURES:
         if name in metafunc.fixturenames and name not in named:
             metafunc.parametrize(name, ["sqlite", postgresql], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = without_repetitions(items)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +61,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         url = postgresql.new_migrated_database()
         yield url
-        postgresql.drop(url)
+        postgresql.take_back(url)
         return
     copy = tmp_path / "data" / "tunesmith.db"
     copy.parent.mkdir(mode=0o700, exist_ok=True)
