@@ -34,6 +34,16 @@ def find_server() -> str | None:
         return None
 
 
+def socket_path(folder: Path, name: str) -> Path:
+    """Return a path for a new Unix socket: in `folder`, or in a private temporary folder if that
+    path would be too long."""
+    socket = folder / name
+    if len(str(socket).encode()) > _SOCKET_PATH_BYTES:
+        socket = Path(tempfile.mkdtemp(prefix="tunesmith-")) / name
+    socket.unlink(missing_ok=True)
+    return socket
+
+
 def embedded_broker(data_dir: Path, server: str | None) -> Broker:
     """Return the broker that `tunesmith serve` runs in `data_dir`."""
     folder = data_dir / "broker"
@@ -41,10 +51,7 @@ def embedded_broker(data_dir: Path, server: str | None) -> Broker:
     if server is None:
         (folder / "control").mkdir(exist_ok=True)
         return Broker(url=f"filesystem://{folder}", command=None)
-    socket = folder / "broker.sock"
-    if len(str(socket).encode()) > _SOCKET_PATH_BYTES:
-        socket = Path(tempfile.mkdtemp(prefix="tunesmith-")) / "broker.sock"
-    socket.unlink(missing_ok=True)
+    socket = socket_path(folder, "broker.sock")
     command = [
         server,
         *("--port", "0"),

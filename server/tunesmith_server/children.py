@@ -19,8 +19,8 @@ STABLE_SECONDS = 30.0
 """A child that ran this long before a crash is restarted without delay."""
 
 
-def _die_with_parent() -> None:
-    # The kernel sends SIGTERM to the child when its parent dies, even by SIGKILL (Linux only).
+def die_with_parent() -> None:
+    """Ask Linux to send this process SIGTERM when its parent dies, even by SIGKILL."""
     if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -59,7 +59,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the parent
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.started_at = time.monotonic()
 
@@ -73,12 +73,20 @@ class Child:
         status = self.process.poll()
         if status is None:
             return
-        if now - self.started_at > STABLE_SECONDS:
+        if self.is_stable():
             self.crashes = 0
-        delay = 0.0 if self.crashes == 0 else min(30.0, 2.0 ** (self.crashes - 1))
+        delay = self.restart_delay()
         self.crashes += 1
         log.warning("%s ended with status %s; its log is %s", self.name, status, self.log_file)
         self.process, self.restart_at = None, now + delay
+
+    def is_stable(self) -> bool:
+        """Return True if the child ran well before it ended."""
+        return time.monotonic() - self.started_at > STABLE_SECONDS
+
+    def restart_delay(self) -> float:
+        """Return the seconds from a crash to the restart; `crashes` counts the crashes before."""
+        return 0.0 if self.crashes == 0 else min(30.0, 2.0 ** (self.crashes - 1))
 
     def stop(self) -> None:
         if self.process is None or self.process.poll() is not None:

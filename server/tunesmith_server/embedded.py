@@ -1,4 +1,5 @@
-"""`tunesmith serve`: API, broker, a train worker and a light worker as one supervised process tree.
+"""`tunesmith serve`: API, broker, a train worker, a light worker and on request vLLM, as one
+supervised process tree.
 
 All data is in one data directory. TUNESMITH_DATABASE_URL, TUNESMITH_BROKER_URL and
 TUNESMITH_STORAGE_URL replace the embedded database, broker and storage.
@@ -33,11 +34,13 @@ from tunesmith_server.core.security import new_key
 from tunesmith_server.core.settings import Settings, read_or_write_secret
 from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.services import keys, sessions
+from tunesmith_server.services.catalogue import base_models
 
 from . import installation, migrate
 from .broker import embedded_broker, find_server
 from .certificate import check_certificate
 from .children import Child, stop_all, without_secrets
+from .inference.vllm_child import VLLMChild, vllm_child
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +190,9 @@ def _children(settings: Settings) -> list[Child]:
             )
         else:
             log.warning("no valkey-server or redis-server found: using polled files as the broker")
+    if vllm := _vllm_child(settings, logs):
+        env["TUNESMITH_INFERENCE_VLLM_SOCKET"] = str(vllm.socket)
+        children.append(vllm)
     python = [sys.executable, "-m"]
     for name, command in (
         ("api", [*python, "tunesmith_server", "api"]),
@@ -204,6 +210,13 @@ def _children(settings: Settings) -> list[Child]:
             )
         )
     return children
+
+
+def _vllm_child(settings: Settings, logs: Path) -> VLLMChild | None:
+    try:
+        return vllm_child(settings, base_models.local_folders(settings), logs)
+    except ValueError as error:
+        raise StartError(str(error)) from error
 
 
 def _register_admin_key(settings: Settings, key_file: Path) -> str:

@@ -64,8 +64,8 @@ def client(chatting: Server, url: str) -> Iterator[OpenAI]:
 
 
 def child(server: Server) -> process.InferenceProcess:
-    engine: Any = server.app.state.tunesmith.inference._engine
-    found: process.InferenceProcess = engine._process
+    own, _ = server.app.state.tunesmith.inference._open_engines
+    found: process.InferenceProcess = own.engine._process
     return found
 
 
@@ -185,7 +185,7 @@ def test_an_unknown_model_starts_nothing(client: OpenAI, chatting: Server) -> No
     for name in ("tiny-lama", "ft:x", "org/name", "x" * 500):
         with pytest.raises(openai.NotFoundError, match="no model"):
             client.chat.completions.create(model=name, messages=said("a"))
-    assert chatting.app.state.tunesmith.inference._engine is None
+    assert chatting.app.state.tunesmith.inference._open_engines is None
     ready = chatting.user.get("/readyz")
     assert ready.status_code == 503
     chatting.worker.hello()

@@ -9,9 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -22,65 +19,16 @@ from tunesmith_server.inference import service
 
 from . import fake_inference
 from .actors import FakeWakeUps, Server, serving
+from .fake_vllm import fake_vllm
 
 TOKEN = "a-token-of-inference-5up3r"
 CHAT = {"model": "tiny-llama", "messages": [{"role": "user", "content": "a b"}]}
 
 
-class Vllm(BaseHTTPRequestHandler):
-    """What vLLM answers, as far as the API uses it."""
-
-    protocol_version = "HTTP/1.1"
-    server: Any  # it has the models
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
-
-    def do_GET(self) -> None:
-        self.reply(200, {"data": []} if self.path == "/v1/models" else None)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        models = self.server.models
-        self.server.calls.append((self.path, body))
-        if self.path == "/v1/load_lora_adapter":
-            name, path = body["lora_name"], Path(body["lora_path"])
-            if name in models:
-                message = f"The lora adapter '{name}' has already been loaded."
-                self.reply(400, {"object": "error", "message": message, "code": 400})
-                return
-            models[name] = {file.name for file in path.iterdir()}
-            self.reply(200, None)
-        elif self.path == "/v1/unload_lora_adapter":
-            models.pop(body["lora_name"])
-            self.reply(200, None)
-        elif body["model"] not in models or self.server.refuses:
-            message = f"The model `{body['model']}` does not exist."
-            self.reply(404, {"error": {"message": message, "type": "NotFoundError", "code": 404}})
-        elif body["messages"][-1]["content"] == "fail":
-            error = {"message": "no file /srv/models/a", "type": "InternalServerError", "code": 500}
-            self.reply(500, {"error": error})
-        else:
-            self.reply(200, fake_inference.document(body, "from vllm", chat=True))
-
-    def reply(self, status: int, document: object) -> None:
-        content = b"" if document is None else json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
 @pytest.fixture
 def vllm() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
-    server.models, server.calls, server.refuses = {"tiny-llama": set()}, [], False
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with fake_vllm("tiny-llama") as server:
+        yield server
 
 
 @pytest.fixture
@@ -88,6 +36,11 @@ def beside_vllm(settings: Settings, wake_ups: FakeWakeUps, vllm: Any) -> Iterato
     url = f"http://127.0.0.1:{vllm.server_port}"
     with serving(settings.model_copy(update={"inference_url": url}), wake_ups) as running:
         yield running
+
+
+def forget_registrations(server: Server) -> None:
+    own, _ = server.app.state.tunesmith.inference._open_engines
+    own._registered.clear()
 
 
 def tuned_model(server: Server, kind: str = "lora") -> str:
@@ -108,7 +61,7 @@ def test_adapters_are_loaded_into_vllm(beside_vllm: Server, vllm: Any) -> None:
 
     vllm.models.pop(model)  # it restarts
     assert user.post("/v1/chat/completions", json=CHAT | {"model": model}).status_code == 200
-    beside_vllm.app.state.tunesmith.inference._registered.clear()  # the API restarts
+    forget_registrations(beside_vllm)  # the API restarts
     assert user.post("/v1/chat/completions", json=CHAT | {"model": model}).status_code == 200
     assert "/v1/unload_lora_adapter" in [path for path, _ in vllm.calls]
     beside_vllm.worker.hello()

@@ -1,6 +1,6 @@
 """Skips the tests of this folder where vLLM is not installed: `make test-vllm` runs them.
 
-test_chat.py runs in the environment of the service, and vLLM in its own.
+Tests with a service run in the environment of the service, and vLLM in its own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
+WITH_SERVICE = ("test_chat.py", "test_jobs.py")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vllm)
             # vLLM's modules and this older transformers warn at import.
             item.add_marker(pytest.mark.filterwarnings("ignore"))
-            if missing and item.path.name != "test_chat.py":
+            if missing and item.path.name not in WITH_SERVICE:
                 reason = "vLLM is not installed: run make test-vllm"
                 item.add_marker(pytest.mark.skip(reason=reason))
 

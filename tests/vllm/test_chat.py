@@ -1,4 +1,4 @@
-"""Chat through `tunesmith serve` with a real vLLM server: models trained here, 8 at a time.
+"""Chat with a real vLLM that `tunesmith serve` starts: models trained here, 8 at a time.
 
 Runs in the environment of the service. TUNESMITH_TEST_VLLM_PYTHON names an interpreter with vLLM.
 """
@@ -6,17 +6,20 @@ Runs in the environment of the service. TUNESMITH_TEST_VLLM_PYTHON names an inte
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tunesmith
+from tests.end_to_end.service import Service, alive, until, write_rows
 from tests.tiny_model import make_tiny_model
 
-from .serving import vllm_server
+from .serving import CPU, START_SECONDS
 
 Untyped = Any  # Any: transformers is not typed
 Answer = tuple[str, float]
@@ -28,6 +31,9 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON, reason="no interpreter with vLLM: run make test-vllm"),
 ]
 BASE = "tiny"
+ADAPTERS = ("--max-lora-rank", "8", "--max-loras", "4")
+SERVER, ENGINE = "vllm.entrypoints", "VLLM::EngineCore"
+"""Parts of the command lines of vLLM's processes."""
 TOKENS = 12
 QUESTIONS = ("How much is 3 plus two?", "What is the capital of France?", "How much is 40?")
 RECIPE = {
@@ -41,36 +47,37 @@ RECIPE = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tunesmith.Client]:
-    from tests.end_to_end.service import Service  # not in the environment of vLLM
-
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("chat")
     _make_base(folder / "models" / BASE)
-    options = (
-        *("--served-model-name", BASE, "--enable-lora", "--max-lora-rank", "8"),
-        *("--max-loras", "4", "--max-cpu-loras", "8"),
+    running = Service(
+        folder / "service" / "data",
+        folder / "models",
+        TUNESMITH_TRAINER_PYTHON=PYTHON,
+        TUNESMITH_INFERENCE_VLLM_MODEL=BASE,
+        TUNESMITH_INFERENCE_VLLM_OPTIONS=" ".join((*CPU, *ADAPTERS)),
     )
-    with vllm_server(folder / "models" / BASE, folder / "log", options, PYTHON) as vllm:
-        service = Service(
-            folder / "service" / "data", folder / "models", TUNESMITH_INFERENCE_URL=vllm.url
-        )
-        service.start(180)
-        with service.client() as opened:
-            yield opened
-        service.close()
+    running.start(180)
+    until(lambda: _engine(running) == "vllm", START_SECONDS)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[tunesmith.Client]:
+    with service.client() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def job(client: tunesmith.Client, tmp_path_factory: pytest.TempPathFactory) -> Untyped:
-    from tests.end_to_end.service import write_rows
-
     rows = write_rows(tmp_path_factory.mktemp("rows") / "train.jsonl")
     created = client.fine_tuning.jobs.create(model=BASE, training_file=str(rows), recipe=RECIPE)
     return created.wait(timeout=300)
 
 
 def test_tuned_models_answer_with_the_trainers_greedy_text(
-    client: tunesmith.Client, job: Untyped, tmp_path: Path
+    service: Service, client: tunesmith.Client, job: Untyped, tmp_path: Path
 ) -> None:
     """The last model and 7 checkpoints, interleaved: each gives its own text and log-prob."""
     checkpoints = list(client.fine_tuning.jobs.checkpoints.list(job.id))
@@ -95,9 +102,38 @@ def test_tuned_models_answer_with_the_trainers_greedy_text(
         assert text.rstrip("\ufffd") == expected[pair][0].rstrip("\ufffd"), pair
         assert log_prob == pytest.approx(expected[pair][1], abs=1e-4), pair
 
+    assert {_engine(service, name) for name in adapters} == {"vllm"}
+
 
 def test_the_base_model_answers_without_an_adapter(client: tunesmith.Client, job: Untyped) -> None:
     assert _ask(client, BASE, QUESTIONS[0]) != _ask(client, job.fine_tuned_model, QUESTIONS[0])
+
+
+def test_vllm_is_killed_and_then_serve(service: Service, client: tunesmith.Client) -> None:
+    """The last test, because it ends the service of the others."""
+    asked = _ask(client, BASE, QUESTIONS[0])
+    [first] = service.processes(ENGINE)
+    os.kill(service.processes(SERVER)[0], signal.SIGKILL)
+    until(lambda: not alive(first), 15)
+    assert _engine(service) == "native"
+    assert _ask(client, BASE, QUESTIONS[0])[0] == asked[0]
+    until(lambda: _engine(service) == "vllm", START_SECONDS)
+    assert _ask(client, BASE, QUESTIONS[0])[0] == asked[0]
+    vllm = [*service.processes(SERVER), *service.processes(ENGINE)]
+    os.kill(service.pid, signal.SIGKILL)
+    until(lambda: not any(map(alive, vllm)), 15)
+
+
+def _engine(service: Service, model: str = BASE) -> str:
+    """Return the engine that answers."""
+    reply = httpx.post(
+        f"{service.url}/completions",
+        json={"model": model, "prompt": "a", "max_tokens": 1},
+        headers={"authorization": f"Bearer {service.api_key}"},
+        timeout=60.0,
+    )
+    assert reply.status_code == 200, reply.text
+    return str(reply.headers["x-tunesmith-engine"])
 
 
 def _ask(client: tunesmith.Client, model: str, question: str) -> Answer:

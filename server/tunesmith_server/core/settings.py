@@ -83,6 +83,16 @@ class Settings(BaseSettings):
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
     warning if that server will not be able to load its result. 0 means no check."""
+    inference_vllm_model: str = ""
+    """Folder name of a base model below TUNESMITH_MODEL_DIRS. `tunesmith serve` starts vLLM with
+    this model, and vLLM answers requests for it and its adapters. Tunesmith's inference process
+    answers requests for other models."""
+    inference_vllm_options: str = ""
+    """Further command-line options of this vLLM, for example `--gpu-memory-utilization 0.3`."""
+    inference_vllm_socket: Path | None = None
+    """Unix socket of this vLLM; set by `tunesmith serve`."""
+    trainer_python: str = ""
+    """Python interpreter with which `tunesmith serve` starts vLLM; the default is its own."""
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
@@ -149,6 +159,11 @@ class Settings(BaseSettings):
             check_token("TUNESMITH_WORKER_TOKEN", token)
         if token := self.inference_token.get_secret_value():
             check_token("TUNESMITH_INFERENCE_TOKEN", token)
+        if self.inference_url and self.inference_vllm_model:
+            raise ValueError(
+                "TUNESMITH_INFERENCE_URL and TUNESMITH_INFERENCE_VLLM_MODEL: set only one, because "
+                "one of them names a running server and the other starts one"
+            )
         check_url("TUNESMITH_DATABASE_URL", self.database_url, needs_password=True)
         check_url("TUNESMITH_BROKER_URL", self.broker_url, needs_password=True)
         check_url("TUNESMITH_STORAGE_URL", self.storage_url, needs_password=False)

@@ -34,9 +34,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class OpenAIServer:
     """Client of the server at `url` (without `/v1`); `folder` is shared with the server."""
 
-    def __init__(self, storage: Storage, *, url: str, token: str, folder: Path) -> None:
+    def __init__(
+        self, storage: Storage, *, url: str, token: str, folder: Path, socket: str | None = None
+    ) -> None:
         self._storage, self._url, self._folder = storage, url, folder
-        self._client = new_client(url, token)
+        self._client = new_client(url, token, socket)
         self._folders: dict[str, Path] = {}
         """Folder of each adapter that this process has loaded, by name."""
 

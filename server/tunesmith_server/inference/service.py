@@ -1,5 +1,4 @@
-"""Access of one API process to the inference server. Models are registered when a request needs
-them."""
+"""Access of one API process to the inference servers."""
 
 from __future__ import annotations
 
@@ -7,25 +6,26 @@ import asyncio
 import importlib
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.children import without_secrets
-from tunesmith_server.core.errors import NotFound, ServiceError, TooManyRequests, Unavailable
+from tunesmith_server.core.errors import TooManyRequests, Unavailable
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
 
 from .process import InferenceProcess
-from .protocol import LIST_MODELS, NOT_LOADED, Engine, EngineStatus, ServedModel
+from .protocol import Engine, EngineStatus, ServedModel
+from .registry import Registry
 
 if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
     import httpx
+
+    from .started_vllm import StartedVLLM
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ request is answered."""
 MOST_OF_KEY = 128
 """Maximum number of open completions of one API key in one API process. A single request may be
 larger."""
-ABSENT_SECONDS = 10.0
-"""Time in which a model is not registered again after the server refused it as unknown."""
 FORGET_SECONDS = 30.0
 """Seconds between two checks whether registered models have been deleted."""
 
@@ -48,15 +46,10 @@ class Inference:
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
-        self._engine: Engine | None = None
+        self._open_engines: tuple[Registry, StartedVLLM | None] | None = None
+        """Our own process or the server at TUNESMITH_INFERENCE_URL, and vLLM if `serve` starts
+        it."""
         self._opening = asyncio.Lock()
-        self._registered: dict[str, tuple[str, int]] = {}
-        """Digest and registration number of each model that this process has registered, by
-        name."""
-        self._registrations = count()
-        self._registering: dict[str, asyncio.Lock] = {}
-        self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Models that the server does not have: digest, time of the next try, error."""
         self._open = self._open_bytes = 0
         self._of_key: dict[str, int] = {}
         """Number of open completions of each API key."""
@@ -98,64 +91,30 @@ class Inference:
     ) -> httpx.Response:
         """Return the server's successful response before its body is read; the caller closes it.
         Raises ServiceError if the server refuses the request or does not answer."""
-        from .upstream import error_of, refusal  # imports httpx
-
-        self._refuse_absent(model)
-        engine = await self._opened()
-        for may_repeat in (True, False):
-            registered = await self._ensure_registered(engine, model)
-            response = await engine.send(path, body, request_id)
-            if response.is_success:
+        own, vllm = await self._opened()
+        if vllm is not None and vllm.serves(model):
+            response = await vllm.answer(model, path, body, request_id)
+            if response is not None:
                 return response
-            error = await error_of(response)
-            if response.status_code != 404 or error.code not in (NOT_LOADED, None):
-                break
-            if may_repeat:  # the server has restarted since, or unloads models by itself
-                self._forget_registrations(registered)
-        if response.status_code == 404 and error.code == NOT_LOADED:
-            raise Unavailable(
-                ErrorCode.UNAVAILABLE, "the inference server has restarted",
-                hint="repeat the request",
-            )  # fmt: skip
-        if response.status_code == 404:
-            absent = NotFound(
-                ErrorCode.MODEL_NOT_FOUND,
-                f"the inference server does not have {model.id!r}: {error.message}"[:1000],
-                param="model",
-                hint=error.hint or LIST_MODELS,
-            )
-            self._absent[model.id] = (model.digest, time.monotonic() + ABSENT_SECONDS, absent)
-            raise absent
-        raise refusal(response, error)
-
-    def _refuse_absent(self, model: ServedModel) -> None:
-        """Raise the last error again if the server refused this model as unknown a moment ago."""
-        digest, end, error = self._absent.get(model.id, ("", 0.0, None))
-        if error is not None and digest == model.digest and time.monotonic() < end:
-            raise error
-        self._absent.pop(model.id, None)
+        return await own.answer(model, path, body, request_id)
 
     async def forget(self, model_id: str) -> None:
         """Unload a deleted model. If the server does not answer, log this and continue."""
-        known = self._registered.pop(model_id, None)
-        if self._engine is not None and known is not None:
-            try:
-                await self._engine.forget(model_id)
-            except ServiceError as error:
-                log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
+        for registry in self._registries():
+            await registry.forget(model_id)
 
     async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
         """Unload models that were deleted, until cancelled. `existing`: function that returns which
         of the given names are still models of this server; called in a thread."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
-            if not (names := [*self._registered]):
+            names = [name for registry in self._registries() for name in registry.names]
+            if not names:
                 continue
             try:
                 left = await run_in(Plane.CHAT, partial(existing, names))
                 for name in set(names) - left:
                     await self.forget(name)
-                    self._registering.pop(name, None)
             except Exception:  # the database may be unreachable; the next round tries again
                 log.exception("cannot find deleted models")
 
@@ -167,11 +126,21 @@ class Inference:
     async def status(self) -> EngineStatus:
         if not self.is_on:
             return EngineStatus(status="off", waiting_for=_OFF)
-        if self._engine is None and self._settings.inference_child:
+        if not self._open_engines and self._settings.inference_child and not self._has_vllm:
             return EngineStatus(status="not started")
         try:
             async with asyncio.timeout(2.0):
-                return await (await self._opened()).status()
+                own, vllm = await self._opened()
+                status = await (vllm or own.engine).status()
+                if vllm is None or status.status == "ready":
+                    return status
+                own_status = await own.engine.status()
+                waiting = own_status.waiting_for
+                vllm_waiting = f"vLLM does not answer: {status.waiting_for}"
+                return EngineStatus(
+                    status=own_status.status,
+                    waiting_for=f"{waiting}; {vllm_waiting}" if waiting else vllm_waiting,
+                )
         except Unavailable as error:
             return EngineStatus(status="unreachable", waiting_for=error.message)
         except TimeoutError:
@@ -182,39 +151,42 @@ class Inference:
         if this server has no inference."""
         if not (self._settings.inference_url or self._settings.inference_child):
             return "off"
-        return "registered" if model_id in self._registered else "on_demand"
+        is_registered = any(model_id in registry for registry in self._registries())
+        return "registered" if is_registered else "on_demand"
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        registries, self._open_engines = self._registries(), None
+        for registry in registries:
+            await registry.engine.close()
 
-    async def _ensure_registered(
-        self, engine: Engine, model: ServedModel
-    ) -> dict[str, tuple[str, int]]:
-        """Register a model and its base model if necessary; return their registrations by name."""
-        registered = {}
-        if model.base is not None and model.base.kind != "base":
-            registered = await self._ensure_registered(engine, model.base)
-        async with self._registering.setdefault(model.id, asyncio.Lock()):
-            if self._registered.get(model.id, ("", 0))[0] != model.digest:
-                await engine.register(model)
-                self._registered[model.id] = (model.digest, next(self._registrations))
-            return registered | {model.id: self._registered[model.id]}
+    @property
+    def _has_vllm(self) -> bool:
+        return self._settings.inference_vllm_socket is not None
 
-    def _forget_registrations(self, registered: dict[str, tuple[str, int]]) -> None:
-        """Remove these registrations, but keep newer registrations of other requests."""
-        for name, registration in registered.items():
-            if self._registered.get(name) == registration:
-                del self._registered[name]
+    def _registries(self) -> list[Registry]:
+        if self._open_engines is None:
+            return []
+        own, vllm = self._open_engines
+        return [own] if vllm is None else [own, vllm.registry]
 
-    async def _opened(self) -> Engine:
+    async def _opened(self) -> tuple[Registry, StartedVLLM | None]:
         async with self._opening:
-            if self._engine is None:
+            if self._open_engines is None:
                 # Importing httpx would block the event loop.
                 await asyncio.to_thread(importlib.import_module, f"{__package__}.upstream")
-                self._engine = await self._new_engine()
-            return self._engine
+                self._open_engines = (Registry(await self._new_engine()), self._new_vllm())
+            return self._open_engines
+
+    def _new_vllm(self) -> StartedVLLM | None:
+        from .started_vllm import StartedVLLM
+
+        settings, socket = self._settings, self._settings.inference_vllm_socket
+        if socket is None:
+            return None
+        folder = settings.data_dir / "vllm-adapters"
+        return StartedVLLM(
+            self._storage, base=settings.inference_vllm_model, path=socket, folder=folder
+        )
 
     async def _new_engine(self) -> Engine:
         from .native import NativeEngine

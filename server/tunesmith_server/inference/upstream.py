@@ -30,13 +30,16 @@ MAX_RETRY_AFTER = 120
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-def new_client(url: str, token: str) -> httpx.AsyncClient:
-    """Return a client for one inference server; it ignores proxy variables."""
+def new_client(url: str, token: str, socket: str | None = None) -> httpx.AsyncClient:
+    """Return a client for one inference server; it ignores proxy variables. `socket`: Unix socket
+    that the server listens on, in place of the host in `url`."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
     return httpx.AsyncClient(
         base_url=url,
         headers={"authorization": f"Bearer {token}"} if token else {},
         timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+        limits=limits,
+        transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
         trust_env=False,
     )
 

@@ -103,9 +103,10 @@ def error_of(lines: list[Line], column: int = 0) -> Any:  # Any: JSON
 
 
 def told(server: Server) -> Any:  # Any: JSON
-    engine: Any = server.app.state.tunesmith.inference._engine
-    headers = {"authorization": f"Bearer {engine._process._token}"}
-    return httpx.get(f"{engine._process.url}/told", headers=headers).json()
+    own, _ = server.app.state.tunesmith.inference._open_engines
+    running = own.engine._process
+    headers = {"authorization": f"Bearer {running._token}"}
+    return httpx.get(f"{running.url}/told", headers=headers).json()
 
 
 def until(what: Callable[[], object], seconds: float = 10) -> None:

@@ -1,0 +1,39 @@
+"""Run a program as a child in this process's group: `python -m tunesmith_server.inference.guard
+COMMAND`. At SIGTERM, which Linux also sends when `tunesmith serve` ends, end the whole group.
+
+While vLLM starts, it does not act on SIGTERM, and its processes do not end with their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from types import FrameType
+
+from tunesmith_server.children import die_with_parent
+
+STOP_SECONDS = 10.0
+"""Time between SIGTERM and SIGKILL; shorter than the time that `tunesmith serve` waits."""
+
+
+def main() -> int:
+    parent = os.getppid()
+    child = subprocess.Popen(sys.argv[1:], preexec_fn=die_with_parent)
+
+    def end_group(signum: int, frame: FrameType | None) -> None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_group)
+    if os.getppid() != parent:  # it ended before the handler was set
+        end_group(signal.SIGTERM, None)
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
