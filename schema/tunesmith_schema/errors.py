@@ -74,6 +74,7 @@ class ErrorCode(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
     GPU_NOT_USABLE = "gpu_not_usable"
+    VERSIONS_UNSUPPORTED = "versions_unsupported"
     WORKER_LOST = "worker_lost"
     DEVICE_ERROR = "device_error"
     KILLED_FOR_MEMORY = "killed_for_memory"

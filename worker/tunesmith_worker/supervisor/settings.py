@@ -49,8 +49,8 @@ class WorkerSettings(BaseSettings):
     model_dirs: str = ""
     """Colon-separated folders; each of their subfolders is a base model."""
     trainer_python: str = ""
-    """Python interpreter for trainers, which needs Tunesmith with the extra [trainer]. Default: the
-    worker's own interpreter."""
+    """Python interpreter for trainers, which needs Tunesmith with the extra [trainer] (transformers
+    5.17 to 5.23). Default: the worker's own interpreter."""
     rollout_url: str = Field(default="", repr=False)
     """URL of a vLLM server that generates the completions of reinforcement jobs with its base
     model (docs/how-to/vllm.md). Default: completions are generated in the trainer's process."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunesmith_schema import EXIT_STOPPED, EventKind, JobFailure, RunResult
+from tunesmith_worker.engine.model.versions import check_versions
 from tunesmith_worker.rundir.control import StopControl
 from tunesmith_worker.rundir.device_use import TrainerUse
 from tunesmith_worker.rundir.errors import (
@@ -155,6 +156,7 @@ def train(
         from tunesmith_worker.trainer.rewards.local import load_rewards
 
         local = load_rewards(rewards, spec.method)
+    check_versions()
     restart_after_success(run)
     run.remove_outcome()
     recorder.attempt = spec.attempt

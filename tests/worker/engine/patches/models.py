@@ -12,6 +12,7 @@ import transformers
 from trl.trainer.utils import add_fused_lm_head
 
 from tunesmith_schema import PROJECTIONS
+from tunesmith_worker.engine.model.softcap import keep_softcap
 
 Untyped = Any  # Any: transformers and peft are not typed
 
@@ -112,6 +113,7 @@ def model_of(config: Untyped, *, seed: int = 0) -> Untyped:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
+        keep_softcap(model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:

@@ -46,6 +46,8 @@ class _Float64(TorchFunctionMode):
         self, function: Untyped, types: Untyped, args: Untyped = (), kwargs: Untyped = None
     ) -> Untyped:
         kwargs = dict(kwargs or {})
+        if function is torch.Tensor.float and not args[0].is_floating_point():
+            return args[0].double()  # positions
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             to_fp32 = function is torch.Tensor.to and torch.float32 in args[1:]
             if function is torch.Tensor.float or to_fp32:

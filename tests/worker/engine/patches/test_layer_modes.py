@@ -13,6 +13,7 @@ from tunesmith_worker.engine.memory.estimate import Mode
 from tunesmith_worker.engine.memory.offload import InputOffload
 from tunesmith_worker.engine.memory.recompute import LayerCounts, LayerModes
 from tunesmith_worker.engine.patches import patch
+from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 
 from .models import equal_bits, make_tuned, packed_batch, run_step
 
@@ -70,7 +71,7 @@ def test_a_second_plan_replaces_the_first_and_undo_leaves_the_model_as_it_was() 
     run_step(model, batch)
     assert [counts.recomputes for counts in layers.counts] == [1, 0, 0]
     layers.undo()
-    assert not model.is_activation_checkpointing
+    assert not any(layer.gradient_checkpointing for layer in layers.layers)
     assert equal_bits(run_step(model, batch)[1], expected[1])
 
 
@@ -79,10 +80,10 @@ def test_checkpointing_that_somebody_switches_behind_our_back_is_named() -> None
     model = make_tuned("llama", "lora").train()
     layers = LayerModes(model, min_offloaded_tokens=1)
     layers.set(PLANS[1])
-    model.activation_checkpointing_enable()
+    getattr(model, f"{RECOMPUTE}_enable")()
     assert [text[:7] for text in layers.deviations()] == ["layer 1", "layer 2"]
     layers.set(PLANS[0])
-    model.activation_checkpointing_disable()
+    getattr(model, f"{RECOMPUTE}_disable")()
     assert len(layers.deviations()) == 3
     layers.set(PLANS[0])
     patch(model)

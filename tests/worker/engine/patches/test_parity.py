@@ -11,6 +11,7 @@ import torch
 
 from tunesmith_worker.engine.patches import MECHANISMS, PatchReport, patch
 from tunesmith_worker.engine.patches.decoder import DecoderLayerPatch
+from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 
 from .models import (
     FAMILIES,
@@ -164,7 +165,7 @@ def test_gradient_checkpointing_recomputes_each_layer_once_to_the_same_bits(
     monkeypatch.setattr(DecoderLayerPatch, "run", counted)
     run_step(model, batch)
     assert len(computed) == len(set(computed)) == 3
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    getattr(model, f"{RECOMPUTE}_enable")({"use_reentrant": reentrant})
     torch.manual_seed(3)
     recomputed = run_step(model, batch)
     assert len(computed) == 3 + 6, "each of three layers once, and once more in backward"

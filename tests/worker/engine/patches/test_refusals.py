@@ -129,6 +129,16 @@ def test_a_soft_cap_that_the_family_does_not_use_is_not_used() -> None:
     _check(scored_by_trl(model_of(_config("gemma3", attn_logit_softcapping=5.0))), {})
 
 
+@pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
+def test_sdpa_that_ignores_the_soft_cap_is_not_ours(family: str) -> None:
+    model = make_tuned(family, "full")
+    model.config._attn_implementation_internal = "sdpa"
+    reason = "SDPA ignores the soft cap of the attention scores"
+    assert stock_attention_reason(model) == reason
+    assert patch(model).report.unchanged == {("attention", reason): 1}
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 @pytest.mark.parametrize(
     ("place", "mechanism"),

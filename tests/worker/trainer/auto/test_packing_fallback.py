@@ -55,6 +55,14 @@ def test_the_trial_finds_models_that_mix_rows(name: str, ids: Any) -> None:
     assert model.training
 
 
+def test_rows_that_mix_less_than_bf16_rounds_are_found() -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS["bloom"][1]())
+    reason = mixed_rows_reason(model.to(torch.bfloat16), range(5, 60))
+    assert reason is not None
+    assert reason.endswith("(a row's logits depend on the row before)")
+
+
 def test_the_trial_uses_different_tokens_in_both_rows() -> None:
     assert [set(row) for row in trial_rows([5, 5, 6], 9)] == [{5}, {6}]
     assert [set(row) for row in trial_rows([8], 9)] == [{8}, {0}]

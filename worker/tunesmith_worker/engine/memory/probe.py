@@ -96,7 +96,13 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
         current.pop()
 
     handles = []
+    checkpointed: list[tuple[Untyped, Untyped]] = []
+    layer: Untyped
     for number, layer in enumerate(layers):
+        # Before transformers 5.23, the hooks of a recomputed layer run inside this function.
+        if (run := vars(layer).get("_gradient_checkpointing_func")) is not None:
+            checkpointed.append((layer, run))
+            layer._gradient_checkpointing_func = _between(entering(number), run, leaving)
         handles.append(layer.register_forward_pre_hook(entering(number)))
         handles.append(layer.register_forward_hook(leaving, always_call=True))
     try:
@@ -105,6 +111,19 @@ def kept_by_layer(layers: Sequence[torch.nn.Module], resident: set[int]) -> Iter
     finally:
         for handle in handles:
             handle.remove()
+        for layer, run in checkpointed:
+            layer._gradient_checkpointing_func = run
+
+
+def _between(enter: Untyped, run: Untyped, leave: Untyped) -> Untyped:
+    def run_between(*args: Untyped, **kwargs: Untyped) -> Untyped:
+        enter()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            leave()
+
+    return run_between
 
 
 def run_probe(

@@ -18,6 +18,7 @@ from tunesmith_worker.rundir.plan import Device, LoadPlan
 
 from .config_values import config_size
 from .quantization import fix_nf4_layout, quantization_config
+from .softcap import keep_softcap
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 """Device file that exists on every host with an NVIDIA driver."""
@@ -99,6 +100,7 @@ def load_base(spec: RunSpec, plan: LoadPlan) -> Base:
         # Any token works as padding, because the mask uses positions and not token ids.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     context = config_size(config.get_text_config(), "max_position_embeddings")
+    keep_softcap(model)
     _fix_generation_config(model)
     return Base(model=model, tokenizer=tokenizer, context=context)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tunesmith_kernels.segments import Segments
 
@@ -19,6 +20,10 @@ from .projections import Unsupported
 from .report import PatchReport
 
 Untyped = Any  # Any: transformers is not typed
+
+_CALL_RECOMPUTES = "__call__" in vars(GradientCheckpointingLayer)
+"""True if a layer's call recomputes whatever its forward is, as in transformers before 5.23. Later
+versions recompute in the stock forward, which our forward replaces."""
 
 
 class DecoderLayerPatch:
@@ -78,8 +83,7 @@ def _forward(patch: DecoderLayerPatch) -> Callable[..., torch.Tensor]:
                 f"{type(layer).__name__}: pass all arguments except hidden_states by keyword"
             )
         run = functools.partial(patch.run, segments=segments, kwargs=kwargs)
-        if layer.gradient_checkpointing and layer.training:
-            # the replaced stock forward also recomputes
+        if layer.gradient_checkpointing and layer.training and not _CALL_RECOMPUTES:
             checkpointed: torch.Tensor = layer._gradient_checkpointing_func(run, hidden_states)
             return checkpointed
         return run(hidden_states)

@@ -23,6 +23,7 @@ from tunesmith_kernels.rms_norm import NormKind, rms_norm
 from tunesmith_kernels.rope import rope, rope_table
 from tunesmith_kernels.rope_pairs import halves_of_pairs, split_pairs
 from tunesmith_kernels.segments import AttentionShape, Segments
+from tunesmith_worker.engine.model.softcap import CAPPED_ATTENTION
 
 from .families import Family
 from .projections import Projections, Unsupported
@@ -211,7 +212,7 @@ def attention_shape(attention: Untyped) -> AttentionShape:
     if not hasattr(attention, "sliding_window") and name in _WINDOW_IN_CONFIG:
         window = getattr(config, "sliding_window", None)
     # Gemma 3 reads a soft cap from its configuration, but does not apply it.
-    softcap = attention.attn_logit_softcapping if name in _SOFTCAPPED else None
+    softcap = attention.attn_logit_softcapping if name in CAPPED_ATTENTION else None
     return AttentionShape(
         heads=int(config.num_attention_heads),
         kv_heads=int(config.num_key_value_heads),
@@ -226,7 +227,6 @@ _WINDOW_IN_CONFIG = (
     *("MistralAttention", "Ministral3Attention", "MixtralAttention"),
     *("Phi3Attention", "Starcoder2Attention"),
 )
-_SOFTCAPPED = ("Gemma2Attention", "VaultGemmaAttention")
 
 
 def has_rope(attention: Untyped) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import peft
 import torch
 
+from tunesmith_worker.engine.model.softcap import ignores_softcap
+
 from .attention_interface import register_segment_attention
 from .decoder import BackbonePatch, DecoderLayerPatch
 from .families import is_known
@@ -147,6 +149,8 @@ def _stock_reason(backbone: Untyped) -> str | None:
             return "non-causal attention"
     if getattr(backbone.config, "attention_dropout", 0.0):
         return "attention dropout"
+    if ignores_softcap(backbone):
+        return "SDPA ignores the soft cap of the attention scores"
     if not backbone._supports_attention_backend:
         return f"{type(backbone).__name__} does not use transformers' attention registry"
     return None

@@ -12,6 +12,7 @@ import transformers
 from safetensors import safe_open
 
 from tunesmith_worker.engine.model.config_values import config_size
+from tunesmith_worker.engine.model.softcap import keep_softcap
 from tunesmith_worker.engine.rollout import eos_token_ids
 
 from .protocol import ServingError, cannot_load
@@ -58,6 +59,7 @@ def load(
         )
         if tokenizer_folder and len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        keep_softcap(model)
     except Exception as error:  # a broken model can raise anything
         raise cannot_load(f"model {name!r}", error) from error
     if not tokenizer.is_fast:

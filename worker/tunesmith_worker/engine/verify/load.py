@@ -14,6 +14,7 @@ import transformers
 
 from tunesmith_schema.verification import Quantization
 from tunesmith_worker.engine.model.quantization import fix_nf4_layout, quantization_config
+from tunesmith_worker.engine.model.softcap import keep_softcap
 from tunesmith_worker.rundir.errors import is_disk_full, is_out_of_memory
 
 from .compare import ResultMismatch
@@ -107,6 +108,7 @@ def load_full(folder: Path, dtype: torch.dtype, device: torch.device) -> Untyped
         raise ResultMismatch(
             f"the files lack {len(missing)} weights of the model, such as {missing[0]}"
         )
+    keep_softcap(model)
     return model
 
 
@@ -126,6 +128,7 @@ def load_base(
         use_safetensors=True,
     )
     fix_nf4_layout(model)
+    keep_softcap(model)
     if rows > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(rows, mean_resizing=False)
     return model

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from tunesmith_schema import ErrorCategory, ErrorCode
+from tunesmith_worker.engine.model.versions import check_versions
 from tunesmith_worker.rundir.errors import RunError, failure_of, is_out_of_memory
 from tunesmith_worker.rundir.evaluation_spec import FAILURE, EvaluationSpec
 from tunesmith_worker.rundir.paths import RunDirectory, write_json
@@ -28,6 +29,7 @@ def command(folder: Path) -> int:
     run = RunDirectory(folder)
     spec = EvaluationSpec.model_validate_json(run.spec.read_bytes())
     try:
+        check_versions()
         with quick_imports():
             from .on_demand import evaluate
         write_json(run.evaluation, evaluate(spec, folder))

@@ -22,6 +22,7 @@ from tunesmith_schema.evaluation import ModelName
 from tunesmith_worker.engine.memory.free_memory import read_free_memory
 from tunesmith_worker.engine.memory.retry import release_cached_memory
 from tunesmith_worker.engine.model.adapters import adapter_tensors
+from tunesmith_worker.engine.model.softcap import keep_softcap
 from tunesmith_worker.engine.patches.own_head import OwnHead, check_head
 from tunesmith_worker.engine.patches.trl_compat import add_scoring_head
 from tunesmith_worker.trainer.methods.reference import AdapterReference, no_bias_warning
@@ -163,6 +164,7 @@ def _second_model(model: Untyped, path: str) -> Iterator[Untyped]:
     second = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype, trust_remote_code=False, use_safetensors=True
     ).to(device)
+    keep_softcap(second)
     try:
         add_scoring_head(second)
         if check_head(second):
