@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..gpu.bars import speed
@@ -30,13 +31,15 @@ from .tables import Result
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "reference"
+WIDTH = 120
 
 INTRO = """# How fast it is
 
-Generated from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
-[benchmarks page](benchmarks.md) explains each benchmark and its command. A ratio is our figure
-divided by the figure of the other side; both are measured alternately on one machine. A speed ratio
-above 1 or a memory ratio below 1 means that our side is better. A bar is a required value.
+Speed and memory compared with stock TRL and transformers, and figures of the service. Generated
+from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
+[benchmarks page](benchmarks.md) explains each benchmark. A ratio is our figure divided by the
+figure of the other side; both are measured alternately on one machine. A speed ratio above 1 or a
+memory ratio below 1 means that our side is better. A bar is a required value.
 """
 
 
@@ -68,7 +71,17 @@ def page(results: Path) -> str:
         schedule(recorded(results / "schedule.json") or []),
         portal(recorded(results / "portal.json") or []),
     ]
-    return "\n".join(parts)
+    return "\n".join(wrapped(line) for line in "\n".join(parts).splitlines()) + "\n"
+
+
+def wrapped(line: str) -> str:
+    """Break a long line of text; rows of tables stay whole."""
+    if line.startswith("|") or len(line) <= WIDTH:
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return fill(
+        line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def plots(results: Path) -> dict[str, Bars]:

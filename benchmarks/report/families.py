@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..plan_families import precision_of
-from .tables import Result, against_bar, date, table, verdict, versions
+from .tables import Result, date, table, verdict, versions
 
 MIB = 2**20
 SHOWN = 4
@@ -19,8 +19,7 @@ def family_speeds(result: Result | None) -> str:
         "Training of tiny random models against stock TRL, packed, in fp32 with LoRA r 32, on the "
         "rows of the comparison above (`python -m benchmarks.families`; `families.json`). The "
         "models have 4 layers and a hidden size of 256; a step has one pack of 1,024 tokens. Speed "
-        "is relative to stock, in tokens per CPU-second of one thread; the median of three rounds. "
-        "`ours in a layer` names the halves that our kernels compute.\n"
+        "is relative to stock, in tokens per CPU-second of one thread; median of three rounds.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.families` yet.\n"
@@ -29,22 +28,19 @@ def family_speeds(result: Result | None) -> str:
         f"{len(fast)} of {len(families)} families are at least {bars['speed_ratio']:g}x as fast"
     )
     loss = f"losses differ by at most {result['worst_loss_difference']:.1e}"
-    rows = (
-        (
-            f"`{family['model_type']}`",
-            ", ".join(
-                name for key, name in HALVES.items() if key in family["patched"].split(";")[0]
-            ),
-            against_bar(family["speed_ratio"], None, at_least=True),
-        )
-        for family in sorted(families, key=lambda family: -float(family["speed_ratio"]))
-    )
-    head = ("model type", "ours in a layer", "speed")
+    speeds: dict[str, list[str]] = {}
+    for family in sorted(families, key=lambda family: -float(family["speed_ratio"])):
+        patched = family["patched"].split(";")[0]
+        halves = " and ".join(name for key, name in HALVES.items() if key in patched)
+        speed = f"`{family['model_type']}` {family['speed_ratio']:.2f}x"
+        speeds.setdefault(halves, []).append(speed)
+    lists = [f"- **{halves} by our kernels**: {', '.join(of)}" for halves, of in speeds.items()]
     return (
         f"{words}\n{reached}{verdict(len(fast) >= bars['families'], str(bars['families']))}; "
         f"{loss}{verdict(result['worst_loss_difference'] <= bars['loss_difference'], '1e-5')}. "
         f"{result['cpu']}, {versions(result)}; {date(result)}, commit {result['commit']}.\n\n"
-        + table(head, rows)
+        + "\n".join(lists)
+        + "\n"
     )
 
 
