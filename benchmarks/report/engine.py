@@ -50,7 +50,7 @@ def memory_plan(result: Result | None) -> str:
         "corrects the prediction; `error after the trial` is the remaining error of the "
         "prediction. `error of resident memory` compares the corrected prediction with the growth "
         "of the process's resident memory. Held-out settings were not used to develop the "
-        "prediction.\n"
+        "prediction, and `worst` does not count them.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -58,6 +58,8 @@ def memory_plan(result: Result | None) -> str:
     worst = f"tensors {_bound(result['worst_error'], bars['tensors'])}"
     if result["worst_rss_error"] is not None:
         worst += f", resident {_bound(result['worst_rss_error'], bars['rss'])}"
+    if held_out := [abs(row["rss_error"]) for row in result["settings"] if row.get("held_out")]:
+        worst += f"; held-out settings: resident {_bound(max(held_out), bars['rss'])}"
     rows = (
         (
             f"{row['tuning']}, {row['rows']} x {row['length']}"

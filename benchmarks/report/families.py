@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from ..plan_families import precision_of
-from .tables import Result, date, table, verdict, versions
+from .tables import Result, date, verdict, versions
 
 MIB = 2**20
-SHOWN = 4
-"""Number of settings on the page, worst first. The results file has all settings."""
-
 
 HALVES = {"attention_block": "attention", "mlp_block": "MLP"}
 
@@ -54,22 +50,8 @@ def memory_families(result: Result | None) -> str:
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"
-    cases = sorted(result["settings"], key=lambda case: -abs(float(case["error"])))
     bars = result["bars"]
     bar = f"bar {bars['share']:.0%} or {bars['bytes'] / MIB:.0f} MiB, whichever is more"
-    missed = f"{result['missed']} of {len(cases)} missed, {result['silent']} silent"
+    missed = f"{result['missed']} of {len(result['settings'])} missed, {result['silent']} silent"
     worst = f"{result['worst_error']:.1%} ({bar}: {missed})"
-    rows = (
-        (
-            f"{case['family']}, {case['size']}",
-            case["tuning"],
-            f"`{precision_of(case)}`",
-            f"{case['predicted'] / MIB:,.1f}",
-            f"{case['tensors'] / MIB:,.1f}",
-            f"{case['error']:+.1%}",
-        )
-        for case in cases[:SHOWN]
-    )
-    head = ("model", "tuning", "precision", "predicted, MiB", "measured, MiB", "error")
-    setup = f"{versions(result)}; {date(result)}."
-    return f"{words}\nWorst: {worst}. {setup}\n\n" + table(head, rows)
+    return f"{words}\nWorst error: {worst}. {versions(result)}; {date(result)}.\n"
