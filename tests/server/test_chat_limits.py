@@ -10,6 +10,9 @@ import pytest
 from tunesmith_server.core.settings import Settings
 
 from .actors import FakeWakeUps, Server, serving
+from .portal.browser import signed_in
+from .portal.page_checks import check_links, check_page
+from .portal.test_new_job import CHECK, form
 
 
 @pytest.fixture
@@ -45,6 +48,31 @@ def test_a_job_whose_model_chat_cannot_load_has_a_warning(
     warned = [e for e in events if (e.get("data") or {}).get("reason") == "chat_cannot_load"]
     assert {event["level"] for event in warned} <= {"warn"}
     assert [event["data"]["param"] for event in warned] == [param] * (param is not None)
+
+
+def test_the_form_of_a_new_job_shows_the_warning(limited: Server) -> None:
+    browser = signed_in(limited)
+    data = form(limited.good_file())
+    document = check_page(browser.post(CHECK, data=data).text)
+    [warning] = [li for li in document.all("li") if li.attributes.get("class") == "is-hold"]
+    assert "data-field" not in warning.attributes, "the field is not marked as wrong"
+    assert document.with_id("f-recipe.lora.r"), "the warning links to the field"
+    assert "loads adapters up to rank 16" in warning.text
+    assert "only chat refuses the model" in warning.text
+    assert "would accept this request now" in document.with_id("ready").text
+    check_links(browser, document)
+    document = check_page(browser.post(CHECK, data=data | {"recipe.lora.r": "16"}).text)
+    assert "warning" not in document.with_id("check").text
+
+
+def test_our_process_answers_where_serve_starts_vllm(
+    settings: Settings, wake_ups: FakeWakeUps
+) -> None:
+    both = {"inference_max_lora_rank": 16, "inference_vllm_model": "tiny-llama"}
+    with serving(settings.model_copy(update=both), wake_ups) as server:
+        body = {"model": "tiny-llama", "training_file": server.good_file()}
+        path = "/v1/fine_tuning/jobs?validate_only=true"
+        assert server.user.post(path, json=body).json()["warnings"] == []
 
 
 def test_without_a_limit_there_is_no_warning(server: Server) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import Job, JobCreate, JobValidation, RequestProblem
+from tunesmith_schema import Job, JobCreate, JobValidation, Recipe, RequestProblem
 from tunesmith_server.core.errors import validation_bodies
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.principal import Principal
@@ -101,6 +102,15 @@ def find_problems(
         for found in validation_bodies([*others, *errors])
     ]
     return problems + _problems(session, state, principal, fields)
+
+
+def find_warnings(state: State, body: dict[str, Any]) -> list[RequestProblem]:  # Any: JSON
+    """Return the warnings of a request with this body; empty if its recipe is not valid."""
+    try:
+        recipe = Recipe.model_validate(body.get("recipe", {}))
+    except ValidationError:
+        return []
+    return chat_limits.find_warnings(state.settings, recipe)
 
 
 def _require_priority(principal: Principal, priority: int) -> None:

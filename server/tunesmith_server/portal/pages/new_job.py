@@ -169,6 +169,7 @@ def _page(
         for name in [request.field_of(problem.param)]
         if was_started or name not in blank
     ]
+    warnings = api.find_warnings(visit.state, body) if problems is not None else []
     origin = str(visit.request.base_url).rstrip("/")
     points = lineage.resume_points(visit.session, jobs.retrieve(visit.session, parent)) if (
         parent
@@ -191,6 +192,7 @@ def _page(
         groups=fields.groups(),
         count=sum(map(len, fields.groups().values())),
         problems=told,
+        warnings=[(request.field_of(found.param), found) for found in warnings],
         told={name: problem for name, problem in reversed(told)},
         opens_all=was_started and any(name in fields.folded() for name, _ in told),
         is_checked=problems is not None,
