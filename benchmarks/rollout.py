@@ -21,6 +21,9 @@ prompts of 16 and 512 tokens (rollout_engines.py). Prints one JSON line for each
 For an engine that cannot generate, one line has the reason in `skipped`. `--vllm-python` is the
 interpreter of an environment with vLLM.
 
+With `--sync`, rollout_sync.py measures four ways to bring a new adapter into an engine:
+CPU-seconds and bytes of a sync, and the speed of 8 rows after it.
+
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
 longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
 """
@@ -41,8 +44,10 @@ from .service_parts.machine import cpu_model
 from .sft import ALLOCATOR
 from .two_sides import run_side
 
+SYNC = Path(__file__).with_name("rollout_sync.py")
 ENGINES = Path(__file__).with_name("rollout_engines.py")
 SIDE = Path(__file__).with_name("rollout_side.py")
+WAYS = ("fold", "merged", "vllm-merged", "vllm-lora")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
 """Minimum speed_ratio against `generate`, for 70-token prompts and completions of equal length."""
 
@@ -62,10 +67,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")
     parser.add_argument("--engines", action="store_true", help="compare all engines")
+    parser.add_argument("--sync", action="store_true", help="compare ways to sync an adapter")
     parser.add_argument("--vllm-python", default=sys.executable, metavar="PATH")
     options = parser.parse_args()
-    if options.engines:
-        for line in engine_lines(options.dtype, options.vllm_python):
+    if options.engines or options.sync:
+        lines = engine_lines if options.engines else sync_lines
+        for line in lines(options.dtype, options.vllm_python):
             print(json.dumps(line), flush=True)
         return 0
     shared = ["--dtype", options.dtype, "--prompt-tokens", str(options.prompt_tokens)]
@@ -105,6 +112,15 @@ def engine_lines(dtype: str, vllm_python: str) -> Iterator[dict[str, Any]]:
                 "at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "cpu": cpu_model(),
             }
+
+
+def sync_lines(dtype: str, vllm_python: str) -> Iterator[dict[str, Any]]:
+    """Yield a line for each way to bring a new adapter into an engine."""
+    for way in WAYS:
+        python = vllm_python if way.startswith("vllm") else sys.executable
+        line = {"benchmark": "rollout_sync", "dtype": dtype}
+        line |= run_side(SYNC, way, ["--dtype", dtype], {}, python)
+        yield line | {"at": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": cpu_model()}
 
 
 def summary(

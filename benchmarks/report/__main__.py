@@ -25,7 +25,7 @@ from .gpu import SIDES, gpus, slug
 from .grpo import grpo, learning
 from .plots import Bars, draw
 from .portal import portal
-from .rollouts import rollouts
+from .rollouts import engines, rollouts
 from .schedule import schedule
 from .tables import Result
 
@@ -65,6 +65,10 @@ def page(results: Path) -> str:
         grpo(recorded(results / "grpo.json") or []),
         learning(recorded(results / "grpo_learns.json") or []),
         rollouts(recorded(results / "rollout.json") or []),
+        engines(
+            recorded(results / "rollout_engines.json") or [],
+            recorded(results / "rollout_sync.json") or [],
+        ),
         chat(recorded(results / "chat.json") or []),
         beside_training(recorded(results / "chat_training.json") or []),
         service(load(results / "service.json")),

@@ -1,10 +1,12 @@
-"""Section that compares the rollout engine with transformers' `generate`."""
+"""Sections on rollout engines: against transformers' `generate`, side by side, and weight syncs."""
 
 from __future__ import annotations
 
 import statistics
 
-from .tables import Result, against_bar, date, table
+from .tables import NOT_MEASURED, Result, against_bar, date, table
+
+ENGINES = ("native", "transformers", "vllm")
 
 
 def rollouts(results: list[Result]) -> str:
@@ -35,3 +37,55 @@ def rollouts(results: list[Result]) -> str:
     )
     head = ("case", "against", "speed", "memory", "sync", "our tokens per CPU-second", "date")
     return f"{words}\n{table(head, rows)}"
+
+
+def engines(results: list[Result], syncs: list[Result]) -> str:
+    """Return the section that compares the engines of `recipe.rollout.fast_inference`."""
+    words = (
+        "### Engines side by side\n\nThe same model and adapter, in tokens per CPU-second; "
+        "in brackets the CPU time relative to native. vLLM is its CPU build. (`python -m "
+        "benchmarks.rollout --engines`; `rollout_engines.json`)\n"
+    )
+    cells = {
+        (row["dtype"], row["rows"], row["prompt_tokens"]): date(row)
+        for row in results
+        if "rows" in row
+    }
+    speeds = {
+        (row["engine"], row["dtype"], row["rows"], row["prompt_tokens"]): row
+        for row in results
+        if "rows" in row
+    }
+    rows = [
+        (
+            f"{cell[0]}, {cell[1]} x {cell[2]}",
+            *(_speed(speeds.get((engine, *cell))) for engine in ENGINES),
+            day,
+        )
+        for cell, day in cells.items()
+    ]
+    first = table(("dtype, rows x prompt tokens", *ENGINES, "date"), rows)
+    about = (
+        "Ways to bring a new adapter into an engine, and the speed of 8 rows after it (`--sync`; "
+        "`rollout_sync.json`). `fold` writes into the training weights, and restores them after "
+        "the rollout; `merged` and `vllm-merged` fill the engine's copy, and are in use; with "
+        "`vllm-lora`, vLLM applies A and B at each token.\n"
+    )
+    ways = [
+        (
+            f"{row['way']}, {row['dtype']}",
+            f"{row['sync_cpu_seconds'] * 1000:.0f} ms",
+            f"{row['bytes'] / 1e6:.0f} MB",
+            f"{row['tokens_per_cpu_second']:,.0f}",
+            date(row),
+        )
+        for row in syncs
+    ]
+    head = ("way", "CPU time of a sync", "bytes", "tokens per CPU-second", "date")
+    return f"{words}\n{first}\n{about}\n{table(head, ways)}"
+
+
+def _speed(row: Result | None) -> str:
+    if row is None:
+        return NOT_MEASURED
+    return f"{row['tokens_per_cpu_second']:,.0f} ({row['over_native']:.1f})"

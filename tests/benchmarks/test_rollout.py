@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 import pytest
-from benchmarks import rollout, rollout_engines, rollout_side
+from benchmarks import rollout, rollout_engines, rollout_side, rollout_sync
 
 from tests.worker.engine.patches.models import make_model, with_lora
 from tunesmith_worker.engine.rollout import choose
@@ -42,6 +42,17 @@ def test_each_engine_is_measured(name: str) -> None:
     places = [(cell["rows"], cell["prompt_tokens"]) for cell in found["cells"]]
     assert places == [(1, 3), (9, 5)]
     assert all(cell["tokens_per_cpu_second"] > 0 for cell in found["cells"])
+
+
+@pytest.mark.parametrize("way", ["fold", "merged"])
+def test_syncs_are_measured(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_sync, "NEW", 4)
+    model = with_lora(make_model("llama")).eval()
+    found = rollout_sync.measure(way, model)
+    adapted = rollout_sync.adapted_bytes(model)
+    assert found["bytes"] == (2 * adapted if way == "fold" else adapted) > 0
+    assert found["sync_cpu_seconds"] >= 0
+    assert found["tokens_per_cpu_second"] > 0
 
 
 def test_an_absent_engine_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
