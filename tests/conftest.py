@@ -34,6 +34,7 @@ os.environ["TUNESMITH_DEVICE_USE"] = _DEVICE_USE.name  # not the folder of other
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trainers of the tests run in this process
 
 # Must be imported before any training in this process, because process.quick_imports hides it from
 # later imports. A GPU machine may not have it.

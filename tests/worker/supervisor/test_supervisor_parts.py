@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_a_trainer_gets_no_setting_of_ours(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("TUNESMITH_WORKER_TOKEN", "TUNESMITH_BROKER_URL", "TUNESMITH_API_KEY"):
         monkeypatch.setenv(name, "secret")
     assert "secret" not in json.dumps(trainer_environment())
+
+
+@pytest.mark.parametrize(("asked", "disabled"), [(None, "True"), ("0", "False")])
+def test_a_trainer_reports_no_usage_unless_told(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, disabled: str
+) -> None:
+    """TRL sends the type of the model and of the GPU to the Hugging Face Hub by default."""
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", asked)
+    program = "from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env=trainer_environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert printed.stdout.strip() == disabled
 
 
 def stand_in(tmp_path: Path, code: str) -> TrainerProcess:

@@ -112,14 +112,15 @@ def set_environment(values: Mapping[str, str]) -> None:
 
 
 def default_environment(env: MutableMapping[str, str]) -> None:
-    """Set defaults for CPU threads, and make only one GPU visible.
+    """Set defaults for CPU threads, make only one GPU visible, and send no usage statistics.
 
-    The operator can override the thread settings. On two shared cores, two busy-waiting OpenMP
-    threads are up to ten times slower than one thread.
+    The operator can override the thread settings and the statistics. On two shared cores, two
+    busy-waiting OpenMP threads are up to ten times slower than one thread.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env.setdefault("TOKENIZERS_PARALLELISM", "true")  # the trainer never forks
+    env.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports the model type and the GPU
     env.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints a line on stderr
     # With several visible GPUs, the Trainer would change the meaning of the batch size.
     env["CUDA_VISIBLE_DEVICES"] = trainer_gpu(env)
