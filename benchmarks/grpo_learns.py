@@ -59,6 +59,10 @@ class Side:
     trainer_python: str
     rollout_url: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.engine} server" if self.rollout_url else self.engine
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -72,7 +76,7 @@ def main() -> int:
     side = Side(options.engine, options.trainer_python, options.rollout_url)
     before = measured(None)
     runs = [one_run(seed, options.steps, side, stock=options.stock) for seed in options.seeds]
-    print(json.dumps(summary(before, runs, options.steps)))
+    print(json.dumps(summary(before, runs, options.steps, side.name)))
     return 0
 
 
@@ -148,10 +152,11 @@ def child_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def summary(before: float, runs: Sequence[Run], steps: int) -> Run:
+def summary(before: float, runs: Sequence[Run], steps: int, engine: str = "native") -> Run:
     after = [float(run["after"]) for run in runs]
     line: Run = {
         "benchmark": "grpo_learns",
+        "engine": engine,
         **facts(),
         "load_average": round(os.getloadavg()[1], 1),
         "steps": steps,

