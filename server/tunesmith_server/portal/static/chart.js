@@ -11,6 +11,7 @@ const charts = /** @type {Set<Chart>} */ (new Set());
 const { axis } = page.dataset;
 const hues = 8;
 const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
+const LEAST_MS = 250; // between two drawings of live curves
 const MOST = 6000; // points after which the curves are fetched again, thinned by the server
 const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, at: page.dataset.at ? Number(page.dataset.at) : null, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
 let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
@@ -19,10 +20,14 @@ let fine = null; // the steps of the zoom
 const probe = document.createElement("span");
 probe.hidden = true;
 document.body.append(probe);
+const colours = new Map();
 /** Value of a custom property as a colour that a canvas takes. */
 function resolve(name) {
-  probe.style.color = `var(${name})`;
-  return getComputedStyle(probe).color;
+  if (!colours.has(name)) {
+    probe.style.color = `var(${name})`;
+    colours.set(name, getComputedStyle(probe).color);
+  }
+  return colours.get(name);
 }
 const faint = (value) => value.replace(/^rgb\((.*)\)$/, "rgba($1, 0.3)");
 
@@ -38,6 +43,10 @@ class Chart extends HTMLElement {
     png.hidden = false;
     png.addEventListener("click", () => this.save());
     charts.add(this);
+    new IntersectionObserver(([entry]) => {
+      this.unseen = !entry.isIntersecting;
+      if (!this.unseen && this.stale) this.draw();
+    }).observe(this);
     new ResizeObserver(() => this.plot ? this.plot.setSize(this.size()) : whole.ready && (this.fetched ? this.draw() : load())).observe(this);
   }
 
@@ -90,8 +99,16 @@ class Chart extends HTMLElement {
 
   draw() {
     if (!this.box.clientWidth) return; // folded
+    this.stale = false;
     const { series, bands, order, data } = this.table();
     this.order = order;
+    const log = view.log && this.hasAttribute("data-log") && spans(data.slice(1), 30);
+    const form = JSON.stringify([series, order, log]);
+    if (this.plot && this.form === form) {
+      this.plot.setData(data);
+      return this.tell(this.plot);
+    }
+    this.form = form;
     this.plot?.destroy();
     this.plot = null;
     this.box.textContent = "";
@@ -104,7 +121,6 @@ class Chart extends HTMLElement {
     }
     const [text, line] = [resolve("--muted"), resolve("--line")];
     const font = "12px Inter, sans-serif";
-    const log = view.log && this.hasAttribute("data-log") && spans(data.slice(1), 30);
     const share = this.hasAttribute("data-stack");
     const config = {
       ...this.size(), series, bands, legend: { show: false }, ...(axis && { padding: [null, this.box.clientWidth > 480 ? 116 : 20, null, null] }),
@@ -206,6 +222,7 @@ class Chart extends HTMLElement {
 
   /** Save the chart as a picture with its title. */
   save() {
+    if (this.stale) this.draw();
     if (!this.plot) return;
     const source = this.plot.ctx.canvas;
     const head = 32 * devicePixelRatio;
@@ -236,6 +253,21 @@ function redraw() {
     drawing = 0;
     for (const chart of charts) chart.draw();
   });
+}
+
+let drawn = -Infinity;
+let following = 0;
+/** Draw new points of the charts that are on the screen, at most once in `LEAST_MS`; other charts follow
+ * when they come into view. */
+function drawLive() {
+  following ||= setTimeout(() => requestAnimationFrame((now) => {
+    following = 0;
+    drawn = now;
+    for (const chart of charts) {
+      if (chart.unseen) chart.stale = true;
+      else chart.draw();
+    }
+  }), drawn + LEAST_MS - performance.now());
 }
 
 async function fetched(range) {
@@ -286,7 +318,7 @@ document.addEventListener("ts:live", ({ detail }) => {
   }
   document.querySelector(".charts").removeAttribute("data-empty");
   if (Object.values(whole.curves).some((curve) => curve.steps.length > MOST)) return load();
-  redraw();
+  drawLive();
 });
 
 let later = 0;
@@ -352,5 +384,8 @@ if (tools && charts.size) {
   if (page.dataset.zoom) view.zoom = page.dataset.zoom.split("-").map(Number);
   await load();
   if (view.zoom) zoom(view.zoom);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    colours.clear();
+    redraw();
+  });
 }
