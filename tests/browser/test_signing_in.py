@@ -51,6 +51,7 @@ def test_a_wrong_key_is_refused_and_said_at_its_field(page_of: OpenPage) -> None
     page.get_by_label("API key").fill("tunesk-wrong")
     page.keyboard.press("Enter")
     page.wait_for_selector("#problem")
+    page.wait_for_selector("#key:focus")
     field = page.get_by_label("API key")
     assert field.get_attribute("aria-invalid") == "true"
     assert "wrong" not in page.inner_text("#problem"), "the page shows the key"

@@ -128,7 +128,7 @@ def test_errors_come_at_their_fields_and_nothing_is_stored(server: Server) -> No
         "other", "recipe.lora.r", "recipe.weight_decay", "model", "training_file",
     }  # fmt: skip
     assert document.with_id("f-recipe.lora.r").attributes["aria-invalid"] == "true"
-    assert "autofocus" in document.with_id("problems").attributes
+    assert "data-focus" in document.with_id("problems").attributes
     assert values(document)["suffix"] == "kept"
     empty = check_page(browser.post(HERE, data={"token": "x"}).text)
     assert {"model", "training_file"} <= set(errors(empty))

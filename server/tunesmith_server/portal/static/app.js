@@ -6,3 +6,6 @@ if (document.querySelector("#new-job") || location.hash === "#started") names.pu
 if (document.querySelector("[data-upload]")) names.push("upload");
 if (document.querySelector("#playground")) names.push("playground");
 for (const name of names) import(`./${name}.js`);
+
+// The element that takes the focus, unless somebody types already; `autofocus` would complain then.
+if (document.activeElement === document.body) document.querySelector("[data-focus]")?.focus();
