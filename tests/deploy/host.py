@@ -39,7 +39,8 @@ class Container:
         self._process: subprocess.Popen[bytes] | None = None
         self.root.mkdir()
         self.mounts = {mount.target: self._mounted(mount.source) for mount in service.mounts}
-        self._image: Image = image_of(service, self.address, self.root, self.mounts)
+        self._image: Image = image_of(service, addresses, self.root, self.mounts)
+        self.ports = self._image.ports
         own = {path: self.root / path.strip("/") for path in ["/tmp", *self._image.own_folders]}
         self._folders = own | self._image.folders | self.mounts
         for path in own:

@@ -1,7 +1,7 @@
 """Images of docker/, replaced by programs of this machine from PyPI packages.
 
-Our images are the stages of docker/Dockerfile, with the packages of this environment. PostgreSQL
-and Valkey follow the entrypoints of their official images.
+Our images are the stages of docker/Dockerfile, with the packages of this environment. PostgreSQL,
+Valkey and Caddy follow the entrypoints of their official images.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tunesmith_server.broker import find_server
 
 from ..stacks import package_folder, postgresql_binaries
-from . import dockerfile
+from . import dockerfile, proxy
 from .compose_file import Service
 
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -33,16 +33,23 @@ class Image:
     """Paths in the image that are private to each container."""
     working_folder: str = "/tmp"
     account: str | None = None
+    ports: dict[int, int] = field(default_factory=dict)
+    """Published ports, mapped to ports of 127.0.0.1 on this machine."""
 
 
-def image_of(service: Service, address: str, root: Path, mounts: dict[str, Path]) -> Image:
-    """Return the image of a service whose container has `address` and the folder `root`."""
+def image_of(
+    service: Service, addresses: dict[str, str], root: Path, mounts: dict[str, Path]
+) -> Image:
+    """Return the image of a service whose container has the folder `root`. `addresses` has the
+    addresses of all services."""
     if service.target:
         return _ours(service.target)
     if service.image.startswith("postgres:"):
         return _postgresql(service, root, mounts)
+    if service.image.startswith("caddy:"):
+        return _caddy(service, addresses, root)
     assert service.image.startswith("valkey/valkey:"), service.image
-    return _valkey(address, root)
+    return _valkey(addresses[service.name], root)
 
 
 def _ours(target: str) -> Image:
@@ -119,4 +126,18 @@ def _valkey(address: str, root: Path) -> Image:
         programs=programs,
         own_folders=["/data"],
         working_folder="/data",
+    )
+
+
+def _caddy(service: Service, addresses: dict[str, str], root: Path) -> Image:
+    assert f"{service.image}-".startswith(f"caddy:{proxy.version()}-"), service.image
+    ports = proxy.free_ports()
+    (root / "config").mkdir()
+    proxy.write_config(service, addresses, ports, root / "config" / "caddy.json")
+    return Image(
+        command=["caddy", "run", "--config", "/config/caddy.json"],
+        environment={"PATH": SYSTEM_PATH, "XDG_CONFIG_HOME": "/config", "XDG_DATA_HOME": "/data"},
+        programs=proxy.CADDY.parent,
+        own_folders=["/config"],
+        ports=ports,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import Rows
+from .table import ALL, Rows
 
 ROWS: Rows = {
     # Bars of weight, CPU and live pages.
@@ -14,6 +14,7 @@ ROWS: Rows = {
         "test_a_form_keeps_its_text_while_the_api_is_away": (),
         "test_watchers_cost_the_api_little": (),
     },
+    "browser/test_proxy.py": {ALL: ()},
     "browser/test_pages.py": {
         "test_a_page_is_accessible_and_silent": ("*-light-wide", "*-dark-phone"),
     },

@@ -36,15 +36,18 @@ document.addEventListener("click", async (event) => {
 // A failed request of htmx keeps what the page shows, and says why it failed.
 
 const STATUS = "#notice";
+const AWAY = "The service does not answer. What you see may be old.";
 
 document.addEventListener("htmx:before:swap", (event) => {
   const response = event.detail?.ctx?.response;
   if (!response || response.status < 400) return;
   event.preventDefault();
   const page = new DOMParser().parseFromString(event.detail.ctx.text ?? "", "text/html");
-  say(page.querySelector(".failed p")?.textContent ?? `The service answered ${response.status}.`);
+  const away = response.status === 502 || response.status === 504; // the answer of a proxy
+  const other = away ? AWAY : `The service answered ${response.status}.`;
+  say(page.querySelector(".failed p")?.textContent ?? other);
 });
-document.addEventListener("htmx:error", () => say("The service does not answer. What you see may be old."));
+document.addEventListener("htmx:error", () => say(AWAY));
 document.addEventListener("htmx:after:swap", () => say(""));
 
 /** @param {string} text */
