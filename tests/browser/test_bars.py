@@ -1,5 +1,5 @@
 """Bars of the portal that a busy machine does not blur: weight, requests, CPU, layout shift, live
-pages, 30 tabs. `python -m benchmarks.portal` measures all of them at full size."""
+pages, many tabs. `python -m benchmarks.portal` measures all of them at full size."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ pytestmark = pytest.mark.browser
 BARS = weights.BARS
 SHIFT = 0.01
 """Bar of the layout shift here. The benchmark reports each shift above 0."""
+TABS = 10
+"""More than the 6 connections that Chromium opens to a server. The benchmark opens 30."""
 
 
 @pytest.mark.parametrize("visit", weights.visits(), ids=lambda visit: str(visit.name))
@@ -71,7 +73,7 @@ def test_ten_events_a_second_cost_a_tenth_of_a_core(
     assert figures["heap_growth"] <= 0.5, figures
 
 
-def test_thirty_tabs_are_live_over_one_connection(
+def test_many_tabs_are_live_over_one_connection(
     running_chromium: Running, own: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = {"now": 0, "most": 0}
@@ -89,7 +91,7 @@ def test_thirty_tabs_are_live_over_one_connection(
     monkeypatch.setattr(portal_live, "_stream", counted)
     state = sign_in(running_chromium, own)
     context = chromium.new_context(running_chromium, base_url=own.url, storage_state=state)
-    assert live.measure_tabs(context, own, 30, 9_001) == 30
+    assert live.measure_tabs(context, own, TABS, 9_001) == TABS
     assert streams["now"] == 1
     assert streams["most"] <= 2, "a new topic replaces the stream"
     context.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from . import axe, installed
+from . import axe, chromium, installed
 from .conftest import OpenPage
 from .pages import VISITS, Visit
 from .seeding import PWNED
 from .service import Service
 
 pytestmark = pytest.mark.browser
-LOOKS = [(theme, size) for theme in ("light", "dark") for size in ("wide", "phone")]
+LOOKS = [("light", "wide"), ("dark", "phone")]
 WIDTHS = (1440, 720, 390, 320)
 """720 pixels are 1440 pixels at a zoom of 200 %."""
 each_page = pytest.mark.parametrize("visit", VISITS, ids=[visit.name for visit in VISITS])
@@ -34,6 +34,22 @@ def test_a_page_is_accessible_and_silent(
     if visit.axe:
         assert axe.violations(page, browser_files.axe) == []
     watch.check()
+
+
+@each_page
+def test_a_page_is_accessible_in_the_other_looks(
+    visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
+) -> None:
+    """Light on a phone; then the open page gets dark and wide."""
+    page, watch = page_of(anonymous=visit.anonymous, theme="light", size="phone")
+    watch.expected = {visit.status} - {200}
+    visit.open(page, service)
+    if visit.axe:
+        assert axe.violations(page, browser_files.axe) == []
+        page.emulate_media(color_scheme="dark")
+        width, height = chromium.SIZES["wide"]
+        page.set_viewport_size({"width": width, "height": height})
+        assert axe.violations(page, browser_files.axe) == []
 
 
 @each_page

@@ -40,7 +40,7 @@ def main() -> int:
     stacks = list(STACKS) if given.stack == "both" else [given.stack]
     root = given.keep or Path(tempfile.mkdtemp(prefix="tunesmith-chaos-"))
     try:
-        results = run(root, stacks, given.kills, given.recipe or list(RECIPES), given.seed)
+        results = run(root, stacks, given.kills, given.recipe or list(RECIPES), given.seed, {})
     finally:
         if given.keep is None:
             shutil.rmtree(root, ignore_errors=True)
@@ -49,13 +49,20 @@ def main() -> int:
     return 1 if any(result.problems or result.exits for result in results) else 0
 
 
-def run(root: Path, stacks: list[str], kills: int, recipes: list[str], seed: int) -> list[Result]:
-    """Divide the kills among the stacks, and run one stack after the other."""
+def run(
+    root: Path,
+    stacks: list[str],
+    kills: int,
+    recipes: list[str],
+    seed: int,
+    expected: dict[str, Weights],
+) -> list[Result]:
+    """Divide the kills among the stacks, and run one stack after the other. `expected` keeps the
+    weights of jobs that were left alone, by recipe."""
     root.mkdir(mode=0o755, exist_ok=True)
     models = root / "models"
     make_tiny_model(models / "tiny")
     rows = write_rows(root / "train.jsonl")
-    expected: dict[str, Weights] = {}
     results = []
     for number, name in enumerate(stacks):
         share = kills // len(stacks) + (number < kills % len(stacks))
