@@ -15,7 +15,7 @@ import tunesmith
 from tunesmith_schema import TERMINAL, Event, EventKind, JobState
 
 from .load import Track
-from .recipes import RECIPES
+from .recipes import ALL
 
 Weights = dict[str, str]
 """sha256 of each file of weights, by its name."""
@@ -43,7 +43,7 @@ def job_problems(
     yield from _unreadable(client, job, folder)
     events = list(job.stream())
     yield from _event_problems(events, track, job)
-    recipe = RECIPES[track.recipe]
+    recipe = ALL[track.recipe]
     steps = list(range(1, recipe["max_steps"] + 1))
     if (points := [point.step for point in job.metrics()]) != steps:
         yield f"steps of the metrics {_odd(points, steps)}"

@@ -14,7 +14,7 @@ from typing import TypeVar
 import tunesmith
 from tunesmith_schema import TERMINAL, Event, EventKind
 
-from .recipes import GRADER, RECIPES, SEED
+from .recipes import ALL, GRADER, SEED
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ class Load:
                 model="tiny",
                 training_file=file_id,
                 seed=SEED,
-                recipe=RECIPES[recipe],
-                grader=GRADER if "grpo" in RECIPES[recipe] else None,
+                recipe=ALL[recipe],
+                grader=GRADER if "grpo" in ALL[recipe] else None,
                 idempotency_key=key,
             )
         )

@@ -43,3 +43,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "grpo bf16_split_master": _GRPO
     | {"grpo": _DRAWN, "tuning": "full", "lora": None, "precision": "bf16_split_master"},
 }
+
+_STEPS = {"lora": 70, "grpo thrice": 21, "full bf16_sr8": 70}
+SHORT = {f"short {name}": RECIPES[name] | {"max_steps": steps} for name, steps in _STEPS.items()}
+"""Recipes of the short chaos test."""
+ALL = RECIPES | SHORT

@@ -8,6 +8,7 @@ import pytest
 
 from .__main__ import STACKS, run
 from .checks import Weights
+from .recipes import SHORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.stacks, pytest.mark.timeout(600)]
 
@@ -23,8 +24,7 @@ def test_jobs_among_kills_have_the_results_of_jobs_left_alone(
     tmp_path: Path, name: str, expected: dict[str, Weights]
 ) -> None:
     targets = STACKS[name].targets
-    recipes = ["lora", "grpo thrice", "full bf16_sr8"]
-    (result,) = run(tmp_path / "chaos", [name], len(targets), recipes, 5, expected)
+    (result,) = run(tmp_path / "chaos", [name], len(targets), list(SHORT), 5, expected)
     assert result.problems == []
     assert result.exits == []
     assert result.kills == dict.fromkeys(targets, 1)

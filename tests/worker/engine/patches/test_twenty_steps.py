@@ -113,8 +113,7 @@ def test_the_tiny_model_with_packing(make_run: MakeRun) -> None:
 
 
 @pytest.mark.slow
-@tunings
-@pytest.mark.parametrize("model", ["tiny-math", "stories260K"])
+@pytest.mark.parametrize(("model", "tuning"), [("tiny-math", "lora"), ("stories260K", "full")])
 def test_real_models_on_real_rows(
     make_run: MakeRun, shared_data: Path, model: str, tuning: str
 ) -> None:
