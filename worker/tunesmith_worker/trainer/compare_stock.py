@@ -230,8 +230,8 @@ NORM_LIMIT = 1e-5
 """Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Minimum used for the stock error, because this error may be tiny by chance on few rows
-(docs/contributing/log)."""
+"""Least stock error that the check assumes, because the stock error may be tiny by chance on few
+rows (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ tokens, so d is the difference of the losses per token. For scores, x is the dif
 scores and w is 1.
 
 The bootstrap samples n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
-d (B. Efron and R. Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
+d (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
 alpha/2 and 1 - alpha/2 give intervals that are too narrow for few rows. We use the expanded
-percentile interval of T. Hesterberg (What Teachers Should Know about the Bootstrap, 2015,
-https://doi.org/10.1080/00031305.2015.1089789), which replaces alpha/2 by
+percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015,
+https://doi.org/10.1080/00031305.2015.1089789). The expanded interval replaces alpha/2 by
 `Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of Student's t distribution with
-n - 1 degrees of freedom. The interval then is as wide as a t interval if the differences are
-normal.
+n - 1 degrees of freedom. If the differences are normal, the expanded interval is as wide as a t
+interval.
 
 With alpha = 0.01, comparing two equal models declares each model the better one by chance in about
 0.5 % of all comparisons. A difference below NEGLIGIBLE counts as no difference, even if its
@@ -60,7 +60,7 @@ class Difference:
 
     @property
     def margin(self) -> float:
-        """Half of the interval's width."""
+        """Half of the confidence interval's width."""
         return (self.high - self.low) / 2
 
     @property
@@ -113,7 +113,7 @@ def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int 
 
 
 def _expanded_tail(n: int, level: float) -> float:
-    """Return the share of resampled differences below the interval (see the module's docstring)."""
+    """Return the share of resampled differences below the expanded percentile interval."""
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
 
 
@@ -137,7 +137,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _resampled(gains: Values, weights: Values, seed: int) -> Values:
-    """Return the differences of RESAMPLES resamples."""
+    """Return the difference d of each bootstrap resample."""
     generator, n = np.random.default_rng(seed), len(gains)
     size = max(1, _AT_ONCE // n)
     parts = []

@@ -21,8 +21,10 @@ Untyped = Any  # Any: transformers and TRL are not typed
 IGNORED = -100
 """Label of tokens outside of answers."""
 _FIRST, _GROUP = 8, 64
-"""Number of rows of the first and of the largest group. The rows of a group are sorted by length,
-so that batches need little padding."""
+"""Number of rows in the first and in the largest group of rows that are scored together.
+
+The rows of a group are sorted by length, so that batches need little padding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class RowScores:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite if the loss is too large."""
+        """Perplexity, exp(loss); infinity if exp(loss) is too large for a float."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property

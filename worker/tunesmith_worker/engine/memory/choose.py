@@ -17,17 +17,19 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 """Value of recipe.gradient_checkpointing."""
 
 SAFETY = {False: 0.6, True: 0.9}
-"""Fraction of free memory that a step may use. The key is True for a GPU and False for a CPU. On a
-CPU the fraction is lower, because predictions were up to 23 % too low
-(docs/reference/performance.md). Other programs allocate memory too, and the kernel kills a process
-that uses too much."""
+"""Fraction of free memory that a step may use.
+
+The key is True for a GPU and False for a CPU. On a CPU the fraction is lower, because predictions
+were up to 23 % too low (docs/reference/performance.md). On a CPU, other programs allocate memory
+too, and Linux kills a process that uses too much.
+"""
 _PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed cost of a forward and backward pass, as the number of tokens that take the same
-time. The key is True for a GPU and False for a CPU."""
+"""Assumed fixed time of a forward and backward pass, expressed as the number of tokens that are
+processed in this time. The key is True for a GPU and False for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeMemory:
-    """Amounts of free memory, and the memory budget of a training step."""
+    """Free memory of the device and of the host, and the memory budget of a training step."""
 
     free: int
     """Free bytes on the device, including the memory that this process already holds."""
@@ -58,19 +60,21 @@ class FreeMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A policy with its predicted memory and cost."""
+    """A memory policy with its predicted memory and step time."""
 
     name: str
     policy: Policy
     prediction: Prediction
     cost: float
-    """Predicted step time relative to an unsplit micro-batch that keeps all activations."""
+    """Predicted step time divided by the step time of an unsplit micro-batch that keeps all
+    activations."""
     fits: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """Finds memory policies for one model, tuning and micro-batch."""
+    """Finds memory policies for one model, one set of trained parameters and one size of
+    micro-batch."""
 
     shape: ModelShape
     tuning: Tuning
@@ -80,8 +84,10 @@ class Planner:
     memory: FreeMemory
     checkpointing: GradientCheckpointing = "auto"
     may_split: bool = True
-    """`may_split` is True to split micro-batches when splitting is cheaper than recomputation. If
-    `may_split` is False, micro-batches are split only when no other policy fits."""
+    """True to split micro-batches when splitting is cheaper than recomputing activations.
+
+    If `may_split` is False, micro-batches are split only when no other policy fits.
+    """
     speed: Speed | None = None
     correction: Correction = field(default_factory=Correction)
     can_recompute: bool = True
@@ -117,7 +123,7 @@ class Planner:
         return not self.option(replace(self, memory=roomy).choose().policy).fits
 
     def alternatives(self) -> list[Option]:
-        """Return the options in which all layers have the same mode."""
+        """Return the options in which all layers have the same activation mode."""
         layers = self.shape.layers
         pure = {"keep": Policy(keep=layers), "recompute": Policy(keep=0)}
         if self.engine.on_gpu:
@@ -128,9 +134,9 @@ class Planner:
         """Return the next policy to try, or None if no policy is left.
 
         Each new policy needs less memory. First, the number of layers that keep their activations
-        is halved until no layer keeps them. Second, layer inputs are offloaded. Third, the
-        micro-batch is split into more parts. If the user has set recipe.gradient_checkpointing,
-        each new policy only splits the micro-batch further.
+        is halved until no layer keeps its activations. Then the layer inputs are offloaded to host
+        memory. Finally, the micro-batch is split into more parts. If the user has set
+        recipe.gradient_checkpointing, each new policy only splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
@@ -142,7 +148,8 @@ class Planner:
         return replace(failed, parts=larger[0]) if larger else None
 
     def cost(self, policy: Policy) -> float:
-        """Predicted step time relative to an unsplit micro-batch that keeps all activations."""
+        """Predicted step time divided by the step time of an unsplit micro-batch that keeps all
+        activations."""
         whole = self._step_flops(self.batch)
         part = self.batch.part(policy.parts)
         modes = [policy.mode_of(layer, self.shape.layers) for layer in range(self.shape.layers)]
@@ -203,7 +210,7 @@ class Planner:
         return self.engine.on_gpu and self.batch.part(parts).tokens >= MIN_OFFLOADED_TOKENS
 
     def _parts(self) -> list[int]:
-        """Numbers of parts to try: 1, 2, 4, ..., and one row per part."""
+        """Return the numbers of micro-batch parts to try: 1, 2, 4, ..., and the number of rows."""
         counts = []
         count = 1
         while count < self.batch.rows:
@@ -230,9 +237,10 @@ class Planner:
 
 
 def _smallest(maximum: int, fits: Callable[[int], bool]) -> int:
-    """Find the smallest number in 0..maximum that fits, by bisection; `maximum` if none fits.
+    """Return the smallest number in 0..maximum for which `fits` is True, else `maximum`.
 
-    `fits` must be monotonic: if n fits, n + 1 fits too."""
+    `fits` must be monotonic: if n fits, n + 1 fits too.
+    """
     low, high = 0, maximum
     while low < high:
         middle = (low + high) // 2

@@ -17,8 +17,8 @@ NAME = "memory_plan"
 predictions."""
 
 TOLERANCE, TOLERANCE_BYTES = 0.10, 32 * 2**20
-"""Largest tolerated error of a prediction: a share of the measured tensors or a number of bytes,
-whichever is more."""
+"""Largest accepted error of a memory prediction: a share of the measured bytes or a number of
+bytes, whichever is more."""
 
 
 @dataclass(frozen=True, kw_only=True)

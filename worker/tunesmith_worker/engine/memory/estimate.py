@@ -1,8 +1,9 @@
 """Predict a training step's peak memory with a formula for each item.
 
-The formula below gives the bytes per token that a layer with our half blocks keeps for backward.
-`e` is the number of bytes per element, and `s` the bytes per element of the residual stream. The
-tensors are listed in kernels/tunesmith_kernels/lora.py and attention.py.
+The formula below gives the bytes per token that a layer with our half blocks keeps for backward. In
+this formula, `e` is the number of bytes per element, and `s` the bytes per element of the residual
+stream. The tensors in this formula are listed in kernels/tunesmith_kernels/lora.py and
+attention.py.
 
     `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics`.
 
@@ -35,7 +36,7 @@ Mode = Literal["keep", "recompute", "offload"]
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Storage of each layer's activations between forward and backward.
+    """Memory policy: the activation mode of each layer, and the number of parts of a micro-batch.
 
     The first `offload` layers move their input to the host. The last `keep` layers keep all
     activations. All other layers keep only their input.
@@ -47,7 +48,7 @@ class Policy:
     keep: int
     offload: int = 0
     parts: int = 1
-    """Number of parts that the rows of a micro-batch are split into."""
+    """Number of parts into which the rows of a micro-batch are split."""
 
     def mode_of(self, layer: int, layers: int) -> Mode:
         if layer >= layers - self.keep:
@@ -363,7 +364,10 @@ def _head(
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes of allocated gradients. With gradient accumulation, all gradients stay allocated."""
+    """Bytes of the gradients that are allocated at a moment of the backward pass.
+
+    With gradient accumulation, all gradients stay allocated.
+    """
 
     shape: ModelShape
     tuning: Tuning

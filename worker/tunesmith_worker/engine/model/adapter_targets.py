@@ -25,7 +25,7 @@ Untyped = Any  # Any: transformers is not typed
 _IN_LAYER = re.compile(r"\.\d+\.")
 """Part of a module's path that shows that the module belongs to a numbered layer."""
 _OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
-"""Classes of modules that contain linear layers but no projections of attention or MLP."""
+"""Class names of modules whose linear layers belong neither to attention nor to an MLP."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 """Name of a linear layer that chooses or weights experts."""
 

@@ -32,7 +32,7 @@ class ScoredTokens:
     temperature: float
     """Temperature that divides the logits."""
     entropy: bool | Literal["grad"]
-    """True: compute the entropy. "grad": compute the entropy with its gradient."""
+    """If True, compute the entropy; if "grad", compute the entropy with its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BatchLayout:
     None if `scored` is set."""
     scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
-    """Prefixes: tokens of an earlier row that a row also attends to; None if no row has a
+    """Tokens of an earlier row to which a later row also attends; None if no row has such a
     prefix."""
 
 

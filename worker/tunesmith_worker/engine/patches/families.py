@@ -32,9 +32,11 @@ class Family:
     activation: str = "act_fn"
     """Name of the MLP's activation module."""
     rope: Literal["halves", "pairs", "pairs_repeated"] = "halves"
-    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours. In
-    the cos and sin tables of `pairs_repeated`, each value occurs twice in a row; other tables have
-    two equal halves."""
+    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours.
+
+    In the cos and sin tables of `pairs_repeated`, each value occurs twice, side by side; other
+    tables have two equal halves.
+    """
     parallel: bool = False
     """True if attention and MLP read the same normalised input."""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")

@@ -179,8 +179,8 @@ class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
     The gradient of a sum is one number, expanded to the full shape. Backward returns such a
-    gradient as an expanded tensor too. Its strides show, without a device synchronization, that all
-    rows have the same weight.
+    gradient as an expanded tensor too. The strides of the expanded tensor show, without a device
+    synchronization, that all rows have the same weight.
     """
 
     @staticmethod

@@ -37,7 +37,8 @@ RECOMPUTE = (
 def logit_scale(config: Untyped) -> float:
     """Return the factor that multiplies a model's logits before any soft cap.
 
-    The configuration names are the same as in TRL's fused head."""
+    The names of the configuration's fields are the same as in TRL's fused head.
+    """
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
             return float(getattr(config, name))

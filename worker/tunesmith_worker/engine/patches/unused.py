@@ -98,7 +98,6 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _ends(path: str) -> Iterator[int]:
-    """Yield the length of each parent's path, and of the path itself."""
     yield from (match.start() for match in re.finditer(r"\.", path))
     yield len(path)
 

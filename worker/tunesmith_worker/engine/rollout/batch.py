@@ -50,7 +50,7 @@ class Batch:
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
         self._queue = _by_prompt(rows)
         self._batch: list[Row] = []
-        """Rows in the cache, including completed rows."""
+        """Rows in the cache, including rows whose completion has ended."""
         self._cache: RowCache | None = None
 
     def run(self) -> None:

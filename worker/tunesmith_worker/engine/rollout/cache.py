@@ -18,7 +18,8 @@ _STEP = 64
 
 @dataclass(eq=False)
 class Prefix:
-    """Cached prompt (or start of a sequence), shared by several rows."""
+    """Cached keys and values of a prompt (or of the start of a sequence), shared by several
+    rows."""
 
     length: int
     rope_key: int

@@ -123,7 +123,7 @@ def choose_engine(
 
 
 def engine_kind(name: object) -> EngineKind | None:
-    """Return the engine called `name`; None if there is none."""
+    """Return the engine with this name; None if no engine has this name."""
     return next((kind for kind in ENGINES if kind.name == name), None)
 
 

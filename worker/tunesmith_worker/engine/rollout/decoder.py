@@ -126,7 +126,7 @@ class Decoder:
         return self._logits(x)
 
     def row_tables(self, cache: RowCache) -> RowTables:
-        """Return RoPE tables for all positions that fit in `cache`."""
+        """Return RoPE tables for all token positions that fit in `cache`."""
         runs: list[tuple[int, int, int]] = []
         longest = max(prefix.length for prefix, _, _ in cache.spans) + cache.room
         for prefix, start, stop in cache.spans:

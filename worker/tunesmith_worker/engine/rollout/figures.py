@@ -45,7 +45,8 @@ class RolloutFigures:
 
 
 class PhaseClock:
-    """Context manager that assigns the time in its `with` block to phases."""
+    """Context manager that measures the time in its `with` block and adds the time to the current
+    phase."""
 
     def __init__(self, first: PhaseTime, device: torch.device) -> None:
         """`device` is synchronized at each phase change, so that the time of device work counts for

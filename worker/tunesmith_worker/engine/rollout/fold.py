@@ -21,7 +21,7 @@ from tunesmith_kernels.lora import Adapter
 from .protocol import RolloutError
 
 _CHUNK = 1 << 24
-"""Number of elements per chunk of a matrix."""
+"""Number of matrix elements that are processed at a time."""
 
 
 class UnfoldError(RolloutError):
@@ -30,7 +30,7 @@ class UnfoldError(RolloutError):
 
 @dataclass(frozen=True)
 class _SavedBits:
-    """Saved elements of W in one chunk of rows."""
+    """Elements of W in one chunk of rows whose bits were saved before folding."""
 
     index: torch.Tensor
     bits: torch.Tensor

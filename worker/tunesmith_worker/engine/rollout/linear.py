@@ -1,8 +1,8 @@
 """Linear layers of the decoder, optimized for decode steps with few rows.
 
 On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, a packed layer
-is 1.2 to 1.9 times as fast as torch.nn.functional.linear. Only this module calls torch's private
-API for packed weights. If torch lacks its private API for packed weights, the decoder uses plain
+is 1.2 to 1.9 times as fast as torch.nn.functional.linear. torch offers this block layout, called
+packed weights, only in a private API. If torch lacks this private API, the decoder uses plain
 linear layers.
 
 A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the

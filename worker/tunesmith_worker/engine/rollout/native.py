@@ -41,7 +41,7 @@ class NativeEngine:
         self._architecture = read_architecture(model)
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self.figures = RolloutFigures()
-        """Figures of the last `generate` call."""
+        """Times, token counts and memory of the last `generate` call."""
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""

@@ -140,7 +140,7 @@ class RolloutEngine(Protocol):
 
 
 class ModelEngine(RolloutEngine, Protocol):
-    """Engine that generates with the current weights of a model in training."""
+    """Rollout engine that generates with the current weights of a model in training."""
 
     interrupted: Callable[[], bool]
     """Function that is called between steps; generation raises Interrupted if it returns True."""
@@ -154,7 +154,7 @@ class ModelEngine(RolloutEngine, Protocol):
 
     @property
     def figures(self) -> RolloutFigures:
-        """Figures of the last `generate` call."""
+        """Times, token counts and memory of the last `generate` call."""
 
     @property
     def batch_invariant(self) -> bool:

@@ -68,8 +68,11 @@ class ServingDecoder(Decoder):
     def run(
         self, rows: Sequence[DecodeRow], cache: SlotCache, parts: Sequence[Part]
     ) -> torch.Tensor:
-        """Compute a step, and cache its keys and values. Returns the next logits in fp32, [N, V]:
-        logits of the rows, then logits of the parts that need logits."""
+        """Compute a step, and cache its keys and values.
+
+        Returns the next logits in fp32, [N, V]: first the logits of the decoding rows, then the
+        logits of the prompt parts that need logits.
+        """
         device = self._model.device
         adapters = [row.adapter for row in rows]
         ids = [row.token for row in rows]
@@ -191,7 +194,7 @@ class _Decode:
 
 
 class _PartMasks:
-    """Masks of the parts in one step, by size and window."""
+    """Attention masks of the prompt parts in one step, by size and window."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

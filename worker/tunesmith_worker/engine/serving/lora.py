@@ -34,7 +34,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Group:
-    """Tokens of one adapter in a step."""
+    """Tokens of a step that use the same adapter."""
 
     place: _Place
     tokens: torch.Tensor | None
@@ -110,7 +110,7 @@ class AdapterBank:
         self._files: dict[str, AdapterFile] = {}
         self._places: dict[str, _Place] = {}
         self.step: torch.Tensor | list[_Group] | None = None
-        """Mask [T, R] or groups of the current step; None if no token uses an adapter."""
+        """Mask [T, R] or groups of tokens in the current step; None if no token uses an adapter."""
         self._widened: dict[int, torch.Tensor] = {}
 
     @property

@@ -64,7 +64,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
+    """Return the length of the longest suffix of `text` that is also a prefix of `stop`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -19,8 +19,10 @@ SHORT_RUN = 40
 """Runs with fewer steps always use the layout `padding_free`, because the speed of a short run
 matters little."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
-"""Maximum tokens of a packed micro-batch. Larger micro-batches are no faster on a CPU
-(docs/contributing/log)."""
+"""Maximum number of tokens in a packed micro-batch.
+
+Larger micro-batches are no faster on a CPU (docs/contributing/log).
+"""
 PADDED_TOKENS = 1024
 """Maximum tokens of a micro-batch for which padding is faster on a CPU."""
 EQUAL_TOKENS = 128

@@ -119,7 +119,7 @@ class MemoryPlan:
 
     @property
     def growth(self) -> int:
-        """Predicted growth of the held memory in training, in bytes."""
+        """Predicted growth in training of the memory that this process holds, in bytes."""
         return max(0, self._growth(self.planner.option(self.steps.policy).prediction.peak))
 
     def resolve(self) -> None:
@@ -200,7 +200,7 @@ class MemoryPlan:
             self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
 
     def _predict(self, seen: MicroBatch) -> Prediction:
-        """Predict the peak of a step whose largest micro-batch is `seen`."""
+        """Predict the peak of a step whose largest micro-batch has the size `seen`."""
         planner = self.planner
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens

@@ -61,8 +61,10 @@ def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedR
 
 
 def render_prompt(tokenizer: Tokenizer, row: Row) -> tuple[str, bool]:
-    """Return the text before the model's answer, and True if the chat template wrote that text
-    (special tokens included)."""
+    """Return the text before the model's answer.
+
+    Also return True if the chat template wrote this text, special tokens included.
+    """
     if row.messages is not None and tokenizer.chat_template is not None:
         return _Template(tokenizer, row).whole(len(row.messages), prompt=True), True
     if row.text is None:

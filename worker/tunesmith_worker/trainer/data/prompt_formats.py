@@ -1,4 +1,4 @@
-"""Row formats of prompts. A parsed row has a prompt, and all its fields for graders."""
+"""Row formats of prompts. Each parsed row has a prompt, and all fields of the row for graders."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tunesmith_worker.rundir.events import finite
 FIT = "fit, not generalisation"
 
 Pair = tuple[ModelName, ModelName]
-"""Names of a model and of the model that it is compared with."""
+"""Name of a model, and name of the model with which it is compared."""
 
 
 def pairs(measured: Sequence[ModelName]) -> list[Pair]:

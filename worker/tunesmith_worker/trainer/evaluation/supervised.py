@@ -29,7 +29,7 @@ MAX_ROWS is the maximum number of validation rows.
 """
 MAX_ANSWER_TOKENS = 128
 _SCORING = 0.6
-"""Share of the time for losses; the rest is for answers."""
+"""Share of the evaluation's time for computing losses; the rest is for generating answers."""
 
 
 @dataclass(frozen=True, kw_only=True)

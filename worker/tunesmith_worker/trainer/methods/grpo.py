@@ -207,7 +207,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return loss
 
     _inputs: Inputs
-    """Inputs of the loss being computed."""
+    """Inputs of the loss that is being computed."""
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -62,8 +62,8 @@ class StepScores:
     """Log-probabilities of one optimiser step, collected part by part."""
 
     _gap: list[torch.Tensor] = field(default_factory=list)
-    """For each part: the sum of |sampling log-prob - training log-prob|, and the number of
-    tokens."""
+    """For each part of the step: the sum of |sampling log-prob - training log-prob|, and the number
+    of tokens."""
     _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def add(

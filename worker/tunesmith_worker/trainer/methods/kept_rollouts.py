@@ -17,7 +17,8 @@ Json = dict[str, Any]  # Any: JSON
 
 class KeptRollouts:
     def __init__(self, path: Path, made_for: str) -> None:
-        """`made_for`: SHA-256 of the spec and the data files of the run."""
+        """`made_for`: SHA-256 of the run's spec and data files; completions of another spec or
+        other data are not reused."""
         self._path, self._made_for = path, made_for
         self._file: IO[str] | None = None
 

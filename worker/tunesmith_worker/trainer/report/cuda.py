@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.clock import Charge
 ON_DEVICE = (*COMPUTE, PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS)
 """Phases of GPU work."""
 Spans = list[tuple[str, float]]
-"""Consecutive host phases, each with its duration in seconds."""
+"""Consecutive phases of work on the host, each with its duration in seconds."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class CudaTimeline:
         self._booked = 0.0
         self._free: list[torch.cuda.Event] = []
         self.steps = self.waits = 0
-        """Number of optimizer steps, and number of steps that ended with an idle GPU."""
+        """Number of optimiser steps, and number of optimiser steps that ended with an idle GPU."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
         if ended in ON_DEVICE and self._last is not None:

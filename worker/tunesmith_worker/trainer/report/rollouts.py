@@ -16,7 +16,7 @@ class RewardCounts:
     groups: int
     """Number of groups with a reward."""
     equal_groups: int
-    """Number of groups whose rewards are all equal; such groups give no gradient."""
+    """Number of groups whose completions all have the same reward; such groups give no gradient."""
     ungraded: int
     """Number of completions without a reward."""
 
@@ -42,7 +42,8 @@ class RoundFigures:
     engine: RolloutEngineName
     weights: Literal["merged", "in_place"]
     layout: Literal["shared", "plain"]
-    """Layout in training: the prompt once per group (shared) or once per completion (plain)."""
+    """Layout of the training rows: the prompt once per group (shared) or once per completion
+    (plain)."""
     trained_slots: int
     """Number of tokens in one training forward pass over all completions of the round."""
     plain_slots: int

@@ -28,7 +28,7 @@ from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
 LIVE_SECONDS = 1.0
-"""Minimum seconds between live figures; keeps the events of quick steps small."""
+"""Minimum seconds between two updates of the live metrics, so that quick steps write few events."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
 """Phases that count for rates: training without evaluations and checkpoints."""
 

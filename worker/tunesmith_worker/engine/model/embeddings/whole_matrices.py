@@ -31,7 +31,7 @@ class WholeMatrices:
     matrices: tuple[Matrix, ...]
     """Trained matrices; for tied matrices only the embedding."""
     targets: frozenset[str]
-    """Names of the matrices in the recipe."""
+    """Names of the matrices as written in the recipe."""
     parameters: int
     """Number of trained parameters; tied matrices count once."""
     saved_parameters: int

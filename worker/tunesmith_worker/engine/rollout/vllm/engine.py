@@ -45,7 +45,7 @@ class VLLMEngine:
         self._model, self._plan, self._tokenizer = model, plan, tokenizer
         self._vllm: ColocatedVLLM | ServedVLLM | None = None
         self.figures = RolloutFigures()
-        """Figures of the last `generate` call."""
+        """Times, token counts and memory of the last `generate` call."""
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""
