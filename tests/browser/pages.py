@@ -6,6 +6,7 @@ sideways scrolling, forced colours, reduced motion, hostile texts; and its scree
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ class Visit:
     status: int = 200
     click: str = ""
     """Selector of an element that is clicked first; `ready` appears after the click."""
+    away: float = 0.0
+    """Seconds since the last visit of the home page; 0 if the browser has not visited it."""
     axe: bool = True
     """False for a page that is not ours."""
 
@@ -42,6 +45,10 @@ class Visit:
 
     def open(self, page: Page, service: Service) -> None:
         """Open the page and wait until it is complete."""
+        if self.away:
+            value = f"{int(time.time() - self.away)}.0"
+            cookie = {"name": "tunesmith_visit", "value": value, "url": f"{service.url}/portal"}
+            page.context.add_cookies([cookie])
         page.goto(self.address(service))
         if self.click:
             page.locator(self.click).click()
@@ -53,6 +60,7 @@ VISITS = (
     Visit(name="jobs", path="/portal/jobs", ready="#jobs"),
     Visit(name="jobs-none", path="/portal/jobs?q=no+job+has+this+text", ready="#jobs"),
     Visit(name="home", path="/portal", ready="#home"),
+    Visit(name="home-away", path="/portal", away=86_400.0, ready="#away"),
     Visit(name="workers", path="/portal/workers", ready="#workers"),
     Visit(name="screen", path="/portal/screen", ready="#screen"),
     Visit(name="job", path="/portal/jobs/{running}", ready="[data-main] .uplot"),

@@ -52,6 +52,7 @@ def test_the_list_sends_its_filters(tunesmith: Tunesmith, server: LocalServer) -
     done = tunesmith(
         *("jobs", "list", "--state", "failed", "--state", "queued", "--method", "supervised"),
         *("--model", "tiny", "--text", "x", "--metadata", "team=red", "--since", "2026-01-31"),
+        *("--finished-since", "2026-02-01", "--warned-since", "2026-02-02"),
     )
     assert done.exit_code == 0, done.output
     asked = httpx.URL(server.seen[0].target).params
@@ -59,6 +60,8 @@ def test_the_list_sends_its_filters(tunesmith: Tunesmith, server: LocalServer) -
     assert (asked["method"], asked["model"], asked["text"]) == ("supervised", "tiny", "x")
     assert asked["metadata[team]"] == "red"
     assert int(asked["created_after"]) > 1_769_000_000
+    assert int(asked["finished_after"]) - int(asked["created_after"]) == 86_400
+    assert int(asked["warned_after"]) - int(asked["created_after"]) == 2 * 86_400
     assert tunesmith("jobs", "list", "--since", "soon").exit_code == 2
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from tunesmith import Client
 from tunesmith_schema import JobState
 from tunesmith_server.models import DEFAULT_PROJECT, JobRow
-from tunesmith_server.services.training import job_summaries
+from tunesmith_server.services.training import events, job_summaries
 from tunesmith_server.services.training.job_filters import JobFilters
 
 from .actors import Server
@@ -32,9 +32,16 @@ def ids(server: Server) -> dict[str, str]:
     }
     server.ask(made["plain"], "cancel")
     server.ask(made["hub"], "pause")
+    warn(server, made["grpo"], at=3000.0)
     for age, name in enumerate(reversed(made)):
         server.change_job(made[name], created_at=1000.0 - age)
     return made
+
+
+def warn(server: Server, job_id: str, at: float) -> None:
+    with server.user_session() as session, session.begin():
+        job = session.get_one(JobRow, job_id)
+        events.add(session, job, "the loss is NaN", level="warn", created_at=at)
 
 
 FOUND: list[tuple[dict[str, Any], set[str]]] = [
@@ -51,6 +58,10 @@ FOUND: list[tuple[dict[str, Any], set[str]]] = [
     ({"text": "support", "metadata[team]": "blue"}, set()),
     ({"created_after": 999}, {"grpo", "hub"}),
     ({"created_before": 999}, {"plain", "named"}),
+    ({"finished_after": 2000}, {"plain"}),
+    ({"finished_after": 4_000_000_000}, set()),
+    ({"warned_after": 2000}, {"grpo"}),
+    ({"warned_after": 4000}, set()),
 ]
 """Query parameters -> names of the jobs that they select."""
 
@@ -72,7 +83,15 @@ def test_a_part_of_an_id_and_a_tuned_model_are_found(server: Server, ids: dict[s
 
 def test_a_wrong_filter_is_refused_by_name(server: Server) -> None:
     many_pairs = "&".join(f"metadata[k{number}]=v" for number in range(2000))
-    wrong = ["state=done", "method=magic", "created_after=-1", "text=" + "x" * 201, many_pairs]
+    wrong = [
+        "state=done",
+        "method=magic",
+        "created_after=-1",
+        "finished_after=x",
+        "warned_after=-1",
+        "text=" + "x" * 201,
+        many_pairs,
+    ]
     for query in [*wrong, "metadata[k]=" + "v" * 513]:
         reply = server.user.get(f"{JOBS}?{query}")
         assert reply.status_code == 400, query
@@ -101,7 +120,9 @@ def test_a_rare_match_is_found_in_the_index_alone(server: Server) -> None:
     copies(server, job_id, 10)
     if server.database.engine.dialect.name != "sqlite":
         pytest.skip("SQLite's query plan: PostgreSQL chooses by its statistics")  # by design
-    filters = JobFilters(states=[JobState.FAILED], method="supervised", model="m", text="x")
+    filters = JobFilters(
+        states=[JobState.FAILED], method="supervised", model="m", text="x", finished_after=1
+    )
     with server.database.read() as session:
         query = job_summaries.query().where(*filters.conditions(session))
         query = query.where(JobRow.project_id == DEFAULT_PROJECT)  # as a user's session does

@@ -207,6 +207,13 @@ def list_jobs(
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="Created before; same forms as --since.")
     ] = None,
+    finished_since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Ended since; same forms as --since.")
+    ] = None,
+    warned_since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="With a warning or an error since; same forms."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
@@ -224,6 +231,8 @@ def list_jobs(
             metadata=build_metadata(metadata or []),
             created_after=parse_time(since, "--since"),
             created_before=parse_time(until, "--until"),
+            finished_after=parse_time(finished_since, "--finished-since"),
+            warned_after=parse_time(warned_since, "--warned-since"),
         )
     if as_json:
         show_page_json(page.data, page.has_more)

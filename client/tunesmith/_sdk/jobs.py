@@ -120,6 +120,8 @@ class Jobs(JobOutput):
         text: str | None = None,
         created_after: int | None = None,
         created_before: int | None = None,
+        finished_after: int | None = None,
+        warned_after: int | None = None,
         owner: str | None = None,
         forked_from: str | None = None,
         retry_of: str | None = None,
@@ -130,8 +132,9 @@ class Jobs(JobOutput):
         these pairs. `state`: the job is in one of these states. `method`: `supervised` or
         `reinforcement`. `model`: name of the base model or the tuned model. `text`: a part of the
         id, the suffix or a model's name. `created_after` (included), `created_before`: Unix
-        seconds. `owner`: id or name of the API key. `with_curve` adds a small curve of the main
-        metric.
+        seconds. `finished_after`, `warned_after`: the job ended, or has a warning or an error, at
+        or after this time. `owner`: id or name of the API key. `with_curve` adds a small curve of
+        the main metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
             "state": [state] if isinstance(state, str) else state,
@@ -140,6 +143,8 @@ class Jobs(JobOutput):
             "text": text,
             "created_after": created_after,
             "created_before": created_before,
+            "finished_after": finished_after,
+            "warned_after": warned_after,
             "owner": owner,
             "forked_from": forked_from,
             "retry_of": retry_of,

@@ -84,6 +84,8 @@ async def get_filters(
     text: Annotated[str | None, Query(max_length=200)] = None,
     created_after: Annotated[int | None, _Seconds] = None,
     created_before: Annotated[int | None, _Seconds] = None,
+    finished_after: Annotated[int | None, _Seconds] = None,
+    warned_after: Annotated[int | None, _Seconds] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     forked_from: Annotated[str | None, Query(max_length=64)] = None,
     retry_of: Annotated[str | None, Query(max_length=64)] = None,
@@ -107,6 +109,8 @@ async def get_filters(
         text=text,
         created_after=created_after,
         created_before=created_before,
+        finished_after=finished_after,
+        warned_after=warned_after,
         owner=owner,
         forked_from=forked_from,
         retry_of=retry_of,
@@ -126,7 +130,8 @@ def list_jobs(
 ) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
     selects jobs without metadata. `state` may be repeated. `text` selects jobs by a part of the id,
-    the name, the suffix or a model's name. `created_after` and `created_before` are Unix seconds.
+    the name, the suffix or a model's name. `created_after`, `created_before`,
+    `finished_after` and `warned_after` (a warning or an error) are Unix seconds.
     `owner` is the id or the name of a key. `include=curve` adds a small curve of the main
     metric."""
     return send_page(

@@ -23,7 +23,7 @@ class JobRow(Owned, Base):
         Index(
             "ix_jobs_list",
             *("project_id", "created_at", "id", "state", "method_name", "model", "suffix"),
-            "fine_tuned_model",
+            *("fine_tuned_model", "finished_at"),
         ),
         # Forks and retries of a job, newest first.
         Index("ix_jobs_forks", "forked_from", "created_at", "id"),

@@ -1,4 +1,5 @@
-"""Cookies of the portal: the session's secret, the theme, and hidden columns."""
+"""Cookies of the portal: the session's secret, the theme, hidden columns, and the last visit of the
+home page."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ Theme = Literal["light", "dark", "auto"]
 _NAME = "tunesmith_session"
 _THEME = "tunesmith_theme"
 _COLUMNS = "tunesmith_hidden"
+_VISIT = "tunesmith_visit"
+_VISIT_SECONDS = 30 * 86_400
 _THEME_SECONDS = 400 * 86_400
 """Lifetime of the theme's cookie in seconds, the longest that browsers allow."""
 
@@ -70,6 +73,22 @@ def hidden_columns(request: Request) -> list[str]:
 def set_hidden_columns(request: Request, response: Response, names: Sequence[str]) -> None:
     response.set_cookie(
         _COLUMNS, ".".join(names), max_age=_THEME_SECONDS, httponly=True, samesite="lax",
+        secure=_is_https(request), path="/portal",
+    )  # fmt: skip
+
+
+def home_visit(request: Request) -> tuple[int, int]:
+    """Return the time of the last visit of the home page, and the start of the absence that it
+    still shows, Unix seconds. A time that is not known is 0."""
+    seen, _, away = request.cookies.get(_VISIT, "").partition(".")
+    if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in (seen, away)):
+        return 0, 0
+    return int(seen), int(away)
+
+
+def set_home_visit(request: Request, response: Response, seen: float, away: float) -> None:
+    response.set_cookie(
+        _VISIT, f"{int(seen)}.{int(away)}", max_age=_VISIT_SECONDS, httponly=True, samesite="lax",
         secure=_is_https(request), path="/portal",
     )  # fmt: skip
 

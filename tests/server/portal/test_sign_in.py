@@ -34,7 +34,8 @@ def test_the_root_leads_through_the_sign_in_back_to_the_page(server: Server) -> 
 
 def test_no_page_opens_without_a_session(server: Server) -> None:
     public = {page.path for page in all_pages() if page.is_public}
-    assert public == {"/portal/sign-in", "/portal/sign-out", "/portal/theme", "/portal/columns"}
+    names = ("sign-in", "sign-out", "theme", "columns", "back")
+    assert public == {f"/portal/{name}" for name in names}
     closed = [page for page in all_pages() if not page.is_public]
     assert len(closed) > 5
     for page in closed:

@@ -7,6 +7,7 @@ from functools import cache
 from tunesmith_server.portal.visit import Page
 
 from . import (
+    away,
     compare,
     completions,
     data,
@@ -34,6 +35,7 @@ _MODULES = (
         theme,
         find,
         home,
+        away,
         jobs,
         compare,
         new_job,

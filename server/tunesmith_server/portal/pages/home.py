@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,13 @@ from starlette.responses import Response
 
 from tunesmith_schema import HealthState, JobState
 from tunesmith_server.identity import me
-from tunesmith_server.portal import devices
+from tunesmith_server.portal import cookies, devices
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.training import jobs
 from tunesmith_server.services.training.job_filters import JobFilters
 
+from . import away
 from .jobs import JobLine, line_of
 
 _WEEK = 7 * 86_400
@@ -42,20 +42,23 @@ class Concern:
 
 def show(visit: Visit) -> Response:
     name = me.describe(visit.session, visit.principal).name
-    running = _jobs(visit, JobState.RUNNING, JobState.PAUSING)
+    running = _jobs(visit, JobState.RUNNING, JobState.PAUSING, with_curve=True)
     failed = _jobs(visit, JobState.FAILED, since=time.time() - _WEEK)
     paused = _jobs(visit, JobState.PAUSED)
     finished = _jobs(visit, JobState.SUCCEEDED, since=time.time() - _WEEK)
     lines = sorted(map(line_of, running), key=lambda line: line.owner != name)
     seen = devices.read(visit, waiting=_MOST)
     is_new = not (lines or seen.num_waiting or jobs_exist(visit))
-    return visit.show(
+    now = time.time()
+    since = away.since(visit, now)
+    response = visit.show(
         "home.html",
         running=lines,
         concerns=_concerns(running, failed, paused),
         finished=[line_of(item) for item in finished],
         devices=seen,
         is_new=is_new,
+        away=away.read(visit, since) if since else None,
         may_write="write" in visit.principal.verbs,
         calls=[
             Call(
@@ -64,8 +67,11 @@ def show(visit: Visit) -> Response:
                 cli="tunesmith jobs list --state running",
             ),
             *devices.calls(),
+            *(away.calls(since) if since else []),
         ],
     )
+    cookies.set_home_visit(visit.request, response, now, since or 0)
+    return response
 
 
 def jobs_exist(visit: Visit) -> bool:
@@ -75,12 +81,15 @@ def jobs_exist(visit: Visit) -> bool:
     return bool(from_json(page.content())["data"])
 
 
-def _jobs(visit: Visit, *states: JobState, since: float | None = None) -> list[Any]:  # Any: JSON
-    """Return the newest jobs in these states that were created since the given time."""
-    created_after = None if since is None else int(since)
+def _jobs(
+    visit: Visit, *states: JobState, since: float | None = None, with_curve: bool = False
+) -> list[Any]:  # Any: JSON
+    """Return the newest jobs in these states that ended since the given time."""
+    finished_after = None if since is None else int(since)
     page = jobs.list_jobs(
         visit.session, after=None, limit=_MOST, order="desc",
-        filters=JobFilters(states=list(states), created_after=created_after),
+        filters=JobFilters(states=list(states), finished_after=finished_after),
+        with_curve=with_curve,
     )  # fmt: skip
     found: list[Any] = from_json(page.content())["data"]
     return found
@@ -94,17 +103,12 @@ def _concerns(
         for item in running
         if (health := item.get("health")) and health["state"] in _WARNS
     ]
-    concerns += [Concern(line=line_of(item), text=_failure(item)) for item in failed]
+    concerns += [Concern(line=line_of(item), text=away.failure_of(item)) for item in failed]
     return concerns + [
         Concern(line=line_of(item), text="It waits until it is resumed.") for item in paused
     ]
 
 
-def _failure(item: Mapping[str, Any]) -> str:  # Any: JSON
-    error = item.get("error") or {}
-    return error.get("message") or "It failed and gave no reason."
-
-
 PAGES = [
-    Page(path="/portal", show=show, needs=("GET /fine_tuning/jobs", "GET /me", *devices.NEEDS))
+    Page(path="/portal", show=show, needs=("GET /me", *away.NEEDS, *devices.NEEDS)),
 ]

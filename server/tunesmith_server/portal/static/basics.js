@@ -33,6 +33,13 @@ document.addEventListener("click", async (event) => {
   }
 });
 
+// A hidden page does not refresh itself. On the home page, its time counts as absence.
+
+document.addEventListener("htmx:config:request", (event) => {
+  const cause = event.detail?.ctx?.sourceEvent?.type;
+  if (document.hidden && ["every", "visibilitychange"].includes(cause)) event.preventDefault();
+});
+
 // A failed request of htmx keeps what the page shows, and says why it failed.
 
 const STATUS = "#notice";

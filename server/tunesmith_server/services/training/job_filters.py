@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import JobState, MethodName
 from tunesmith_server.core.database import readable_object
-from tunesmith_server.models import ApiKeyRow, JobRow
+from tunesmith_server.models import ApiKeyRow, EventRow, JobRow
+from tunesmith_server.models.event import NO_INFO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,10 @@ class JobFilters:
     """Earliest time of creation, Unix seconds."""
     created_before: int | None = None
     """Jobs created at or after this time are left out, Unix seconds."""
+    finished_after: int | None = None
+    """Earliest time at which the job ended, Unix seconds. Jobs that have not ended are left out."""
+    warned_after: int | None = None
+    """Earliest time of the job's newest warning or error, Unix seconds."""
     owner: str | None = None
     """Id or name of the API key that created the job."""
     forked_from: str | None = None
@@ -54,6 +59,10 @@ class JobFilters:
             yield JobRow.created_at >= self.created_after
         if self.created_before is not None:
             yield JobRow.created_at < self.created_before
+        if self.finished_after is not None:
+            yield JobRow.finished_at >= self.finished_after
+        if self.warned_after is not None:
+            yield _has_warned(self.warned_after)
         if self.owner:
             key_ids = select(ApiKeyRow.id).where(ApiKeyRow.name == self.owner)
             yield or_(JobRow.owner == self.owner, JobRow.owner.in_(key_ids))
@@ -77,6 +86,15 @@ def _contains(session: Session, part: str) -> ColumnElement[bool]:
         return or_(*(column.ilike(pattern, escape="\\") for column in columns))
     # SQLite's LIKE ignores the case of ASCII letters; `ilike` would cost three times as much.
     return or_(*(column.like(pattern, escape="\\") for column in columns))
+
+
+def _has_warned(since: int) -> ColumnElement[bool]:
+    """Return the SQL condition that the job has a warning or an error since this time."""
+    return (
+        exists()
+        .where(EventRow.job_id == JobRow.id, NO_INFO, EventRow.created_at >= since)
+        .correlate(JobRow)
+    )
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
