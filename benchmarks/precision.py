@@ -4,11 +4,11 @@
 
 loss: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
       (`tunesmith run`): 300 steps of tiny-math on GSM8K.
-cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters. Our optimizer and
-      torch's fused fp32 AdamW alternate. The benchmark also measures the extra time of our
-      optimizer as a share of a whole step, and the bytes of weights and optimizer state. A whole
-      step is forward and backward of 2 x 1,024 tokens in bf16 with our kernels, clipping and
-      optimizer.
+cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters. The benchmark
+      alternates between our optimizer and torch's fused fp32 AdamW. The benchmark also measures the
+      extra time of our optimizer as a share of a whole step, and the bytes of weights and optimizer
+      state. A whole step is forward and backward of 2 x 1,024 tokens in bf16 with our kernels,
+      clipping and optimizer.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.

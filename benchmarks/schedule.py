@@ -65,7 +65,6 @@ def _simulate(weights: tuple[float, ...], seed: int) -> dict[str, Any]:  # Any: 
 
 
 def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
-    """Simulate the week of part `equal` again, without estimates."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-schedule-") as folder:
         week = full_week((1.0,) * 10, seed)
         record = play(week, Path(folder))

@@ -116,7 +116,6 @@ def _time_the_self_check(spent: list[float]) -> None:
 
 
 def _time_callback(kind: Any, seconds: list[float]) -> None:
-    """Append the CPU-seconds of a callback's work around each optimizer step."""
     for name in ("on_pre_optimizer_step", "on_optimizer_step", "on_step_end"):
         right = getattr(kind, name)
 
@@ -129,7 +128,6 @@ def _time_callback(kind: Any, seconds: list[float]) -> None:
 
 
 def _time_steps(steps: list[float]) -> None:
-    """Append the CPU-seconds of each step after the first."""
     right, ended = RunCallback.on_step_end, [0.0]
 
     def timed(self: RunCallback, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -143,7 +141,6 @@ def _time_steps(steps: list[float]) -> None:
 
 
 def _larger_model(scratch: Path, like: Path) -> Path:
-    """Save the 12.4 M Llama with the tokenizer from `like`."""
     folder = scratch / "llama-12m"
     make_model(torch.float32).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(like).save_pretrained(folder)
@@ -166,7 +163,6 @@ def _prepare(folder: Path, model: Path, lines: list[str], recipe: dict[str, Any]
 
 
 def _checks(folder: Path) -> dict[str, int]:
-    """Count the self-check's checks in each state."""
     lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line)["data"] for line in lines]
     (checks,) = [data["checks"] for data in events if "checks" in data]

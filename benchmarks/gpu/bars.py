@@ -213,7 +213,6 @@ def _bars() -> Iterator[Bar]:
 
 
 def _memory_bars() -> Iterator[Bar]:
-    """Yield the bars of the parts `memory` and `precision`."""
     yield Bar(name="memory: worst error of a predicted peak", most=0.10, figure=_memory("", max))
     yield Bar(
         name="memory: median error of a predicted peak",
@@ -248,7 +247,6 @@ def _memory_bars() -> Iterator[Bar]:
 
 
 def _grpo_bars() -> Iterator[Bar]:
-    """Yield the bars of part `grpo`."""
     ours = (SMALL, "ours", "lora")
     yield Bar(
         name=f"{SMALL}, GRPO: speed of a step relative to stock TRL",

@@ -82,7 +82,6 @@ class Record:
 
 
 def _short(result: dict[str, Any]) -> str:
-    """Return the main figures of a result, for the log."""
     keys = (
         *("ms", "gb_per_s", "tflop_per_s", "ratio", "tokens_per_second", "peak_gib", "worst"),
         *("fp32_error", "tests", "failed", "error", "overhead", "relative"),

@@ -222,7 +222,6 @@ def unsloth(task: Task) -> BuiltTrainer:
 
 
 def _usual(task: Task) -> dict[str, Untyped]:
-    """Settings of every trainer except ours."""
     return {
         "output_dir": str(task.folder),
         "per_device_train_batch_size": task.rows_per_step,

@@ -108,7 +108,6 @@ def sustained_rate(
 
 
 def _elapsed(runs: Sequence[Run], device: torch.device) -> float:
-    """Return the seconds of all runs together, without pauses between them."""
     if device.type == "cpu":
         begun = time.process_time()
         for run in runs:

@@ -1,8 +1,8 @@
 """Small configurations for every causal language model in transformers.
 
 The defaults of a configuration class describe a released model. `small_config` replaces the sizes
-by small ones. It finds the sizes by the names of the fields. `EXCEPTIONS` lists values that do not
-follow from the names.
+by small sizes; it finds the sizes by the names of the fields. `EXCEPTIONS` lists values that
+do not follow from the names.
 """
 
 from __future__ import annotations

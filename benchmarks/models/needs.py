@@ -1,7 +1,8 @@
 """Describe what our kernels would need to compute a model's layers.
 
 The description is read from the names and classes of the modules of one layer of each kind. The
-description names the missing mechanisms. It does not say how much work they are.
+description names the missing mechanisms. The description does not say how much work these
+mechanisms are.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ def _names(rows: Sequence[Row], start: str = "") -> str:
 
 
 def _fast(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Fast types by the halves of a layer that our kernels compute."""
     types: dict[str, list[Row]] = {}
     for row in rows:
         if row["lora"]["state"] == "fast":
@@ -113,7 +112,6 @@ def _fast(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _own_logits(rows: Sequence[Row]) -> str:
-    """Write the note on models whose head is not a product with a weight."""
     return (
         "\nThese types compute their logits in their own way, so the run uses the logits of the "
         f"model's forward pass\ninstead of our loss head:\n{_names(rows)}"

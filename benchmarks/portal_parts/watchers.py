@@ -68,7 +68,6 @@ def _share(api: ApiProcess, seconds: float) -> float:
 async def _watch(
     url: str, path: str, cookie: str, counts: list[int], stop: threading.Event
 ) -> None:
-    """Keep the streams open, and count the events of each stream."""
     tasks = [asyncio.create_task(_one(url, path, cookie, counts, n)) for n in range(len(counts))]
     while not stop.is_set():
         await asyncio.sleep(0.1)

@@ -127,8 +127,10 @@ def service(results: list[Result]) -> str:
 
 
 def _first_step(row: Result) -> str:
-    """Write the table of times to the first step. If a result lists no kinds, it is from a worker
-    without a warm trainer."""
+    """Write the table of times to the first step.
+
+    A result that lists no kinds is from a worker without a warm trainer.
+    """
     result = row["first_step"]
     kinds = {"without": result} if "first_step_seconds" in result else result
     rows = (

@@ -1,4 +1,5 @@
-"""The attacks of `benchmarks.attacks`: functions that load a running service."""
+"""Attacks that `benchmarks.attacks` runs: functions that send heavy requests to a running
+service."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _claim(worker: httpx.Client) -> dict[str, Any]:
 def _report(
     worker: httpx.Client, claim: dict[str, Any], events_per_second: int, seconds: int
 ) -> None:
-    """Send metric events at a fixed rate, in one report per second. Then end the job."""
+    """Send metric events at a fixed rate, in one report per second. Then end the watched job."""
     address = f"jobs/{claim['job_id']}/report"
     about = {"worker_id": "w", "attempt": claim["attempt"], "fence": claim["fence"]}
     number, began = 0, time.monotonic()

@@ -26,7 +26,6 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 @triton.jit
 @no_type_check
 def _adamw(x, g, m, v, decay, step_size, one_minus_beta1, beta2, v_correction, eps):
-    """Compute the formulas of adamw.py on fp32 blocks."""
     m += (g - m) * one_minus_beta1
     v = v * beta2 + (1.0 - beta2) * g * g
     x = x * decay - step_size * m / (tl.sqrt(v) / v_correction + eps)

@@ -29,7 +29,10 @@ __all__ = [
 
 
 def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Compute the formulas of this module. Returns the weight [out, in] in `dtype`."""
+    """Reference implementation in plain torch of the formulas in this module's docstring.
+
+    Returns the weight [out, in] in `dtype`.
+    """
     size = weight.shape[0] * weight.shape[1]
     code = torch.tensor(CODE, device=weight.packed.device)
     nibbles = torch.stack([weight.packed >> 4, weight.packed & 15], dim=1).flatten()[:size]

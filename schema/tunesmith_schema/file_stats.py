@@ -51,7 +51,7 @@ class RepeatedRow(Response):
     count: int
     """Number of the row's occurrences."""
     next: int
-    """Row number of the row's second occurrence."""
+    """Row number at which the same row occurs again."""
 
 
 class FileStats(Response):

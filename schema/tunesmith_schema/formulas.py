@@ -45,7 +45,6 @@ def used_names(tree: ast.expr) -> frozenset[str]:
 
 
 def _expressions(tree: ast.expr, formula: str) -> list[ast.expr]:
-    """Return all expressions of the tree, except the names of called functions."""
     level, expressions, depth = [tree], list[ast.expr](), 0
     while level:
         depth += 1

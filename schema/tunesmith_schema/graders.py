@@ -64,7 +64,6 @@ Name = Annotated[Text, Field(min_length=1, max_length=64)]
 
 
 def _targets(schema: JsonValue) -> Iterator[str]:
-    """Yield the target of every `$ref` in a JSON Schema."""
     pending = [schema]
     while pending:
         value = pending.pop()

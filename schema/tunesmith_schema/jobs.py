@@ -155,7 +155,6 @@ class JobCreate(Request):
 
 
 def _same(legacy: Hyperparameters, of_method: Hyperparameters) -> bool:
-    """Return True if the hyperparameters that both formats have are equal."""
     return legacy.model_dump() == of_method.model_dump(include=set(Hyperparameters.model_fields))
 
 

@@ -128,8 +128,8 @@ class Recipe(Request):
     `"bf16_split_master"` for full tuning; elsewhere it is `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
-    quantisation, or 8-bit. This needs less memory, is slower, and changes the model slightly.
-    `"int8"` is not available with reinforcement."""
+    quantisation, or 8-bit. Training in this way needs less memory, is slower, and changes the model
+    slightly. `"int8"` is not available with reinforcement."""
     add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
         default=[], max_length=1024
     )
@@ -171,8 +171,8 @@ class Recipe(Request):
     validation file; only without a validation file. The job's seed determines the rows."""
     evaluate: bool = True
     """At the end of the job, evaluate the base model and the tuned model on the validation rows, or
-    on a sample of training rows if there are none. This takes at most a tenth of the job's time, or
-    a few seconds; see docs/reference/report.md."""
+    on a sample of training rows if there are none. The evaluation takes at most a tenth of the
+    job's time, or a few seconds; see docs/reference/report.md."""
     assistant_only_loss: bool | Auto = "auto"
     """Compute the loss only on assistant turns and completions. `"auto"` means true. In `text`
     rows, the loss always includes all tokens."""

@@ -159,7 +159,6 @@ def check_installation(settings: Settings) -> None:
 
 
 def _children(settings: Settings) -> list[Child]:
-    """Return the child processes in start order, the broker first."""
     logs = settings.data_dir / "logs"
     logs.mkdir(exist_ok=True)
     env = {
@@ -220,7 +219,6 @@ def _vllm_child(settings: Settings, logs: Path) -> VLLMChild | None:
 
 
 def _register_admin_key(settings: Settings, key_file: Path) -> str:
-    """Register the key in `key_file` and return its id."""
     key = read_or_write_secret(key_file, new_key())
     database = Database(settings.database_url)
     with database.write.begin() as session:
@@ -230,7 +228,6 @@ def _register_admin_key(settings: Settings, key_file: Path) -> str:
 
 
 def _sign_in_link(settings: Settings, key_id: str) -> str:
-    """Return an address that signs in one browser with the admin key."""
     database = Database(settings.database_url)
     with database.write.begin() as session:
         _, secret = sessions.create(session, key_id, "link")

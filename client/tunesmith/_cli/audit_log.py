@@ -66,7 +66,6 @@ def search(
 
 
 def _line(entry: AuditLogEntry) -> str:
-    """Return an entry on one line, in the format of `tunesmith audit list`."""
     caller = entry.user_id or entry.key_id or "on the host"
     named = " ".join(str(value) for value in entry.target.values())
     time = moment(int(entry.at))

@@ -98,7 +98,6 @@ def _name(sign: str, job: Job) -> str:
 
 
 def _results(job: Job) -> dict[str, str]:
-    """Return the results of a job as texts, by name."""
     rows = {
         "name": job.suffix,
         "state": state_text(job),

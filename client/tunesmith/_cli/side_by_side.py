@@ -87,7 +87,6 @@ def _end_of(answer: Answer, lines: int | None) -> Text:
 
 
 def _show_in_turn(names: Sequence[str], answers: Sequence[Answer]) -> None:
-    """Print the first answer as it arrives, then the second."""
     pause = Event()
     for name, answer in zip(names, answers, strict=True):
         sys.stdout.write(f"== {name}\n")

@@ -68,7 +68,6 @@ def _is_complete(position: str) -> bool:
 
 
 def _read(http: Http, position: str) -> Generator[tuple[str, Item], None, None]:
-    """Yield the items of one connection, each with the position after the item."""
     response = http.send(
         "GET",
         "fine_tuning/events",

@@ -36,7 +36,6 @@ UNSET = _Unset()
 
 
 def _sent(**fields: Any) -> dict[str, Any]:  # Any: JSON
-    """Return the fields that the caller set."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -31,8 +31,8 @@ from .source import Report, Slice, Source
 from .upload_record import UploadRecord
 
 _TRIES = 3
-"""Number of tries for a part that arrives damaged; tries after connection errors are counted
-separately."""
+"""Maximum number of times that a part is sent if it arrives damaged; retries after connection
+errors are counted separately."""
 
 
 class PartRequests(Protocol):

@@ -230,7 +230,6 @@ def interrupted() -> ServiceError:
 
 
 async def _end_with(error: ServiceError, request: Request, send: Send) -> None:
-    """Send the error as the last event of a stream."""
     body = ErrorBody(
         message=error.message,
         type=error.type,

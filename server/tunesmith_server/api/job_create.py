@@ -129,7 +129,6 @@ def _problems(
 
 
 def _report(request: Request, error: RequestValidationError) -> Response:
-    """Answer a dry run whose body has invalid fields."""
     elsewhere = [item for item in error.errors() if item["loc"][0] != "body"]
     state, principal = state_of(request), request.state.principal
     with project_writer(state, principal) as session:

@@ -30,7 +30,7 @@ async def sse(
     the stream also ends when all named jobs have ended.
 
     The caller has checked that the named jobs are in the project. `render` formats a change as the
-    data of a message `job`; it is called once per process and change.
+    data of a message `job`; each process calls `render` once per change.
     """
     project_id = use[1]
     wake = asyncio.Event()

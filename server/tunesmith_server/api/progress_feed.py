@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.5
 _REST = 20
-"""Minimum pause after a round of polling, as a multiple of the round's CPU time."""
+"""Minimum pause after each database poll, as a multiple of the CPU time of this poll."""
 _MAX_CHANGES = 2000
 """Number of changes that a feed keeps; a watcher that is further behind gets all jobs again."""
 _CLOCK_SECONDS = 60.0
@@ -45,7 +45,8 @@ class Change:
     _rendered: dict[Render, bytes] = field(default_factory=dict)
 
     def rendered(self, render: Render) -> bytes:
-        """Return the result of `render`, which is called once per process."""
+        """Return the text that `render` makes of a change; each process calls `render` once per
+        change."""
         if render not in self._rendered:
             self._rendered[render] = render(self.progress)
         return self._rendered[render]
@@ -154,7 +155,6 @@ class ProgressHub:
         return await run_in(Plane.STREAMS, read)
 
     def _poll(self, feeds: dict[str, ProgressFeed]) -> tuple[dict[str, _News], float]:
-        """Return the changes by project, and the CPU time of this call in seconds."""
         polled_at, start = time.time(), time.thread_time()
         earliest = min(feed.polled_at for feed in feeds.values())
         news = {}

@@ -62,7 +62,8 @@ class RateLimits:
         bucket.left -= 1
 
     def _drop_full(self, now: float) -> None:
-        """Drop the buckets of keys that were silent for a minute, which are full by now."""
+        """Drop the rate limit buckets of keys that sent no request for a minute; these buckets are
+        full again."""
         if len(self._buckets) >= _MAX_BUCKETS:
             recent = {key: item for key, item in self._buckets.items() if now - item.at < 60}
             self._buckets = recent

@@ -75,7 +75,6 @@ async def _file(request: Request) -> Response:
 
 @functools.cache
 def _contents() -> dict[str, tuple[bytes, bytes]]:
-    """Return each file by name, plain and gzipped."""
     plain = {path.name: path.read_bytes() for path in _STATIC.iterdir() if path.suffix in _TYPES}
     return {name: (content, gzip.compress(content, mtime=0)) for name, content in plain.items()}
 

@@ -54,7 +54,10 @@ class BucketStore:
         return True
 
     def is_good(self, path: str, sha256: str, size: int) -> bool:
-        """Return True if the object has this size. The store itself protects the content."""
+        """Return True if the object exists in the bucket and has this size.
+
+        The store itself protects the content.
+        """
         return self.size(path) == size
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:

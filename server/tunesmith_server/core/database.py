@@ -129,8 +129,11 @@ class Database:
         )
 
     def dispose(self) -> None:
-        """Close all connections. A thread may still use one; this one is closed when the thread
-        returns it, because the pool that it came from is gone then."""
+        """Close all connections.
+
+        A thread may still use a connection; this connection is closed when the thread returns it,
+        because its pool no longer exists then.
+        """
         if not event.contains(self.engine, "checkin", _close_returned):
             event.listen(self.engine, "checkin", _close_returned)
         self.engine.dispose()

@@ -35,8 +35,10 @@ CLOSE_SECONDS = 3.0
 """Maximum seconds that `close` waits for unsent messages."""
 
 _UNSENT = "unsent wake-ups"
-"""Key in `session.info` of the transaction's unsent messages. Each is a function that sends the
-message, with the open savepoint or None."""
+"""Key in `session.info` of the transaction's unsent messages.
+
+Each item is a function that sends a message; its argument is the open savepoint or None.
+"""
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 
 

@@ -137,7 +137,6 @@ class InferenceProcess:
             return start
 
     async def _listening(self, process: subprocess.Popen[bytes], start: int) -> str:
-        """Wait for the line in which the process names its URL."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             ended = process.poll() is not None

@@ -104,7 +104,6 @@ class Registry:
         self._absent.pop(model.id, None)
 
     def _forget_registrations(self, registered: dict[str, tuple[str, int]]) -> None:
-        """Remove these registrations, but keep newer registrations of other requests."""
         for name, registration in registered.items():
             if self._registered.get(name) == registration:
                 del self._registered[name]

@@ -104,8 +104,11 @@ class Inference:
             await registry.forget(model_id)
 
     async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
-        """Unload models that were deleted, until cancelled. `existing`: function that returns which
-        of the given names are still models of this server; called in a thread."""
+        """Unload models whose files the server has deleted; repeat until the task is cancelled.
+
+        `existing`: function that returns which of the given names are still models of this server;
+        called in a thread.
+        """
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             names = [name for registry in self._registries() for name in registry.names]

@@ -1,7 +1,9 @@
 """vLLM as a child process of `tunesmith serve`, on a Unix socket in a private folder.
 
-It is a child of `serve` and not of the API, because it starts slowly and should outlive a crash of
-the API. The socket belongs to us from the start, while another user could take a chosen port."""
+The vLLM process is a child of `serve` and not of the API, because vLLM starts slowly and should
+outlive a crash of the API. The socket belongs to us from the start, while another user could take a
+chosen port.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +106,11 @@ class VLLMChild(Child):
 
 
 def vllm_child(settings: Settings, folders: Mapping[str, Path], logs: Path) -> VLLMChild | None:
-    """Return the child process that the settings ask for. None if they name no model, or if vLLM
-    is not installed, which is logged. `folders`: base models by name. Raises ValueError if the
-    model is unknown."""
+    """Return the child process that the settings ask for.
+
+    None if the settings name no model, or if vLLM is not installed; a missing vLLM is logged.
+    `folders`: base models by name. Raises ValueError if the model is unknown.
+    """
     name = settings.inference_vllm_model
     if not name:
         return None

@@ -54,7 +54,6 @@ def all_projects(statement: S) -> S:
 
 @lru_cache(maxsize=1024)
 def _conditions(project_id: str, is_select: bool) -> tuple[Any, ...]:  # Any: loader options
-    """Return one loader option for each table of owned rows."""
     return tuple(
         with_loader_criteria(
             entity, _condition(entity, project_id, is_select), include_aliases=True

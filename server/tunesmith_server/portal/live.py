@@ -157,7 +157,6 @@ async def answer(request: Request) -> Response:
 
 
 def _position(topic: str) -> tuple[str, int]:
-    """Return the job's id and the number of the last event that the browser has."""
     name, _, seq = topic.partition(":")
     return name, int(seq) if seq.isascii() and seq.isdigit() and len(seq) < 10 else 0
 
@@ -205,7 +204,6 @@ async def _stream(
 
 
 async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
-    """Wake the stream, so that it checks whether it must end."""
     while True:
         await ends.wait()
         ends.clear()
@@ -213,8 +211,10 @@ async def _wake(ends: asyncio.Event, queue: asyncio.Queue[bytes]) -> None:
 
 
 async def _next(queue: asyncio.Queue[bytes]) -> bytes:
-    """Return all waiting pieces as one piece. Return an empty piece after `PING_SECONDS` without
-    new pieces."""
+    """Return all waiting pieces as one piece.
+
+    If no piece arrives within `PING_SECONDS`, return an empty piece.
+    """
     try:
         async with asyncio.timeout(PING_SECONDS):
             pieces = [await queue.get()]

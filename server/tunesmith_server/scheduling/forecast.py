@@ -155,7 +155,6 @@ class _Forecast:
                     self._enqueue(job, now)
 
     def _enqueue(self, job: Waiting, now: float) -> None:
-        """Queue a job that some live worker can run."""
         if job.project_id not in self._projects or not any(
             self._worker_takes(worker, job) for worker in self._snapshot.workers
         ):

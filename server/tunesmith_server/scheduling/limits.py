@@ -176,7 +176,6 @@ def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
 
 
 def _running(link: _Link) -> ColumnElement[int]:
-    """Return the number of running jobs and evaluations."""
     evaluations = select(func.count()).select_from(_EVALUATED)
     evaluations = evaluations.where(
         link.of(_EVALUATED), _EVALUATED.status == constant(EvaluationStatus.RUNNING)

@@ -61,7 +61,6 @@ def _running_of(snapshot: Snapshot, owner: str) -> int:
 
 
 def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
-    """Return the reason why none of the ready workers can run the job."""
     needs = job.needs
     with_model = [one for one in ready if not lacks_model(one.abilities, needs)]
     if not with_model:
@@ -87,7 +86,6 @@ def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
 
 
 def _turn(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBecause:
-    """Return the reason why a job waits for other jobs or for a device."""
     ahead = max(0, (position or 1) - 1)
     queue = f"{ahead} jobs are ahead" if ahead > 1 else "1 job is ahead" if ahead else ""
     busy, evaluating = Counter[str](), 0

@@ -101,7 +101,6 @@ def _job_loss(summary: Summary) -> list[str]:
 
 
 def _answers(summary: Summary, number: int) -> list[str]:
-    """Return one table for each of the first `number` prompts."""
     c = summary.comparison
     answers = zip(c.prompts[:number], c.base.answers, c.tuned.answers, c.expected, strict=False)
     return [
@@ -137,6 +136,5 @@ def _table(head: Sequence[str], *rows: Sequence[str]) -> str:
 
 
 def _code(text: str, limit: int = 300) -> str:
-    """Return one line of code for a table cell."""
     line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
     return f"`{line[:limit]}{'...' if len(line) > limit else ''}`" if line else "(nothing)"

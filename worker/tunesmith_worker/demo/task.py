@@ -97,7 +97,6 @@ def own_task(output: Path, model: str, source: Path, max_steps: int | None) -> T
 
 
 def _training(output: Path, name: str, title: str, data: world.DataSet, recipe: Recipe) -> Training:
-    """Write the data files of a job."""
     folder = output / "data"
     folder.mkdir(exist_ok=True)
     train, valid = folder / f"{name}.jsonl", folder / f"{name}_valid.jsonl"

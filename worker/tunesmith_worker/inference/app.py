@@ -176,7 +176,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 def _request_id(request: Request) -> str:
-    """Return the request id that the API sent, or a new request id."""
     given = request.headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
 

@@ -165,7 +165,6 @@ class ModelPool:
         raise ApiError(503, f"chat waits: {self.waiting_for}", code="unavailable", retry_after=30)
 
     def _plan(self, registration: Registration) -> _Plan:
-        """Return the folders and the adapter that a registered model needs."""
         own = str(self._files.folder(registration))
         if registration.kind == "full":
             return _Plan(registration.id, own)
@@ -181,7 +180,6 @@ class ModelPool:
         return _Plan(base, folder, own if added_tokens else None, own in self._unsupported, own)
 
     def _prepare(self, registration: Registration) -> _Plan:
-        """Load a model and its adapter unless they are in memory."""
         plan = self._plan(registration)
         self._files.used(registration)
         loaded = self._load(plan)
@@ -195,7 +193,6 @@ class ModelPool:
         return plan
 
     def _load(self, plan: _Plan) -> Loaded:
-        """Return a model in memory."""
         loaded = self._models.get(plan.key)
         if loaded is None:
             started = time.monotonic()

@@ -180,7 +180,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_dead(lock: Path) -> bool:
-    """Return True if no process holds the lock."""
     try:
         with lock.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

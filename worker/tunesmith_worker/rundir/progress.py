@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MARK_SECONDS = 1.0
-"""Minimum seconds between two writes of the mark."""
+"""Minimum seconds between two writes of the file that marks progress."""
 
 
 class ProgressMark:

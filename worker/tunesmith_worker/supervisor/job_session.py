@@ -326,7 +326,6 @@ class JobSession:
         return transfer.result()
 
     def _tick(self) -> None:
-        """Collect events, send a report if one is due, and check the trainer."""
         if self._stop_requested() and not self._ending:
             raise Released
         self._collect()
@@ -343,7 +342,6 @@ class JobSession:
         self._commands.watch(self._trainer)
 
     def _collect(self) -> None:
-        """Read new events and continue uploads."""
         self._reader.read()
         self._points.update()
         self._samples.update()

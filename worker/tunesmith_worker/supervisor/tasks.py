@@ -145,7 +145,8 @@ def _give_back(api: ServerApi, file_id: str, end: ReadingEnd) -> None:
 def _send(api: ServerApi, file_id: str, result: ReadingResult) -> None:
     """Send the result; retry while the server is unreachable.
 
-    A lost result would mean reading the file again, which can take long."""
+    If a result is lost, the file must be read again, which can take long.
+    """
     for _ in range(SEND_TRIES - 1):
         try:
             return api.send_reading(file_id, result)

@@ -78,7 +78,8 @@ def resolve_update_rates(
 ) -> dict[str, Untyped]:
     """Return the trainer's arguments for learning rates and optimizer.
 
-    Also records the adapter's file size in plan.json."""
+    Also record the adapter's file size in plan.json.
+    """
     recipe, choices = context.spec.recipe, context.plan.choices
     full = recipe.tuning == "full"
     rate = embedding_learning_rate(loaded.model, recipe, train_plan.learning_rate, choices)

@@ -201,7 +201,6 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
         self._since += seconds
 
     def _exclude_time(self) -> None:
-        """Exclude the time of evaluations and saving from tokens_per_second."""
         now = time.perf_counter()
         self._since += now - max(self._since, self._step_ended)
         self._step_ended = now

@@ -80,7 +80,8 @@ def _is_quantized(run_dir: Path) -> bool:
 Stamp = tuple[int, int, int]
 """A file's ctime in ns, size and inode; zeros if the file does not exist.
 
-Installers reset mtime, but cannot reset ctime."""
+Package installers reset a file's mtime, but cannot reset its ctime.
+"""
 
 
 def stamps() -> dict[str, Stamp]:

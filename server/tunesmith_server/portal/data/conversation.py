@@ -23,7 +23,7 @@ _TEXTS = {
     "output": "assistant",
     "text": "text",
 }
-"""Columns with a text, each with the role whose text it is."""
+"""Columns that contain text, each with the chat role of its text."""
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 

@@ -27,7 +27,7 @@ Curves = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Chart of curves that share a vertical scale."""
+    """Chart whose curves share one vertical scale."""
 
     title: str
     """Title of the chart, with the unit."""
@@ -131,7 +131,6 @@ def charts_of(
 
 
 def _limited(chart: Chart, precision: str) -> Chart:
-    """Return the chart with the limit of its metric, if the metric has a limit."""
     if chart.names != ("rollout_gap",):
         return chart
     gap = largest_gap(precision)

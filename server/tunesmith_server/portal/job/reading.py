@@ -128,7 +128,6 @@ def read(session: Session, state: State, view: JobView) -> Parts:
 
 
 def _evaluations(measured: charts.Curves) -> dict[int, str]:
-    """Return the validation results by step, as texts."""
     found = {}
     for name, label in (("valid_loss", "validation loss"), ("valid_reward", "held-out reward")):
         if curve := measured.get(name):

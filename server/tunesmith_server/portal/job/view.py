@@ -20,7 +20,8 @@ HIDDEN = (EventKind.METRICS, EventKind.SAMPLES)
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """Range, step, smoothing and axis that the visitor looks at."""
+    """Part of the charts that the visitor sees: range of steps, selected step, smoothing and
+    axis."""
 
     job_id: str
     attempt: int | None

@@ -108,7 +108,6 @@ def _precision(found: reading.Parts) -> str:
 
 
 def _forms(visit: Visit, view: JobView) -> list[same_as.Form]:
-    """Return the request that created the job as command line, Python and curl."""
     body = job_fork.body_of(jobs.retrieve(visit.session, view.job_id))
     return same_as.create(body, str(visit.request.base_url).rstrip("/"))[1:]
 

@@ -34,7 +34,7 @@ STATE_GROUPS: dict[str, tuple[str, list[JobState]]] = {
     "failed": ("Failed", [JobState.FAILED]),
     "cancelled": ("Cancelled", [JobState.CANCELLED]),
 }
-"""Choices of the state filter. Each has a name in the address, a label, and states."""
+"""Choices of the state filter. Each filter has a name in the address, a label, and job states."""
 COLUMNS = {
     "curve": "Curve", "method": "Method", "model": "Base model", "owner": "Owner",
     "took": "Took", "when": "Created",
@@ -284,7 +284,6 @@ def _owner_of(owner: Any) -> str | None:  # Any: JSON
 
 
 def _curve_of(item: Mapping[str, Any]) -> Sequence[float | None]:
-    """Return the curve of the job's main metric, if the list has a curve."""
     curve = item.get("curve")
     return curve.get("values", []) if isinstance(curve, dict) else []
 

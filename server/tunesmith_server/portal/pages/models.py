@@ -132,7 +132,6 @@ def _groups(found: Sequence[Model], bases: dict[str, Model]) -> list[Group]:
 
 
 def _base_names(choice: Choice, bases: Sequence[Model], found: Sequence[Model]) -> list[str]:
-    """Return the names of base models that the filter offers."""
     names = {model.id for model in bases} | {model.base_model or "" for model in found}
     return sorted(filter(None, names | {choice.base}))
 

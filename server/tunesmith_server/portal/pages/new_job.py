@@ -206,7 +206,6 @@ def _page(
 
 
 def _in_words(problem: RequestProblem) -> RequestProblem:
-    """Return the problem of a missing model or file in the words of the form."""
     message = f"choose a {_NEEDED[str(problem.param)]}"
     return problem.model_copy(update={"message": message, "hint": None})
 

@@ -103,7 +103,7 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 def _candidates() -> Select[EvaluationRow]:
     """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
-    projects in the order of the queue. So the evaluations of one project do not hide the
+    projects in the order of the queue. The evaluations of one project therefore do not hide the
     evaluations of other projects."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
@@ -216,7 +216,6 @@ def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
 
 
 def _can_load(worker: WorkerRow | None, claimed: EvaluationClaim) -> bool:
-    """Return True if the worker has the base models, or can fetch them."""
     known = worker.models if worker else []
     models = [model for model in (claimed.model, claimed.against) if model is not None]
     return all(

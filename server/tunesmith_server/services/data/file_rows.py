@@ -153,7 +153,6 @@ def _has_text(row: DataRow, text: str) -> bool:
 
 
 def _strings(value: Any) -> Iterator[str]:  # Any: JSON
-    """Yield the keys and strings in a JSON value."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key

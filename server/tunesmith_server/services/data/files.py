@@ -139,9 +139,11 @@ def retrieve(
     param: str | None = None,
     lock: bool | dict[str, bool] = False,
 ) -> FileRow:
-    """Return the file's row. On PostgreSQL, `lock` blocks concurrent changes (`{"read": True}`
-    takes a shared lock). So a job is created either before or after its file is validated or
-    deleted."""
+    """Return the file's row.
+
+    On PostgreSQL, `lock` blocks concurrent changes (`{"read": True}` takes a shared lock). A job is
+    therefore created either before or after its file is validated or deleted.
+    """
     row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:
         error = BadRequest if param else NotFound

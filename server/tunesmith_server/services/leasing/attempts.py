@@ -49,9 +49,10 @@ def fail_attempt(
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
     """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
-    store the failures of all attempts. If the user has cancelled the job, it is cancelled instead.
-    If the user has paused or stopped the job, the user's command takes effect unless the job fails.
-    The change is conditional on the job's fence. Returns None if nothing was changed."""
+    store the failures of all attempts. If the user has cancelled the job, the server cancels the
+    job instead. If the user has paused or stopped the job, the user's command takes effect unless
+    the job fails. The change is conditional on the job's fence. Returns None if nothing was
+    changed."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}

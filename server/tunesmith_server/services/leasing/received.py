@@ -204,7 +204,6 @@ def _unreadable(event: Any, error: Exception) -> Unreadable:  # Any: JSON or a R
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason in one line, without the invalid value."""
     if isinstance(error, ValidationError):
         first = field_errors(error.errors(include_url=False, include_input=False))[0]
         text = f"{first.name}: {first.message}" if first.name else first.message
@@ -216,5 +215,4 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that every database can store."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()

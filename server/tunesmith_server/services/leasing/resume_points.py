@@ -133,7 +133,6 @@ def _is_needed() -> ColumnElement[bool]:
 
 
 def _readable(rows: Sequence[ResumePointRow]) -> list[ResumePoint]:
-    """Return the resume points that this release can read, in the same order."""
     points = []
     for row in rows:
         try:

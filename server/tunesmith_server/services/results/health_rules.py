@@ -248,8 +248,8 @@ def _finite(points: Sequence[Point]) -> list[tuple[int, float]]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Estimate the standard deviation of the noise between points. If the estimate is wrong, it is
-    usually too large.
+    """Estimate the standard deviation of the noise between points. A wrong estimate is usually too
+    large.
 
     The estimate uses second differences, because a steady trend does not change them. The estimate
     is the larger of two values: the median over the whole curve, which ignores a fast fall at the

@@ -203,7 +203,6 @@ def _is_behind(index: int, start: int | None, order: Order) -> bool:
 
 
 def _end(row: SamplesRow, order: Order) -> str:
-    """Return the id of a step's last sample in the requested order."""
     return sample_lines.sample_id(row, 0 if order == "desc" else max(_count(row) - 1, 0))
 
 

@@ -140,7 +140,6 @@ def parse_cursor(job_id: str, after: str) -> tuple[int, int]:
 
 
 def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> range:
-    """Return the indices of a step's samples after the cursor."""
     if not isinstance(row.count, int):  # a damaged row
         return range(0)
     last = cursor[1] if cursor is not None and cursor[0] == row.step else None

@@ -32,7 +32,7 @@ _ROWS_AT_A_TIME = 16
 """Number of rows read at a time; a row has up to 64 KiB."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
 _SHOWN_METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
-"""Metrics whose last value is part of the job."""
+"""Metrics whose last value is shown with the job."""
 
 
 def add(
@@ -234,7 +234,6 @@ def list_metrics(
 
 
 def _points(session: Session, job_id: str, steps: list[int]) -> Iterator[tuple[str, bytes]]:
-    """Yield the metrics of consecutive existing steps."""
     if not steps:
         return
     values: dict[int, dict[str, float | None]] = {step: {} for step in steps}

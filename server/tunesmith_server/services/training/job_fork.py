@@ -96,7 +96,6 @@ def _digest(*parts: str) -> str:
 
 
 def _resume_steps(session: Session, job_id: str) -> list[int]:
-    """Return the steps of a job's resume points, newest first."""
     points = select(ResumePointRow.step).where(ResumePointRow.job_id == job_id)
     return list(session.scalars(points.order_by(ResumePointRow.step.desc())))
 
@@ -116,7 +115,6 @@ def _requested_step(session: Session, parent: JobRow, body: JobFork) -> int | No
 
 
 def _resume_step(session: Session, parent: JobRow, requested: int | None) -> int:
-    """Return the step of the newest resume point at or before the requested step."""
     steps = _resume_steps(session, parent.id)
     if not steps:
         raise BadRequest(
@@ -139,7 +137,6 @@ def _resume_step(session: Session, parent: JobRow, requested: int | None) -> int
 
 
 def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
-    """Return the create request of a fork."""
     old = _recipe_of(parent)
     changes: dict[str, Any] = {
         name: value

@@ -76,7 +76,6 @@ def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:  # Any: rows o
 
 
 def _unreadable(row: Any) -> Job:  # Any: a row of `query`
-    """Return the readable values of a row, with the error `unreadable`."""
     documents = {name: _json_in(getattr(row, f"{name}_text")) for name in _DOCUMENTS}
     columns = SimpleNamespace(**{**row._mapping, **documents, "notes": None})
     return stored_job.to_wire(cast_type(JobRow, columns))

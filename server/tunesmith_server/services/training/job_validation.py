@@ -29,8 +29,9 @@ _MAX_ROUNDS = 50
 def split_fields(body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the valid fields of a body, and pydantic's errors of the others.
 
-    An object with an unknown field is not validated further. So unknown fields are removed, and the
-    body is validated again."""
+    An object with an unknown field is not validated further. Therefore unknown fields are removed,
+    and the body is validated again.
+    """
     rest, found = copy.deepcopy(body), list[dict[str, Any]]()
     errors = _errors(rest)
     for _ in range(_MAX_ROUNDS):

@@ -1,7 +1,10 @@
-"""State of jobs; no other module writes the state. `insert` sets the first state of a job. Only
-`move` and `start` change a job's state. Each uses a conditional UPDATE that allows only legal
-transitions, and adds an event in the same transaction. `start` is for claims.py; the callers of
-`move` are leases.py (workers' reports) and job_control.py (user commands)."""
+"""State of jobs; no other module writes the state.
+
+`insert` sets the first state of a job. Only `move` and `start` change a job's state. Each function
+uses a conditional UPDATE that allows only legal transitions, and adds an event in the same
+transaction. `start` is for claims.py; the callers of `move` are leases.py (workers' reports) and
+job_control.py (user commands).
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,6 @@ def _named(error: Exception) -> str:
 
 
 def _fail(session: Session, job_id: str, failure: JobFailure) -> None:
-    """Fail the job with an event, or without an event if the row prevents it."""
     fence = {"fence": JobRow.fence + 1}  # a worker that holds the job must stop
     try:
         with session.begin_nested():

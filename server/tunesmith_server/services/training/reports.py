@@ -105,7 +105,6 @@ def _unreadable(what: str, error: Exception) -> NotFound:
 
 
 def _content(row: ReportRow) -> dict[str, Any]:
-    """Return the report in the current form, without its version."""
     content: dict[str, Any] = upgraded_file(row.content)
     return {name: value for name, value in content.items() if name != VERSION_FIELD}
 

@@ -254,7 +254,6 @@ shown as null."""
 
 
 def _readable_recipe(row: JobRow) -> Recipe:
-    """Return the recipe without the fields that cannot be read."""
     document = upgraded(row.recipe, row.document_version)
     if not isinstance(document, dict):
         return Recipe()

@@ -38,7 +38,7 @@ def warn(session: Session, job: JobRow) -> None:
 
 
 def new_warning(job: JobRow) -> EventRow:
-    """Return the warning as the next event of `job`."""
+    """Return a new event of `job` that contains the warning."""
     message = (
         f"no train worker has the base model {job.model!r}: the job waits. Start a worker whose "
         "TUNESMITH_MODEL_DIRS contains that folder"

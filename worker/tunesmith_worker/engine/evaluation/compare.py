@@ -137,7 +137,6 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _resampled(gains: Values, weights: Values, seed: int) -> Values:
-    """Return the difference d of each bootstrap resample."""
     generator, n = np.random.default_rng(seed), len(gains)
     size = max(1, _AT_ONCE // n)
     parts = []

@@ -51,7 +51,6 @@ def state_bytes(optimizer: Untyped) -> int:
 
 
 def _adamw(parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Create the same state as torch.optim.Adam._init_group does."""
     on_device = group["capturable"] or group["fused"]
     return {
         "step": torch.zeros(

@@ -86,7 +86,6 @@ class LostUpdates:
         self._samples = []
 
     def _count(self, sample: _Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the numbers of lost updates and of nonzero updates."""
         p, state = sample.parameter, self._optimizer.state[sample.parameter]
         stochastic = "exp_avg" not in state  # stochastic rounding loses no update on average
         moves = _evenly(state["m_code" if stochastic else "exp_avg"]) != 0

@@ -105,7 +105,6 @@ class AttentionHalf:
     def _rotated(
         self, qkv: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Return qkv with rotated queries and keys, as a new tensor."""
         shape = self._shape
         heads = qkv.unflatten(1, (-1, shape.head_dim))
         q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
@@ -191,7 +190,6 @@ def _add(
     multiplier: float,
     activation: Activation | None = None,
 ) -> torch.Tensor:
-    """Return `x + multiplier * after(projection(activation(inner)))`."""
     parts, _ = projection.current()
     if not after.exists:
         return lora_linear(

@@ -178,7 +178,6 @@ def sample_ids(causal: Untyped) -> torch.Tensor:
 
 
 def _difference(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the RMS of the error, divided by the RMS of the reference values."""
     error = (actual.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30)
     return float(error)
 

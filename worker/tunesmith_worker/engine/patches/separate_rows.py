@@ -3,8 +3,8 @@
 transformers builds an attention mask for packed rows from their positions, but only for some
 architectures. In other architectures, a row attends to the row before it, continues that row's
 positions, or gets that row's convolution inputs or state. The test compares a row in a pack with
-the same row alone. Rounding hides small differences, so it also checks that the row's logits have
-no gradient with respect to the row before it.
+the same row alone. Rounding hides small differences, so the test also checks that the row's logits
+have no gradient with respect to the row before it.
 """
 
 from __future__ import annotations

@@ -140,7 +140,6 @@ class Batch:
         return min(_RESERVED, max(map(sum, zip(cached, left, strict=True))))
 
     def _take_from_queue(self, room: int) -> list[Row]:
-        """Remove up to `room` rows from the front of the queue and return them."""
         joining: list[Row] = []
         tokens = 0
         while self._queue and len(joining) < room:
@@ -192,7 +191,6 @@ class Batch:
 
 
 def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
-    """Group rows by prompt, in the order of first occurrence."""
     groups: dict[tuple[int, ...], deque[Row]] = {}
     for row in rows:
         groups.setdefault(row.request.prompt_ids, deque()).append(row)

@@ -160,7 +160,6 @@ class Decoder:
         return torch.cat([*normed, v], dim=1)
 
     def _add(self, layer: LayerWeights, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return `x + multiplier * norm(o_proj(out))`."""
         multiplier = layer.spec.residual_multiplier
         if layer.after_attention is None and multiplier == 1.0:
             return layer.out.add_to(x, out)

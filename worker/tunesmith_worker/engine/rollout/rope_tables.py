@@ -92,7 +92,6 @@ class RopeTables:
         return RopeTable(cos, sin, torch.stack(pairs, 1))
 
     def _max_positions(self, layer_type: str | None, rope_key: int) -> int:
-        """Return the maximum number of positions for `rope_key`."""
         limit = self._limit(layer_type)
         if limit is None:
             return sys.maxsize
@@ -115,7 +114,6 @@ class RopeTables:
 
 
 def _reset_frequencies(rotary: Untyped, layer_type: str | None) -> None:
-    """Reset the frequencies that the module cached in earlier calls."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     original = getattr(rotary, f"{prefix}original_inv_freq", None)
     if original is not None:

@@ -191,7 +191,6 @@ def _longest(row: Row) -> int:
 
 
 def _samples_at(row: Row, place: int) -> bool:
-    """Return True if the row's token at `place` is not known yet."""
     return row.completion is None and place >= len(row.request.prompt_ids)
 
 
@@ -233,8 +232,9 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
 def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     """Yield batches of at most `size` rows, sorted by the length of their prompts.
 
-    In a batch, lengths differ by at most half of the longest completion. If they differ more, an
-    additional batch needs fewer steps than the longer prompts."""
+    In a batch, lengths differ by at most half of the longest completion. With a larger difference,
+    a separate batch for the long prompts needs fewer steps.
+    """
     ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
     batch: list[Row] = []
     for row in ordered:

@@ -38,8 +38,10 @@ class StopChecker:
             self._text = _StopTextMatcher(request.stop, backend)
 
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Add the next token. If it ends the completion, return the finish reason and the stop
-        reason."""
+        """Add the next token.
+
+        If the token ends the completion, return the finish reason and the stop reason.
+        """
         self._count += 1
         if token in self._request.stop_token_ids:
             return FinishReason.STOP, token

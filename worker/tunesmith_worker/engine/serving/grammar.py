@@ -26,8 +26,11 @@ class Grammars:
         """The last schema, and its matcher before any token."""
 
     def matcher(self, schema: str) -> Matcher:
-        """Compile a JSON schema. Raises UnusableGrammar. All choices of a request have the same
-        schema. It is compiled only once, because compilation takes up to half a second."""
+        """Compile a JSON schema.
+
+        Raises UnusableGrammar. All choices of a request have the same schema. The schema is
+        compiled only once, because compilation takes up to half a second.
+        """
         compiled = self._compiled
         if compiled is None or compiled[0] != schema:
             compiled = self._compiled = (schema, self._compile(schema))

@@ -110,7 +110,6 @@ class EngineLoop:
                     self._pause(self.rest * (time.perf_counter() - began))
 
     def _pause(self, seconds: float) -> None:
-        """Wait until the pause is over or the thread has to end."""
         with self._wake:
             self._wake.wait_for(lambda: self._closing, seconds)
 

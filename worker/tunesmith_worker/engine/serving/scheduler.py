@@ -156,7 +156,6 @@ class Scheduler:
         return outputs
 
     def _move(self, ready: Sequence[Row]) -> None:
-        """Move rows with a computed prompt to a slot, and remove rows that ended."""
         self._totals.finished += sum(row.done for row in [*self._decoding, *ready])
         for row in ready:
             if not row.done and row.buffer is not None:
@@ -267,7 +266,6 @@ class Scheduler:
         )
 
     def _admit(self) -> list[Output]:
-        """Start waiting requests while memory is free."""
         while self._waiting and len(self._decoding) + len(self._prompts) < self._max_rows:
             row = self._waiting[0]
             rows = len(self._decoding) + len(self._prompts) + 1
@@ -310,7 +308,6 @@ class Scheduler:
             self._totals.reused_tokens += length
 
     def _next_parts(self) -> list[tuple[Row, Part]]:
-        """Choose the prompt tokens of the next step, oldest request first."""
         left = self._pace.prompt_tokens(len(self._decoding))
         parts: list[tuple[Row, Part]] = []
         for row in self._prompts:

@@ -84,7 +84,6 @@ def gib(size: int) -> str:
 
 
 def _field(text: str, name: str) -> int | None:
-    """Return the number after `name` at the start of a line."""
     match = re.search(rf"^{re.escape(name)}\s+(\d+)", text, re.MULTILINE)
     return int(match[1]) if match else None
 

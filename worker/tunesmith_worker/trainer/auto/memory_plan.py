@@ -200,7 +200,6 @@ class MemoryPlan:
             self._events.message(f"Recomputation is not as planned: {deviation}.", level="warn")
 
     def _predict(self, seen: MicroBatch) -> Prediction:
-        """Predict the peak of a step whose largest micro-batch has the size `seen`."""
         planner = self.planner
         engine = replace(planner.engine, ours=self._ours_in(padded=seen.padded))
         share = planner.batch.labelled / planner.batch.tokens
@@ -364,7 +363,6 @@ class MemoryPlan:
         return policy
 
     def _rewrite_choice(self, policy: Policy, reason: str) -> None:
-        """Replace the memory plan in plan.json, if plan.json already has one."""
         if any(choice.name == NAME for choice in self._choices.made):
             option = self.planner.option(policy)
             self._choices.replace(to_choice(self.planner, option, reason))

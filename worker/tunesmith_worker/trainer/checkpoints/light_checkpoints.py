@@ -18,7 +18,8 @@ Untyped = Any  # Any: transformers is not typed
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Removes light checkpoints beyond the recipe's limit.
 
-    The class is a callback so that resume points contain the state of the class."""
+    This class is a trainer callback, so that resume points contain its state.
+    """
 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:
         self._run, self._recipe, self._forked = run, recipe, forked

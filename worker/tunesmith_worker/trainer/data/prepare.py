@@ -65,7 +65,6 @@ class RowNumbers:
             start += batch.num_rows
 
     def _number(self, example: int) -> int:
-        """Return the number of the row that example `example` came from."""
         work, seen = self._work, 0
         for chunk in read_chunks(self._path):
             rows = chunk_rows(chunk, work.name)

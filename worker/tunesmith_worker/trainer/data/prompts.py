@@ -169,7 +169,6 @@ def prompt_rows(
 
 
 def _tokenized(path: Path, name: str, tokenizer: Tokenizer) -> Iterator[tuple[PromptRow, bool]]:
-    """Yield each prompt, and True if the chat template wrote the prompt."""
     rows = read_prompt_rows(path, name)
     while batch := list(islice(rows, _BATCH_PROMPTS)):
         rendered = [render_prompt(tokenizer, prompt.row) for prompt in batch]

@@ -29,7 +29,8 @@ MAX_ROWS is the maximum number of validation rows.
 """
 MAX_ANSWER_TOKENS = 128
 _SCORING = 0.6
-"""Share of the evaluation's time for computing losses; the rest is for generating answers."""
+"""Share of the evaluation's time for computing losses; the rest of the time is for generating
+answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,6 @@ class SupervisedEvaluation:
             return scores, self._answer(used, examples, seconds), cost
 
     def _sample(self) -> tuple[list[int], list[ScoredRow]]:
-        """Return the indices of the chosen rows in the data set, and the rows."""
         most = MAX_TRAINING_ROWS if self._rows.on == "training_file" else MAX_ROWS
         available = len(self._rows.dataset)
         draw = random.Random(f"evaluation {self._seed}")
@@ -147,7 +147,6 @@ class SupervisedEvaluation:
         )
 
     def _answer(self, model: Untyped, examples: Sequence[_Example], seconds: float) -> _Answers:
-        """Return the decoded answers to the examples' prompts."""
         longest = max(len(example.expected) for example in examples)
         found = greedy_answers(
             model,

@@ -250,7 +250,6 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return _pad_columns(scores.log_probs, width)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Untyped]]) -> Inputs:
-        """Extend TRL's batch with the rows, their indices and their token counts."""
         rows = [self.runner.prompts.rows[int(example["row"])] for example in inputs]
         self.rollout = self.runner.start(rows, "train", self.state)
         with self._scoring([]), no_layer_recomputes(self.model), no_bias_warning():

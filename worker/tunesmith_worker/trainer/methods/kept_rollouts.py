@@ -50,7 +50,6 @@ class KeptRollouts:
             self._file = None
 
     def _read(self, head: Json) -> dict[int, Completion]:
-        """Read the completions up to the first incomplete line."""
         stored: dict[int, Completion] = {}
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()

@@ -174,7 +174,6 @@ def _rerun(trainer: Untyped, rows: dict[str, Untyped], step: StepRecord) -> _Pas
 
 @contextmanager
 def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
-    """Restore metrics and random state on exit, and clear the gradients."""
     counters, state = trainer.counters(), random_state()
     try:
         yield

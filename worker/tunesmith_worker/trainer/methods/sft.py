@@ -272,7 +272,8 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
 
 class _Sums:
-    """Metric sums over tokens with loss, kept on the device so that steps need no device sync."""
+    """Sums of metrics over the tokens with loss; the sums stay on the device, so that steps need no
+    device sync."""
 
     _NAMES = ("nll", "entropy", "top1")
 

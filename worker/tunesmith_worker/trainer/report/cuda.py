@@ -82,7 +82,6 @@ class CudaTimeline:
         return event
 
     def _drain(self) -> None:
-        """Add the time of finished GPU segments to their phases."""
         while self._pending and self._pending[0].end.query():
             segment = self._pending.popleft()
             seconds = segment.start.elapsed_time(segment.end) / 1e3
@@ -93,7 +92,6 @@ class CudaTimeline:
             self._free.append(segment.start)  # the end event is the start of the next segment
 
     def _book_gap(self, spans: Spans, seconds: float) -> None:
-        """Add `seconds` of idle GPU time to the last host phases in `spans`."""
         for phase, span in reversed(spans):
             part = min(span, seconds)
             self._charge(phase, part)

@@ -184,7 +184,6 @@ def _padding(slots: int, tokens: int) -> float | None:
 
 
 def _idle(seconds: Mapping[str, float], stepping: float) -> float:
-    """Return the seconds in which the model neither generates nor trains."""
     return stepping - sum(seconds.get(name, 0.0) for name in _AT_WORK)
 
 

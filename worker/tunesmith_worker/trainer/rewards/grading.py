@@ -159,7 +159,6 @@ class Grading:
         return self._thread.submit(self._spec.grade, completion) if self._spec else None
 
     def _call_local(self, arguments: Mapping[str, object], count: int) -> list[list[float | None]]:
-        """Return the rewards by local functions, one list for each function."""
         results = {r.name: r.call(arguments) for r in self._local if not r.is_async}
         waiting = [reward for reward in self._local if reward.is_async]
 

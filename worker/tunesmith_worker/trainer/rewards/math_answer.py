@@ -127,7 +127,6 @@ def _is_negative(before: str) -> bool:
 
 
 def _in_braces(text: str) -> str | None:
-    """Return the text up to the closing brace."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "{") - (letter == "}")

@@ -146,7 +146,6 @@ class Movement:
         )
 
     def _now(self, parameter: torch.nn.Parameter, rows: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the optimizer's fp32 weights."""
         here = _cut(_as_rows(parameter.detach()), rows)
         error = self._optimizer.state.get(parameter, {}).get("error")
         if error is None:

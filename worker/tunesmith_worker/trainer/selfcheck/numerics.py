@@ -122,7 +122,6 @@ class Numerics:
             return self._compare_in_fp32()
 
     def _compare_directly(self, limits: Limits) -> list[Outcome]:
-        """Compare the runs in the precision of training."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         ours = self._run(backward=True)
         rows = self._compare_rows(ours, limits)

@@ -232,7 +232,6 @@ def _causal(model: Untyped) -> Untyped:
 
 
 def _weight(module: Untyped) -> torch.Tensor:
-    """Return the base model's weight from inside PEFT's wrapper."""
     if isinstance(module, peft.utils.TrainableTokensWrapper):
         module = module.token_adapter.get_base_layer()
     if isinstance(module, peft.utils.ModulesToSaveWrapper):

@@ -31,7 +31,7 @@ class Limits:
 
 
 EXACT = Limits(log_prob=1e-4, gradient=1e-4)
-"""Limits in fp32 on a CPU, where only the order of sums differs.
+"""Limits for fp32 on a CPU, where results differ only by the order of summation.
 
 The largest measured difference over all model families is 1e-5.
 """
@@ -49,7 +49,8 @@ FACTOR = 2.0
 """Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
 batch (docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
 FLOOR = 1e-2
-"""Minimum used for the stock error in 16 bits, because this error may be small by chance."""
+"""Least value that the check assumes for the stock error in 16 bits, because the measured error may
+be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."

@@ -201,7 +201,6 @@ class _RolloutChecks:
                     self.outcomes[place] = compare_16_bits(ours, stock, truth_run, outcome)
 
     def _compare(self, limits: Limits) -> None:
-        """Run all checks in one precision."""
         for part in (
             self._check_generation,
             self._check_kernels,
@@ -361,7 +360,6 @@ def _check_weights_kept(fault_text: str) -> Outcome:
 
 
 def _checksums(context: ReinforcementContext) -> list[int]:
-    """Sum the bits of every tensor, as integers."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     tensors = [*context.model.parameters(), *context.model.buffers()]
     with torch.no_grad():

@@ -304,6 +304,5 @@ def _wrong_end(requests: Sequence[Request], completions: Sequence[Completion]) -
 
 
 def _unused_ids(tokens: Sequence[int]) -> list[int]:
-    """Return a low id and a high id that the completion does not contain."""
     free = (i for i in range(len(tokens) + 1) if i not in tokens)
     return [next(free), max(tokens) + 1]

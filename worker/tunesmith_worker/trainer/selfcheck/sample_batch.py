@@ -32,7 +32,7 @@ IdsAndLabels = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class SampleBatch:
-    """The same rows in three layouts."""
+    """The same rows in three micro-batch layouts."""
 
     training_layout: Batch
     """One micro-batch of all rows, in the training layout."""

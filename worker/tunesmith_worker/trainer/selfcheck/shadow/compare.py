@@ -234,7 +234,6 @@ def _distance(actual: Gradients, expected: Gradients, factor: float) -> float:
 def _worst(
     actual: Gradients, expected: ExpectedStep, factor: float, tolerance: Tolerance
 ) -> tuple[float, str]:
-    """Return the largest relative difference of a tensor, and the tensor's name."""
     whole = factor * expected.norm
     if not tolerance.single:
         apart = _distance(actual, expected.gradients, factor)

@@ -126,7 +126,6 @@ def _log_probs(
 
 
 def _groups(model: Untyped, rows: Sequence[FedRow], tokens: int = GROUP_TOKENS) -> list[list[int]]:
-    """Group the indices of rows of similar length, longest first."""
     vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 1))
     limit = min(tokens, GROUP_LOGITS // vocabulary)
     groups: list[list[int]] = []

@@ -141,7 +141,6 @@ def _is_policy(text: str) -> Finding:
 
 
 def _sample(rows: Sequence[GroupRow]) -> list[int]:
-    """Return the indices of a few scored rows."""
     places: list[int] = []
     tokens = 0
     for place, row in enumerate(rows):
@@ -155,7 +154,6 @@ def _sample(rows: Sequence[GroupRow]) -> list[int]:
 
 @contextmanager
 def _values(values: list[tuple[Untyped, torch.Tensor]]) -> Iterator[None]:
-    """Replace the values of parameters within the block."""
     before = [(parameter, parameter.data) for parameter, _ in values]
     try:
         for parameter, value in values:

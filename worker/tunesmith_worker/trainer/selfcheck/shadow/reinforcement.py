@@ -261,7 +261,6 @@ class ReinforcementStep:
         )
 
     def _repeat(self, batch: Untyped) -> RunStep:
-        """Repeat the run's own step without dropout, with our kernels and TRL's loss."""
         context, trainer = self._context, self._context.trainer
         fresh = {name: value for name, value in batch.items() if name != _OLD}
         with restored_state(context.model, context.device), trainer.unmeasured("eval"):

@@ -17,7 +17,6 @@ def learning_rate_at(update: int, plan: TrainPlan) -> float:
 
 
 def _shape(update: int, kind: Scheduler, warmup: int, total: int) -> float:
-    """Return the learning rate as a share of the peak rate."""
     if kind == "constant":
         return 1.0
     if update < warmup:
