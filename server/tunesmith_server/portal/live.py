@@ -85,7 +85,7 @@ class _RowFeed:
         self._seen: dict[str, str] | None = None
 
     async def run(self) -> None:
-        """Query the list after each change of a job in the project, until cancelled."""
+        """Query the list after each change of a job in the project, until the task is cancelled."""
         state: State = self._app.state.tunesmith
         changed = asyncio.Event()
         with state.hub.progress.following(self._principal.project_id, changed):

@@ -26,7 +26,7 @@ NEW_JOB = Entry("/portal/jobs/new", "New job", "plus", "n")
 
 
 def entries(paths: frozenset[str]) -> list[Entry]:
-    """Return the entries whose pages exist."""
+    """Return the entries of the main navigation whose pages exist."""
     return [entry for entry in _ALL if entry.path in paths]
 
 

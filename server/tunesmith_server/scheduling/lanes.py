@@ -14,7 +14,8 @@ LEFT = (
 
 
 def leave_if_too_long(job: JobRow, now: float) -> bool:
-    """Remove a running job from the lane if it has used INTERACTIVE_SECONDS; return True if so."""
+    """Remove a running job from the lane if it has used INTERACTIVE_SECONDS; return True if the job
+    was removed."""
     if not job.interactive or job.claimed_at is None:
         return False
     if job.device_seconds + now - job.claimed_at <= INTERACTIVE_SECONDS:

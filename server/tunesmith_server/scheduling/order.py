@@ -6,11 +6,10 @@
    of logarithms, which gives the same order as the decayed usage at any time (usage.py).
 4. The job's priority, 5. its age, 6. its id.
 
-With one project, rules 2 and 3 are equal for all jobs, so lane, priority and age
-decide.
+With one project, rules 2 and 3 are equal for all jobs, so lane, priority and age decide.
 
 Rules 1, 4, 5 and 6 order the jobs of one project; the index `ix_jobs_claim` has their columns in
-this order. So the query reads one job of each project, not the whole queue.
+this order. The query therefore reads one job of each project, not the whole queue.
 """
 
 from __future__ import annotations

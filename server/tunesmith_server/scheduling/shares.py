@@ -51,8 +51,11 @@ def change_share(session: Session, project_id: str, body: ShareChange) -> Projec
 
 
 def change_key(session: Session, principal: Principal, key_id: str, body: Limits) -> KeyLimits:
-    """Change the limits of a key. A lead may change the keys of its project but not admin keys, and
-    cannot set a limit above the limit of its own key. So a lead cannot raise its own limits."""
+    """Change the limits of a key.
+
+    A lead may change the keys of its project but not admin keys, and cannot set a limit above the
+    limit of its own key. A lead therefore cannot raise its own limits.
+    """
     key = session.get(ApiKeyRow, key_id, with_for_update=True)
     is_hidden = not principal.is_admin and (
         key is None or key.role == "admin" or key.project_id != principal.project_id

@@ -34,8 +34,11 @@ from .order import of_jobs
 READY_SECONDS = 35.0
 """Time after which a silent worker counts as gone: three missed reports, one every 10 s."""
 MAX_WAITING = 10_000
-"""Maximum number of waiting jobs that are read. The first jobs of each project are read, so that
-the jobs of one project do not hide those of others."""
+"""Maximum number of waiting jobs that are read.
+
+The first jobs of each project are read, so that one project's jobs do not hide another project's
+jobs.
+"""
 
 Place = tuple[bool, bool, float, int, float, str]
 

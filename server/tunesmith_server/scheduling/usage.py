@@ -2,8 +2,8 @@
 
 Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
 device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with t =
-0 (1970). This logarithm changes only when the project uses a device. At any time, it gives the same
-order of projects as their decayed usage, and it does not overflow (decision 0035).
+0 (1970). This logarithm changes only when the project uses a device. At any time, this logarithm
+gives the same order of projects as their decayed usage, and it does not overflow (decision 0035).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Evaluation of a job's result."""
+    """Evaluation of the result of one compared job."""
 
     number: int
     """Number of the job on the page, from 1."""

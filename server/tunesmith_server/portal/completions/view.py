@@ -39,7 +39,8 @@ class CompletionsView:
     place: int
     """Number of the followed completion within its group, from 0."""
     after: str
-    """Sample or prompt after which the list continues."""
+    """Last sample or prompt of the previous page; the list continues after this sample or
+    prompt."""
     sample: str
     """Id of the completion that is open; empty for none."""
 

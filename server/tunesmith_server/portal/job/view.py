@@ -31,7 +31,7 @@ class JobView:
     text: str
     """Part of the message of an event."""
     after: str
-    """Event after which the list continues."""
+    """Last event of the previous page; the list continues after this event."""
     ask: str
     """Command whose confirmation is open: `cancel`, `stop` or `fork`; empty for none."""
     zoom: str

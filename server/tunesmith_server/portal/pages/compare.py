@@ -1,4 +1,4 @@
-"""Comparison of jobs: which is better, and why?"""
+"""Page that compares jobs by their curves, results and settings."""
 
 from __future__ import annotations
 

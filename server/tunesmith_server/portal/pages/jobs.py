@@ -74,7 +74,7 @@ class JobLine:
     last: float | None
     """Last value of the main metric."""
     curve: Sequence[float | None]
-    """Values of the main metric at equal distances."""
+    """Values of the main metric at equally spaced steps."""
     waits: str | None
     """Reason why the job waits, as a sentence; None if it does not wait."""
     result: str | None

@@ -1,14 +1,14 @@
 """Route that answers a prompt with up to four models in one response.
 
-All answers share one response. Each of its lines is JSON and names a column. A browser opens at
-most six connections to a host for all tabs together, and the live stream uses one of them. With one
-response per column, one playground would use up to five connections, and a second playground would
-block every tab. With one response, Stop, a closed tab and the end of the session also cancel all
-answers at once. The cookie is valid only for the portal, so the requests do not use the `/v1`
-routes. The requests use `api.chat.answering`, like the requests to `/v1/chat/completions`, with the
-same checks of model and parameters, the same limits of the key and separate prefixes of projects.
-Each column counts as one request for the rate limit. The rule of `POST /chat/completions` decides
-who may send requests.
+All answers share one response. Each line of this response is JSON and names a column. A browser
+opens at most six connections to a host for all tabs together, and the live stream uses one of these
+connections. With one response per column, one playground would use up to five connections, and a
+second playground would block every tab. With one response, Stop, a closed tab and the end of the
+session also cancel all answers at once. The cookie is valid only for the portal, so the requests do
+not use the `/v1` routes. The requests use `api.chat.answering`, like the requests to
+`/v1/chat/completions`, with the same checks of model and parameters, the same limits of the key and
+separate prefixes of projects. Each column counts as one request for the rate limit. The rule of
+`POST /chat/completions` decides who may send requests.
 """
 
 from __future__ import annotations
@@ -162,8 +162,10 @@ class _Answers(Response):
         await send({"type": "http.response.body", "body": content, "more_body": True})
 
     async def _next(self) -> list[dict[str, Any] | None]:
-        """Return the waiting lines; an empty list after `PING_SECONDS` without lines. The item None
-        is the end of a column."""
+        """Return the waiting lines; an empty list after `PING_SECONDS` without lines.
+
+        In the queue, None marks the end of a column.
+        """
         try:
             async with asyncio.timeout(PING_SECONDS):
                 found = [await self._lines.get()]
