@@ -10,10 +10,10 @@ from itertools import product
 from sqlalchemy import func, select
 
 from tunesmith_server.core.database import Base
-from tunesmith_server.portal.pages import all_pages
 
 from ..actors import Server
 from .browser import Browser, signed_in
+from .registered import registered
 
 SITES = (None, "same-origin", "none", "same-site", "cross-site", "")
 ORIGINS = (
@@ -32,7 +32,7 @@ def is_own(site: str | None, origin: str | None) -> bool:
 
 
 def changing() -> list[str]:
-    pages = [page for page in all_pages() if page.method != "GET"]
+    pages = [page for page in registered() if page.method != "GET"]
     return [re.sub(r"\{[^}]*\}", "x", page.path) for page in pages]
 
 
@@ -57,7 +57,7 @@ def display(server: Server) -> Browser:
 def test_only_our_own_pages_change_something(server: Server) -> None:
     browser, paths = display(server), changing()
     assert len(paths) >= 12
-    public = {page.path for page in all_pages() if page.is_public}
+    public = {page.path for page in registered() if page.is_public}
     secret = dict(browser._client.cookies)
     for path, headers, own in cases():
         if path in public and own:
@@ -70,7 +70,7 @@ def test_only_our_own_pages_change_something(server: Server) -> None:
 
 
 def test_our_own_pages_sign_in_and_out_and_set_the_theme(server: Server) -> None:
-    public = [page for page in all_pages() if page.is_public and page.method != "GET"]
+    public = [page for page in registered() if page.is_public and page.method != "GET"]
     for path, headers, own in cases():
         if own and path in {page.path for page in public}:
             browser = signed_in(server)
@@ -83,7 +83,7 @@ def test_reading_pages_changes_no_row(server: Server) -> None:
     """Pages that send the content of files are in the audit log, and only there."""
     browser, job_id = signed_in(server), server.create_job(server.good_file())
     before = counts(server)
-    for page in all_pages():
+    for page in registered():
         if page.method == "GET":
             path = page.path.replace("{job_id}", job_id)
             assert browser.get(re.sub(r"\{[^}]*\}", "x", path)).status_code < 500, path
@@ -94,7 +94,7 @@ def test_reading_pages_changes_no_row(server: Server) -> None:
 
 def test_other_methods_are_refused(server: Server) -> None:
     browser = signed_in(server)
-    for page in all_pages():
+    for page in registered():
         for method in ("PUT", "PATCH", "DELETE"):
             reply = browser._client.request(method, re.sub(r"\{[^}]*\}", "x", page.path))
             assert reply.status_code == 405, (method, page.path)

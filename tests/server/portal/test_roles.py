@@ -10,15 +10,16 @@ from dataclasses import replace
 
 import pytest
 from httpx2 import Response
+from starlette.routing import Route
 
 from tunesmith_schema import Role
 from tunesmith_server.identity.policy import RULES
-from tunesmith_server.portal.pages import all_pages
 from tunesmith_server.portal.visit import Page
 
 from ..actors import Server
 from ..teams import Team, caller, two_teams
 from .browser import Browser, signed_in
+from .registered import OTHERS, name_of, registered
 
 VERBS = {
     "display": {"read"},
@@ -36,12 +37,8 @@ EMPTY_FORM = (400, 404, 409, 422)
 
 def closed_pages() -> list[Page]:
     """Return the pages behind the sign-in; those that delete come last."""
-    pages = [page for page in all_pages() if not page.is_public]
+    pages = [page for page in registered() if not page.is_public]
     return sorted(pages, key=lambda page: (page.method != "GET", "delete" in page.path))
-
-
-def name_of(page: Page) -> str:
-    return f"{page.method} {page.path}"
 
 
 def parameters(page: Page) -> list[str]:
@@ -54,6 +51,16 @@ def send(browser: Browser, page: Page, team: Team) -> Response:
         value = team.value(parameter) if hasattr(team, parameter) else "x"
         path = re.sub(rf"\{{{parameter}(:path)?\}}", value, path)
     return browser.get(path) if page.method == "GET" else browser.post(path)
+
+
+def test_every_route_of_the_portal_is_in_the_table(server: Server) -> None:
+    found = {
+        f"{method} {route.path}"
+        for route in server.app.routes
+        if isinstance(route, Route) and route.path.startswith("/portal")
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert found == {name_of(page) for page in registered()} | OTHERS
 
 
 def test_every_page_stands_for_routes_with_a_rule() -> None:
