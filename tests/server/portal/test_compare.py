@@ -184,6 +184,7 @@ def test_hostile_names_and_completions_are_inert(server: Server) -> None:
             assert not document.all("iframe", "img", "base", "style", "object", "template")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it measures our process
 def test_the_page_costs_little_with_long_curves(server: Server) -> None:
     """Four jobs of 2,000 steps, page and curves: at most 60 ms of CPU each."""
     ids = []
