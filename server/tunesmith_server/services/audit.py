@@ -1,5 +1,7 @@
-"""Audit log: entries are only appended. Each has the hash of the entry before, so that a changed or
-missing entry is found."""
+"""Audit log: entries are only appended.
+
+Each entry contains the hash of the entry before it, so that a changed or missing entry is found.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +89,9 @@ class Verdict:
     """Result of a verification."""
 
     entries: int
-    """Number of entries before the first wrong entry."""
+    """Number of correct entries before the first wrong entry."""
     head: str
-    """sha256 of the last of these entries."""
+    """sha256 of the last correct entry."""
     problem: str | None
     """First problem; None if all entries are correct."""
 

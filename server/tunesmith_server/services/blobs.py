@@ -41,8 +41,10 @@ def announce(session: Session, name: str, size: int) -> None:
 
 
 def use(session: Session, sizes: dict[str, int]) -> None:
-    """Record stored content in the transaction of the row that refers to it. `sizes` has the size
-    by name."""
+    """Record stored content in the transaction of the row that refers to it.
+
+    `sizes` has the size of each content, by its name.
+    """
     _upsert(session, sizes, stored=True)
 
 
@@ -106,7 +108,8 @@ def is_kept(session: Session, name: str, younger_than: timedelta) -> int | None:
 
 
 def unreferenced(session: Session, older_than: timedelta) -> dict[str, int]:
-    """Return the size by name of content that no row refers to and that was not used recently."""
+    """Return the sizes, by name, of contents that no row refers to and that were not used
+    recently."""
     in_use = set(_references(session))
     old = session.execute(select(BlobRow.name, BlobRow.bytes).where(*_expired(older_than)))
     return {name: size for name, size in old if name not in in_use}
@@ -127,8 +130,11 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def start_deleting(session: Session, names: list[str], older_than: timedelta) -> dict[str, float]:
-    """Mark content for deletion; return the mark by name. Content that a transaction has used in
-    the meantime is left out, because such a transaction changes `last_used_at`."""
+    """Mark contents for deletion; return the mark of each content, by name.
+
+    Content that a transaction has used in the meantime is left out, because such a transaction
+    changes `last_used_at`.
+    """
     marked = session.execute(
         update(BlobRow)
         .where(BlobRow.name.in_(names), *_expired(older_than))

@@ -42,13 +42,13 @@ _WITH_RIGHTS = (
     )
 )
 _BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Query of each request, so it is built once and selects columns instead of whole rows."""
+"""Query that each request runs; it is built once, and it selects columns instead of whole rows."""
 _USED_SECONDS = 60.0
-"""Time between two writes of a key's last use."""
+"""Seconds between two writes of the time at which a key was last used."""
 
 _names: dict[str, str] = {}
 _MAX_NAMES = 10_000
-"""Number of names that a process remembers."""
+"""Maximum number of key names that a process keeps in memory."""
 _uses: dict[str, float] = {}
 """Time of last use by key id, for uses that are not stored yet."""
 _uses_lock = threading.Lock()

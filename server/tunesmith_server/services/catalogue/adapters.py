@@ -92,7 +92,10 @@ def list_adapters(session: Session, *, after: str | None, limit: int, order: Ord
 
 
 def _to_wire_listed(row: AdapterRow) -> Adapter:
-    """Return the adapter. If this release cannot read the list of files, leave the files out."""
+    """Return the adapter.
+
+    If this release cannot read the list of files, return the adapter without files.
+    """
     try:
         return to_wire(row)
     except NotFound:
@@ -163,8 +166,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return a text that names a job which uses an object of `project_id`; jobs of other projects
-    are not named."""
+    """Return a text that names a job which uses an object of `project_id`; a job of another project
+    is not named."""
     if user.project_id != project_id:
         return "a job of another project"
     return f"job {user.id} ({user.state})"
@@ -201,7 +204,7 @@ def _to_wire(row: AdapterRow, files: list[StoredFile]) -> Adapter:
 
 
 def tar_bytes(row: AdapterRow) -> int:
-    """Return the size of the archive from `tar_stream`, in bytes."""
+    """Return the size in bytes of the tar that `tar_stream` yields."""
     blocks: int = sum(1 + -(-file.bytes // _BLOCK) for file in files_of(row))
     return (blocks + 2) * _BLOCK
 

@@ -62,8 +62,10 @@ log = logging.getLogger(__name__)
 MAX_LOST = 3
 """Number of lost workers or killed processes after which an evaluation fails."""
 MAX_CANDIDATES = 20
-"""Maximum number of evaluations that one claim tries. After that, the worker gets none and asks
-again soon."""
+"""Maximum number of evaluations that one claim tries.
+
+After that number, the claim gives the worker no evaluation, and the worker asks again soon.
+"""
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationClaim | None:
@@ -204,8 +206,10 @@ def _model(served: ServedModel) -> ClaimedModel:
 
 
 def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
-    """Return `training_file` if the model was trained on this content. For a model that another
-    project shares, the data is not compared."""
+    """Return `training_file` if the model was trained on the content of the evaluation's file.
+
+    For a model that another project shares, the data is not compared.
+    """
     trained_on = session.scalar(
         select(FileRow.sha256)
         .join(JobRow, JobRow.training_file == FileRow.id)
@@ -314,7 +318,8 @@ def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
 
 def take_back_reserved(session: Session, wake_ups: WakeUps) -> int:
     """Queue evaluations again if their worker is drained or reserved for another project; return
-    their number. The worker notices at its next renewal. Another worker starts at the first row."""
+    their number. The worker learns this at its next renewal. Another worker then starts the
+    evaluation from the first row."""
     reserved_for = ReservationRow.project_id
     refused = session.scalars(
         select(EvaluationRow)

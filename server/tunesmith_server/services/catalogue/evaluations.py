@@ -127,10 +127,11 @@ def usable_file(session: Session, body: EvaluationCreate) -> FileRow:
 
 
 def refusal(row: FileRow, *, has_grader: bool) -> str | None:
-    """Return the reason why a file cannot be used for an evaluation; None if it can, or is not yet
-    validated.
+    """Return the reason why a file cannot be used for an evaluation; None if the file can be used,
+    or is not yet validated.
 
-    A grader needs prompts. Without a grader, the rows must have answers."""
+    A grader needs prompts. Without a grader, the rows must have answers.
+    """
     if has_grader:
         return files.refusal(row, "reinforcement")
     reason = files.refusal(row, "supervised")

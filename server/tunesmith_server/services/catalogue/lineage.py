@@ -14,7 +14,7 @@ MAX_RELATED = 100
 
 
 def retrieve(session: Session, job: JobRow) -> JobLineage:
-    """Return the lineage. Only jobs of the session's project are shown."""
+    """Return the lineage. The lineage contains only jobs of the session's project."""
     return JobLineage(
         job_id=job.id,
         model=job.model,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 _MAX_CONFIG_BYTES = 1024 * 1024
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""Names of the context length in config.json, by family."""
+"""Names of the configuration fields with the context length in config.json; the name depends on the
+model family."""
 
 
 @dataclass(frozen=True, kw_only=True)

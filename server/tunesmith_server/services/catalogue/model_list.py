@@ -142,7 +142,8 @@ class _Wire:
         )
 
     def tuned(self, row: Any) -> dict[str, Any]:  # Any: a row of columns; JSON
-        """Return a tuned model as JSON, without building a `Model` for each of thousands."""
+        """Return a tuned model as JSON, without building a `Model` object, because a list may have
+        thousands of models."""
         return {
             "id": row.model,
             "object": "model",

@@ -21,8 +21,8 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, base_models
 
 _MOST_BASES = 8
-"""Maximum length of a chain of full weights, each trained from the weights before it in the
-chain."""
+"""Maximum number of full weights in a chain in which each was trained from the weights before
+it."""
 
 
 def resolve(

@@ -14,7 +14,7 @@ from tunesmith_server.models import FileRow
 from . import files
 
 _MOST = 100
-"""Maximum number of files with the same content that are examined."""
+"""Maximum number of files with the same content that one search examines."""
 
 
 def find(

@@ -116,8 +116,10 @@ def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Posi
 def _rows(
     storage: Storage, file: FileRow, start: Position
 ) -> Iterator[tuple[DataRow | None, Position]]:
-    """Yield the rows behind a position, and the position behind each. Yield None for a blank line
-    and for the rest of a line that is too long."""
+    """Yield each row behind a position, with the position behind this row.
+
+    Yield None for a blank line and for the rest of a line that is too long.
+    """
     lines, byte = start.lines, start.byte
     end = min(file.bytes, byte + MAX_READ_BYTES)
     with open_stored(storage, file.sha256, max(byte - 1, 0), end) as content:

@@ -34,8 +34,10 @@ from ..training import events, jobs, quarantine, stored_job, waiting
 from . import resume_points
 
 MAX_CANDIDATES = 50
-"""Maximum number of jobs that one claim tries. After that, the worker gets no job and asks again
-soon."""
+"""Maximum number of jobs that one claim tries.
+
+After that number, the worker gets no job and asks again soon.
+"""
 
 Columns = Row[Any]  # Any: the columns of `next_claim`
 _TRAINING, _VALIDATION = aliased(FileRow), aliased(FileRow)

@@ -31,7 +31,7 @@ class OlderJobs:
         self._after: tuple[float, str] | None = None
 
     def round(self, session: Session) -> None:
-        """Complete the next jobs; `is_done` is True after the last one."""
+        """Update the next jobs; `is_done` is True after the last job."""
         query = select(JobRow).where(_is_incomplete())
         if self._after is not None:
             query = query.where(tuple_(JobRow.created_at, JobRow.id) < self._after)
@@ -64,8 +64,8 @@ def _is_unpacked(job: JobRow) -> bool:
 
 
 def _seal(session: Session, job: JobRow, most: int) -> int:
-    """Pack up to `most` chunks of an ended job; return their number, including chunks without
-    metrics."""
+    """Pack up to `most` chunks of metrics of an ended job; return the number of these chunks,
+    including chunks without metrics."""
     if not _is_unpacked(job):
         return 0
     before = job.sealed_step
