@@ -94,8 +94,10 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
 
 
 def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
-    """Make a function that computes a figure of part `memory`. `judged` reduces the relative errors
-    of all predictions to one number."""
+    """Return a function that computes a figure from the results of the benchmark part `memory`.
+
+    `judged` reduces the relative errors of all predictions to one number.
+    """
 
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()

@@ -1,4 +1,7 @@
-"""Cases of part `grpo`. This module imports nothing, to keep the parent process small."""
+"""Cases of the benchmark part `grpo`.
+
+This module imports nothing, to keep the parent process small.
+"""
 
 from __future__ import annotations
 

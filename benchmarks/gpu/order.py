@@ -25,8 +25,10 @@ REAL_SHAPES, TINY_SHAPES = ("llama-8b", "qwen-1.5b"), ("tiny",)
 """Names of the shapes in the parts `correctness` and `kernels` (keys of
 kernel_operations.SHAPES)."""
 PRECISION_MODELS = {False: ("llama-3.2-1b", "qwen2.5-0.5b"), True: ("tiny-llama", "tiny-llama")}
-"""Models of part `precision`: one model for bytes and time, one for the loss. The key is True with
---tiny."""
+"""Models of the benchmark part `precision`: one model for bytes and time, one for the loss.
+
+The key is True with --tiny.
+"""
 _USUAL, _LONG = 90.0, 150.0
 _LOSS = 600.0
 """Time limits of a case, in seconds."""

@@ -1,4 +1,7 @@
-"""Cases of part `speed`. This module imports nothing, to keep the parent process small."""
+"""Cases of the benchmark part `speed`.
+
+This module imports nothing, to keep the parent process small.
+"""
 
 from __future__ import annotations
 

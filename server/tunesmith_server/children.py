@@ -64,7 +64,7 @@ class Child:
         self.started_at = time.monotonic()
 
     def restart_if_ended(self) -> None:
-        """Restart the child if it has ended: first at once, then after 1, 2, 4 ... 30 s."""
+        """Restart the child if it has ended: first immediately, then after 1, 2, 4 ... 30 s."""
         now = time.monotonic()
         if self.process is None:
             if now >= self.restart_at:

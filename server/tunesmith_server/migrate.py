@@ -13,8 +13,10 @@ from sqlalchemy import func, select
 from tunesmith_server.core.database import Database
 
 _LOCK = 0x74756E65
-"""Id of a PostgreSQL advisory lock. If several hosts start at once, one migrates and the others
-wait."""
+"""Id of a PostgreSQL advisory lock.
+
+If several hosts start at the same time, one host migrates and the others wait.
+"""
 
 
 def _config() -> Config:

@@ -193,7 +193,7 @@ class Jobs(JobOutput):
 
     def pause(self, job_id: str) -> Job:
         """Pause a job. A running job saves a resume point and frees its GPU: its `state` is
-        `pausing`, then `paused`. A queued job is `paused` at once.
+        `pausing`, then `paused`. A queued job is `paused` immediately.
 
         Raises BadRequestError (`not_pausable`) for a job that has ended or is ending, and for a job
         in `validating_files`.

@@ -119,7 +119,7 @@ class ProjectApiKeys:
         return self._http.get(ProjectApiKey, path)
 
     def delete(self, key_id: str, *, project_id: str) -> Deleted:
-        """Revoke a key at once."""
+        """Revoke a key immediately."""
         path = path_of(_ROOT, "projects", project_id, "api_keys", key_id)
         return self._http.delete(Deleted, path)
 
@@ -174,7 +174,7 @@ class Projects:
         return self._http.post(Project, path_of(_ROOT, "projects", project_id), json=body)
 
     def archive(self, project_id: str) -> Project:
-        """Archive a project: its keys stop working at once."""
+        """Archive a project: its keys stop working immediately."""
         return self._http.post(Project, path_of(_ROOT, "projects", project_id, "archive"))
 
 
@@ -234,7 +234,7 @@ class AdminApiKeys:
         return self._http.get(AdminApiKey, path_of(_ROOT, "admin_api_keys", key_id))
 
     def delete(self, key_id: str) -> Deleted:
-        """Revoke an admin key at once."""
+        """Revoke an admin key immediately."""
         return self._http.delete(Deleted, path_of(_ROOT, "admin_api_keys", key_id))
 
 

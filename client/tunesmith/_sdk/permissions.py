@@ -34,7 +34,7 @@ class Permissions:
         return first_page(fetch, None)
 
     def delete(self, permission_id: str, *, model: str) -> Deleted:
-        """Withdraw a permission at once."""
+        """Withdraw a permission immediately."""
         return self._http.delete(Deleted, f"{_path(model)}/{path_of(permission_id)}")
 
 

@@ -25,5 +25,5 @@ class Sessions:
         return self._http.post(DisplaySessionCreated, path_of("sessions"), json={"name": name})
 
     def delete(self, session_id: str) -> PortalSessionDeleted:
-        """End a sign-in at once."""
+        """End a sign-in immediately."""
         return self._http.delete(PortalSessionDeleted, path_of("sessions", session_id))

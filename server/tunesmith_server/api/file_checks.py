@@ -13,8 +13,10 @@ from tunesmith_server.services.leasing.received import ReceivedReport, check_fil
 SECONDS = 3.0
 """Maximum seconds that a report waits. A worker waits a quarter of its lease for the reply."""
 MAX_RUNNING = THREADS[Plane.WORKERS]
-"""Maximum number of checks at the same time. This limit is reached only if the store hangs; further
-reports then fail at once."""
+"""Maximum number of checks at the same time.
+
+This limit is reached only if the store hangs; further reports then fail immediately.
+"""
 _KNOWN_SECONDS = 60.0
 """Seconds for which an answer of the store is used again. A report with many files, whose check
 takes longer than SECONDS, is accepted when the worker repeats the report."""

@@ -116,7 +116,8 @@ class ProgressHub:
         self._feeds: dict[str, ProgressFeed] = {}
 
     async def run(self) -> None:
-        """Poll the database until cancelled, with one query per round for all watched projects."""
+        """Poll the database until the task is cancelled, with one query per round for all watched
+        projects."""
         pause = ROUND_SECONDS
         while True:
             await asyncio.sleep(pause)

@@ -139,8 +139,8 @@ class EventHub:
         self._revocation = asyncio.Event()
 
     async def run(self) -> None:
-        """Poll the database until cancelled: one query per round, plus one query per job with new
-        events."""
+        """Poll the database until the task is cancelled: one query per round, plus one query per
+        job with new events."""
         while True:
             await asyncio.sleep(TAIL_SECONDS)
             heads = {name: feed.head for name, feed in self._feeds.items() if not feed.done}
@@ -162,8 +162,8 @@ class EventHub:
                 feed.notify()
 
     async def check_keys(self) -> None:
-        """End the streams and the chat requests of keys that no longer open their project, until
-        cancelled."""
+        """End the streams and the chat requests of keys that no longer open their project; repeat
+        until the task is cancelled."""
         while True:
             await asyncio.sleep(KEY_SECONDS)
             if not self._uses:

@@ -45,7 +45,7 @@ def create_display(
 
 
 def delete(session: Session, principal: Principal, session_id: str) -> PortalSessionDeleted:
-    """End a session of the caller's keys at once."""
+    """End a session of the caller's keys immediately."""
     row = session.get(SessionRow, session_id)
     if row is None or row.key_id not in _own_keys(session, principal) or row.kind == "link":
         raise NotFound(

@@ -100,7 +100,7 @@ def retrieve(session: Session, project_id: str, key_id: str) -> ProjectApiKey:
 
 
 def delete(session: Session, project_id: str, key_id: str) -> Deleted:
-    """Revoke a key at once; its event streams end within seconds."""
+    """Revoke a key immediately; its event streams end within seconds."""
     keys.revoke(session, _row(session, project_id, key_id).id)
     return Deleted(id=key_id, object="organization.project.api_key.deleted")
 
@@ -192,7 +192,10 @@ def retrieve_admin(session: Session, key_id: str) -> AdminApiKey:
 
 
 def delete_admin(session: Session, principal: Principal, key_id: str) -> Deleted:
-    """Revoke an admin key at once. A key cannot revoke itself, so that one admin key remains."""
+    """Revoke an admin key immediately.
+
+    A key cannot revoke itself, so that one admin key remains.
+    """
     row = _admin_row(session, key_id)
     if row.id == principal.key_id:
         raise BadRequest(

@@ -84,8 +84,10 @@ def update(session: Session, settings: Settings, project_id: str, body: ProjectU
 
 
 def archive(session: Session, settings: Settings, project_id: str) -> Project:
-    """Archive a project: its keys stop working at once. The project's running jobs end as usual; no
-    worker claims its queued jobs."""
+    """Archive a project: its keys stop working immediately.
+
+    The project's running jobs end as usual; no worker claims its queued jobs.
+    """
     row = retrieve(session, project_id)
     if project_id == DEFAULT_PROJECT:
         raise BadRequest(

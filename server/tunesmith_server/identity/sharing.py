@@ -81,7 +81,7 @@ def list_permissions(
 
 
 def withdraw(session: Session, model: str, permission_id: str) -> Deleted:
-    """Withdraw a permission at once. Jobs that started from the model continue."""
+    """Withdraw a permission immediately. Jobs that started from the model continue."""
     _own_model(session, model)
     row = session.get(ModelPermissionRow, permission_id)
     if row is None or row.model != model:

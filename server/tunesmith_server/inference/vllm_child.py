@@ -108,7 +108,8 @@ class VLLMChild(Child):
 def vllm_child(settings: Settings, folders: Mapping[str, Path], logs: Path) -> VLLMChild | None:
     """Return the child process that the settings ask for.
 
-    None if the settings name no model, or if vLLM is not installed; a missing vLLM is logged.
+    Return None if the settings name no model, or if vLLM is not installed; a missing vLLM is
+    logged.
     `folders`: base models by name. Raises ValueError if the model is unknown.
     """
     name = settings.inference_vllm_model

@@ -32,7 +32,7 @@ class Yielding:
         self._folder = folder or device_use_folder()
 
     async def run(self) -> None:
-        """Read and answer requests until cancelled."""
+        """Read and answer requests until the task is cancelled."""
         use = DeviceUse(kind="chat", gpu=self._pool.device.gpu)
         with await asyncio.to_thread(Announcement, use, self._folder) as announced:
             while True:

@@ -4,8 +4,8 @@ All answers share one response. Each line of this response is JSON and names a c
 opens at most six connections to a host for all tabs together, and the live stream uses one of these
 connections. With one response per column, one playground would use up to five connections, and a
 second playground would block every tab. With one response, Stop, a closed tab and the end of the
-session also cancel all answers at once. The cookie is valid only for the portal, so the requests do
-not use the `/v1` routes. The requests use `api.chat.answering`, like the requests to
+session also cancel all answers together. The cookie is valid only for the portal, so the requests
+do not use the `/v1` routes. The requests use `api.chat.answering`, like the requests to
 `/v1/chat/completions`, with the same checks of model and parameters, the same limits of the key and
 separate prefixes of projects. Each column counts as one request for the rate limit. The rule of
 `POST /chat/completions` decides who may send requests.

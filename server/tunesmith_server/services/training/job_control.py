@@ -25,7 +25,8 @@ _DONE = "GET /v1/fine_tuning/jobs/{id} has its result; POST /v1/fine_tuning/jobs
 
 
 def cancel(session: Session, job_id: str) -> Job:
-    """Cancel a job at once if no worker holds it; otherwise ask the worker to stop within 5 s."""
+    """Cancel a job immediately if no worker holds it; otherwise ask the worker to stop within 5
+    s."""
     job = jobs.lock(session, job_id)
     if job.state in HELD:
         if not job.cancel_requested:

@@ -1,4 +1,5 @@
-"""Validation of a create request without creating a job: all reasons for a refusal at once."""
+"""Validation of a create request without creating a job; the answer has all reasons for a
+refusal."""
 
 from __future__ import annotations
 

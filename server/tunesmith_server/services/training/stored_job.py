@@ -205,8 +205,9 @@ def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
 
 
 def _unreadable(row: JobRow, cause: Exception) -> Job:
-    """Return a job with the row's readable values, its state if this release has such a state, and
-    the error `unreadable`. Settings that cannot be read are shown as defaults."""
+    """Return a job whose row this release cannot read: its readable values, its state if this
+    release knows the state, and the error `unreadable`. Settings that cannot be read are shown as
+    defaults."""
     state = _read(lambda: JobState(row.state)) or JobState.FAILED
     message = f"this release cannot read the job's row: {cause}"[:2000]
     if own := _read(lambda: JobError.model_validate(row.error) if row.error else None):

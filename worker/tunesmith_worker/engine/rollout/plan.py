@@ -57,7 +57,7 @@ class RolloutPlan:
 def plan_rollout(
     model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
-    """Plan a rollout within `free` bytes on the model's device.
+    """Plan a rollout that needs at most `free` bytes on the model's device.
 
     At most `rows` completions run at a time. Prompts have up to `prompt_tokens` tokens, completions
     up to `max_tokens`.

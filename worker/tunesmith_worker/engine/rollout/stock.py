@@ -4,9 +4,9 @@ transformers' `generate` computes the logits, with the cache of the model's own 
 sampled by the same code as in the native engine.
 
 Equal prompts in a batch are computed once if the model's cache has only keys and values. The model
-never reads padding. A batch starts with as many tokens as its shortest prompt has. For longer
-prompts, the next steps use the remaining prompt tokens instead of sampled tokens. When many rows
-have ended, `generate` starts again with the remaining rows.
+never reads padding. The first forward pass of a batch computes as many tokens of each prompt as the
+shortest prompt has. For longer prompts, the next steps use the remaining prompt tokens instead of
+sampled tokens. When many rows have ended, `generate` starts again with the remaining rows.
 """
 
 from __future__ import annotations
@@ -252,9 +252,10 @@ def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
 def plan_stock_rollout(
     model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
-    """Plan a rollout by transformers within `free` bytes; see `plan_rollout`.
+    """Plan a rollout by transformers that needs at most `free` bytes; see `plan_rollout`.
 
-    The plan assumes that every layer caches keys and values. Raises RolloutDoesNotFit."""
+    The plan assumes that every layer caches keys and values. Raises RolloutDoesNotFit.
+    """
     shape = read_shape(model)
     per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
     row = per_token * (prompt_tokens + max_tokens) + 4 * shape.vocabulary * 4

@@ -1,1 +1,2 @@
-"""Serving engine: generates for many requests at once, with several adapters on a base model."""
+"""Serving engine: generates for many requests at the same time, with several adapters on a base
+model."""

@@ -93,7 +93,7 @@ class Scheduler:
         self._publish()
 
     def cancel(self, streams: Iterable[Stream]) -> None:
-        """Remove requests and free their keys and values at once."""
+        """Remove requests and free their keys and values immediately."""
         ended = {id(stream) for stream in streams}
         rows = [*self._waiting, *self._prompts, *self._decoding]
         for row in rows:

@@ -60,7 +60,7 @@ class RowStatistics:
 
     def packed_hashes(self) -> str | None:
         """Return the hash of each row as base64: eight bytes for each row number, zero if the row
-        is not readable. None if a row number is too large."""
+        is not readable. Return None if a row number is too large."""
         last = self._numbers[-1] if self._numbers else 0
         if last > MAX_COMPARED_ROWS:
             return None

@@ -194,7 +194,8 @@ class RolloutRunner:
     def grade_again(self, rollout: Rollout, place: int) -> Graded | None:
         """Decode the completion at index `place` again, and grade it with the job's grader.
 
-        None if the run has only local reward functions."""
+        Return None if the run has only local reward functions.
+        """
         completion = rollout.completions[place]
         sample = CompletionText(
             text=self._tokenizer.decode(completion.token_ids, skip_special_tokens=True),

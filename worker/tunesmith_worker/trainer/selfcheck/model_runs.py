@@ -117,7 +117,7 @@ def restored_state(model: Untyped, device: torch.device) -> Iterator[None]:
 def perturbed_adapter(
     model: Untyped, layer: str = "", size: float = PERTURBATION
 ) -> Iterator[None]:
-    """Add noise to LoRA's B within the block, so that A gets a gradient and the output changes.
+    """Within this block, add noise to LoRA's B, so that A gets a gradient and the output changes.
 
     `layer`: substring in the names of modules to change. `size`: standard deviation of the noise.
     """
@@ -136,7 +136,7 @@ def perturbed_adapter(
 
 @contextmanager
 def zeroed_adapter(model: Untyped) -> Iterator[None]:
-    """Set LoRA's B to zero within the block. B is zero before the first step."""
+    """Within this block, set LoRA's B to zero. B is zero before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:
@@ -149,7 +149,7 @@ def zeroed_adapter(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def disabled_adapter(model: Untyped) -> Iterator[None]:
-    """Disable the adapter within the block, so that only the base model computes."""
+    """Within this block, disable the adapter, so that only the base model computes."""
     with warnings.catch_warnings():
         # PEFT warns of trained biases, but before the first step they equal the base biases.
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
@@ -182,7 +182,7 @@ def patched_modules(patched: Patched) -> Iterator[None]:
 
 @contextmanager
 def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
-    """Keep the first `count` layers within the block.
+    """Within this block, the model has only its first `count` layers.
 
     Only the first layers can be kept, because layer types and masks depend on the layer index.
     """
@@ -197,7 +197,7 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 
 @contextmanager
 def in_fp32(model: Untyped) -> Iterator[None]:
-    """Convert all 16-bit tensors to fp32 within the block.
+    """Within this block, convert all 16-bit tensors to fp32.
 
     Do not convert a patched model, whose fused weights would then be in memory twice.
     """

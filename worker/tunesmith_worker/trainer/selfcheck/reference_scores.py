@@ -136,7 +136,7 @@ def stock_scores(context: ReinforcementContext, generated: Generated) -> torch.T
 def training_run(
     context: ReinforcementContext, rows: Sequence[PromptAndCompletion], *, backward: bool
 ) -> ModelRun:
-    """Run the trainer's forward pass on all rows at once."""
+    """Run the trainer's forward pass on all rows in one batch."""
     with torch.set_grad_enabled(backward):
         scores, _ = context.score(rows, 1.0)
     log_probs = torch.cat(

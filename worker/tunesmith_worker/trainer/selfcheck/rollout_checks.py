@@ -337,7 +337,7 @@ class _RolloutChecks:
 
 @contextmanager
 def _weights_in_fp32(context: ReinforcementContext) -> Iterator[None]:
-    """Convert the weights to fp32 within the block."""
+    """Within this block, convert the weights to fp32."""
     patched = context.patched
     ours = nullcontext() if patched is None else patched_modules(patched)
     with stock_modules(patched), in_fp32(context.model), ours:

@@ -20,10 +20,12 @@ keeps empty."""
 def plan_vllm_rollout(
     model: Untyped, *, rows: int, prompt_tokens: int, max_tokens: int, free: int
 ) -> RolloutPlan:
-    """Plan a rollout within `free` bytes; see `plan_rollout`. Raises RolloutDoesNotFit.
+    """Plan a rollout by vLLM that needs at most `free` bytes; see `plan_rollout`. Raises
+    RolloutDoesNotFit.
 
     In the trainer's process, vLLM has its own copy of the weights. Between rollouts, vLLM frees all
-    its memory on a GPU, but on a CPU only the memory of keys and values."""
+    its memory on a GPU, but on a CPU only the memory of keys and values.
+    """
     if server_address() is not None:
         return RolloutPlan(
             weights="merged",

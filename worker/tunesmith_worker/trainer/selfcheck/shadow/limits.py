@@ -31,7 +31,7 @@ def changes_with_length(config: Untyped, longest: int) -> bool:
 
 @contextmanager
 def stays_in_eval(model: Untyped) -> Iterator[None]:
-    """Keep the model in eval mode within the block, even when the Trainer calls `train()`."""
+    """Within this block, keep the model in eval mode, even when the Trainer calls `train()`."""
     model.eval()
     model.__dict__["train"] = lambda mode=True: model
     try:
@@ -42,7 +42,7 @@ def stays_in_eval(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def trained_only(model: Untyped, tensors: frozenset[str] | None) -> Iterator[None]:
-    """Compute gradients of only some tensors within the block; None means all tensors."""
+    """Within this block, compute gradients of only some tensors; None means all tensors."""
     frozen = [
         parameter
         for name, parameter in model.named_parameters()
