@@ -7,17 +7,14 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 
-from tunesmith_schema import ErrorCode
 from tunesmith_schema.bounds import MAX_STEP
 from tunesmith_schema.comparison import Axis, JobComparison
-from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.services.training import comparison, jobs
 
 from . import many_jobs, watches
 from .deps import CallerDep, KeyRoute, PrincipalDep, ReaderDep, StateDep, project_reader
 from .events import SSE_HEADERS
 
-MAX_COMPARED = 8
 MAX_POINTS = 2000
 
 router = APIRouter(prefix="/fine_tuning", tags=["fine-tuning"], route_class=KeyRoute)
@@ -63,11 +60,4 @@ def compare(
     settings and automatic values that differ, and curves with at most `points` values over steps,
     trained tokens or hours. `from` and `to` limit curves and best values to these steps."""
     job_ids = jobs_.split(",")
-    if not 2 <= len(job_ids) <= MAX_COMPARED or len(set(job_ids)) < len(job_ids):
-        raise BadRequest(
-            ErrorCode.INVALID_REQUEST,
-            f"jobs: {len(job_ids)} ids, of which {len(set(job_ids))} are different",
-            param="jobs",
-            hint=f"name 2 to {MAX_COMPARED} different jobs, separated by commas",
-        )
     return comparison.compare(session, job_ids, axis=axis, points=points, first=first, last=last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -129,8 +130,9 @@ def _show(
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
         with _limited(state.database.read(), signed_in) as session:
-            response = page.show(_visit(request, state, signed_in, session, form))
-        if entry := _entry(page, request, signed_in):
+            visit = _visit(request, state, signed_in, session, form)
+            response = page.show(visit)
+        for entry in _entries(page, visit):
             with state.database.write.begin() as session:
                 audit.append(session, entry)
         return response
@@ -149,6 +151,20 @@ def _entry(page: Page, request: Request, signed_in: SignedIn | None) -> audit.En
         return None
     method, _, path = page.needs[0].partition(" ")
     return entry_of(request, signed_in.principal, path, method)
+
+
+def _entries(page: Page, visit: Visit) -> list[audit.Entry]:
+    """Return the entries of a page that only reads: its own, and those of `visit.reads`."""
+    if visit.signed_in is None:
+        return []
+    own = _entry(page, visit.request, visit.signed_in)
+    principal = visit.signed_in.principal
+    others = [
+        replace(entry, target=target)
+        for route, target in visit.reads
+        if (entry := entry_of(visit.request, principal, *reversed(route.split(" ", 1))))
+    ]
+    return [own, *others] if own else others
 
 
 def _limited(session: Session, signed_in: SignedIn | None) -> Session:

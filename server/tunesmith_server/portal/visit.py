@@ -36,6 +36,9 @@ class Visit:
     """Database session, limited to the caller's project. The session is read-only unless the
     request changes data."""
     form: FormData = field(default_factory=FormData)
+    reads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    """Reads for the audit log whose subject the page's address does not name: the route of the API,
+    and its parameters."""
 
     @property
     def principal(self) -> Principal:

@@ -102,6 +102,8 @@ def test_a_form_sends_the_picked_jobs_and_a_wrong_number_is_told(
             "Pick 2 to 8 jobs"
             in check_page(browser.page(f"/portal/compare{query}")).all("main")[0].text
         )
+        for part in ("/curves", "/curves.csv", "/completions"):
+            assert browser.get(f"/portal/compare{part}{query}").status_code == 400
     assert browser.get(address(pair[0], "ftjob-none")).status_code == 404
 
 

@@ -6,8 +6,10 @@ import time
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from tunesmith_schema import SampleStep
+from tunesmith_server.models import AuditRow
 from tunesmith_server.portal.completions import drawing
 from tunesmith_server.portal.completions.changes import pieces
 from tunesmith_server.portal.completions.reading import nearest
@@ -134,6 +136,11 @@ def test_a_completion_opens_whole_with_input_and_output_of_each_grader(server: S
     ]  # fmt: skip
     assert "input" in grading.text
     assert browser.get(address(job_id, sample=f"{name}9")).status_code == 404
+    with server.database.read() as session:
+        reads = session.scalars(
+            select(AuditRow.target).where(AuditRow.action == "GET /files/{file_id}/rows")
+        ).all()
+    assert reads == [{"file_id": server.job(job_id)["training_file"]}]
     copied = [item.attributes["data-copy"] for item in document.all("button")
               if "data-copy" in item.attributes]  # fmt: skip
     title, link = copied[0].split("\n")

@@ -220,9 +220,13 @@ def test_reads_of_rows_are_in_the_audit_log_and_need_the_storage(server: Server)
     content = browser.get(f"{HERE}/{file_id}/content")
     assert content.headers["content-disposition"].startswith("attachment")
     assert "default-src 'none'" in content.headers["content-security-policy"]
+    for chosen in (file_id, "", "file-none"):  # in the form of a new job
+        browser.page(f"{HERE}/first?training_file={chosen}")
     with server.database.read() as session:
-        actions = list(session.scalars(select(AuditRow.action)))
-    assert actions.count("GET /files/{file_id}/rows") == 1
+        entries = session.execute(select(AuditRow.action, AuditRow.target)).all()
+    actions = [action for action, _ in entries]
+    reads = [target for action, target in entries if action == "GET /files/{file_id}/rows"]
+    assert reads == [{"file_id": file_id}] * 2
     assert actions.count("GET /files/{file_id}/content") == 1
     server.storage.delete([server.user.json(f"/v1/files/{file_id}")["sha256"]])
     assert "lost the content" in rows_of(browser, file_id).elements[0].text

@@ -12,10 +12,13 @@ from tunesmith_schema import MAX_SAMPLES_PAGE, Sample
 from tunesmith_server.core.storage import Storage
 from tunesmith_server.models import JobRow, SamplesRow
 from tunesmith_server.services.results import sample_search
-from tunesmith_server.services.results.sample_search import SampleFilters
+from tunesmith_server.services.results.sample_search import MAX_READ_BYTES, SampleFilters
 
 _STEPS = 12
-"""Number of newest steps of a job in which the prompt is searched."""
+"""Maximum number of newest steps of a job in which the prompt is searched. Fewer steps are searched
+if their files are larger than `_MAX_BYTES` together."""
+_MAX_BYTES = MAX_READ_BYTES // 4
+"""Maximum size in bytes of a job's gzipped files that are read. The newest step is always read."""
 _PROMPTS = 12
 
 
@@ -83,7 +86,11 @@ def _with_prompt(
     storage: Storage, job_id: str, steps: list[SamplesRow], prompt: Sample
 ) -> list[Sample]:
     """Return the completions of the newest step that has this prompt, the best reward first."""
+    bytes_read = 0
     for step in steps:
+        if bytes_read and bytes_read + step.bytes > _MAX_BYTES:
+            break
+        bytes_read += step.bytes
         if samples := sample_search.of_prompt(storage, job_id, step, prompt.prompt):
             return sorted(samples, key=lambda sample: -(sample.reward or 0.0))
     return []

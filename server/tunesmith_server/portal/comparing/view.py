@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 
 from tunesmith_schema.comparison import Axis
 from tunesmith_server.portal.visit import Visit
+from tunesmith_server.services.training import comparison
 
-LEAST, MOST = 2, 8
+LEAST, MOST = 2, comparison.MAX_COMPARED
 """Number of jobs that can be compared."""
 AXES: dict[Axis, str] = {"step": "Steps", "tokens": "Trained tokens", "hours": "Hours"}
 _MAX_ID = 100

@@ -97,7 +97,8 @@ def as_csv(visit: Visit) -> Response:
 def completions(visit: Visit) -> Response:
     """Show the completions of one prompt, with one column per job."""
     view = view_of(visit)
-    rows = [jobs.retrieve(visit.session, job_id) for job_id in view.job_ids[:MOST]]
+    comparison.check_number(view.job_ids)
+    rows = [jobs.retrieve(visit.session, job_id) for job_id in view.job_ids]
     return visit.show(
         "compare/_completions.html" if visit.is_part else "compare/completions.html",
         view=view,
@@ -113,7 +114,7 @@ def _compare(
     last: int | None = None,
 ) -> JobComparison:
     return comparison.compare(
-        visit.session, view.job_ids[:MOST], axis=view.axis, points=points, first=first, last=last
+        visit.session, view.job_ids, axis=view.axis, points=points, first=first, last=last
     )
 
 
@@ -142,5 +143,5 @@ PAGES = [
     Page(path="/portal/compare/parts", show=parts, needs=_NEEDS),
     Page(path="/portal/compare/curves", show=as_json, needs=(_ROUTE,)),
     Page(path="/portal/compare/curves.csv", show=as_csv, needs=(_ROUTE,)),
-    Page(path="/portal/compare/completions", show=completions, needs=(_SAMPLES,)),
+    Page(path="/portal/compare/completions", show=completions, needs=(_SAMPLES,), is_bulk=True),
 ]

@@ -12,7 +12,8 @@ from tunesmith_server.portal.completions.view import ENDINGS, CompletionsView, v
 from tunesmith_server.portal.visit import Page, Visit
 
 _SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
-_NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", "GET /files/{file_id}/rows")
+_ROWS = "GET /files/{file_id}/rows"
+_NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", _ROWS)
 _PART_GROUPS = 3
 """Number of prompts on the page of the job."""
 _KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"))
@@ -22,6 +23,8 @@ def show(visit: Visit) -> Response:
     """Show the completions of a step, of a search, or of a prompt across steps."""
     view = view_of(visit)
     found = reading.read(visit.session, visit.state.storage, view)
+    if found.item is not None:
+        visit.reads.append((_ROWS, {"file_id": found.job.training_file}))
     response = _page(visit, "completions/page.html", view, found)
     if visit.is_part and found.step:  # the request of the slider names the step that it left
         response.headers["hx-push-url"] = view.address(step=str(found.step.step))

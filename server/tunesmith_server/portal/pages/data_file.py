@@ -113,6 +113,7 @@ def first_rows(visit: Visit) -> Response:
     if file_id:
         with suppress(NotFound):
             file = files.retrieve(visit.session, file_id)
+            visit.reads.append((_ROWS_ROUTE, {"file_id": file.id}))
             part = _read(visit, file, _FIRST_ROWS)
     return visit.show("data/_first.html", file=file, part=part)
 
@@ -266,7 +267,9 @@ def _calls(file_id: str) -> list[Call]:
 
 _ROWS_ROUTE = f"{_FILE}/rows"
 PAGES = [
-    Page(path=f"{data.HERE}/first", show=first_rows, needs=(_ROWS_ROUTE,), is_bulk=True),
+    Page(
+        path=f"{data.HERE}/first", show=first_rows, needs=("GET /files", _ROWS_ROUTE), is_bulk=True
+    ),
     Page(path=_HERE, show=show, needs=(_FILE, f"{_FILE}/uses", f"{_FILE}/stats", "GET /files")),
     Page(path=f"{_HERE}/rows", show=rows, needs=(_ROWS_ROUTE,), is_bulk=True),
     Page(path=f"{_HERE}/rows.csv", show=rows_table, needs=(_ROWS_ROUTE,), is_bulk=True),

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tunesmith_schema import EventKind, JobReport
+from tunesmith_schema import ErrorCode, EventKind, JobReport
 from tunesmith_schema.comparison import (
     AlignedCurve,
     Axis,
@@ -19,7 +19,7 @@ from tunesmith_schema.comparison import (
     MetricResult,
 )
 from tunesmith_schema.settings_diff import automatic_values, differing, differing_settings
-from tunesmith_server.core.errors import ServiceError
+from tunesmith_server.core.errors import BadRequest, ServiceError
 from tunesmith_server.models import EventRow, FileRow, JobRow
 
 from ..results import curve_chunks, curves, job_health
@@ -27,6 +27,7 @@ from ..results.curve_chunks import Curve
 from . import jobs, reports, stored_job
 
 METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
+MAX_COMPARED = 8
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
 """Number of events from whose times the hours of all steps are interpolated."""
@@ -45,7 +46,8 @@ def compare(
     last: int | None = None,
 ) -> JobComparison:
     """Compare jobs; each curve has at most `points` values. Curves and best values are limited to
-    the steps from `first` to `last`. Raises NotFound."""
+    the steps from `first` to `last`. Raises BadRequest for a wrong number of jobs, and NotFound."""
+    check_number(job_ids)
     known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
     rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
     names = {name for row in known for name in (row.training_file, row.validation_file) if name}
@@ -68,6 +70,18 @@ def compare(
         axis=axis,
         curves=aligned,
     )
+
+
+def check_number(job_ids: Sequence[str]) -> None:
+    """Raise BadRequest if these jobs are too few, too many, or not all different."""
+    different = len(set(job_ids))
+    if not 2 <= len(job_ids) <= MAX_COMPARED or different < len(job_ids):
+        raise BadRequest(
+            ErrorCode.INVALID_REQUEST,
+            f"jobs: {len(job_ids)} ids, of which {different} are different",
+            param="jobs",
+            hint=f"name 2 to {MAX_COMPARED} different jobs, separated by commas",
+        )
 
 
 def _report(session: Session, row: JobRow) -> JobReport | None:
