@@ -47,7 +47,7 @@ class CheckContext(Protocol):
 
     @property
     def used_tokens(self) -> list[int]:
-        """Token ids that occur in the data, in ascending order."""
+        """Token ids that occur in the run's data, in ascending order."""
 
     @property
     def optimizer_bytes(self) -> int:

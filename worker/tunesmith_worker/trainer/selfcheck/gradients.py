@@ -54,8 +54,8 @@ class Unit:
     def may_have_no_gradient(self) -> bool:
         """True for biases and token rows.
 
-        The bias of a key adds a constant to all scores of a query, and softmax ignores constants.
-        Token rows are checked by `check_rows`.
+        The bias of a key projection adds a constant to all scores of a query, and softmax ignores
+        constants. Token rows are checked by `check_rows`.
         """
         return self.name.endswith(".bias") or any(TOKEN_ROWS in name for name in self.parameters)
 
@@ -72,7 +72,7 @@ def trained_units(model: Untyped) -> list[Unit]:
 def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
     """List the parameters that every update changes.
 
-    In an adapter, only B counts, because B stays zero if the adapter does not learn.
+    In an adapter, only the matrix B counts, because B stays zero if the adapter does not learn.
     """
     for unit in units:
         for name, parameter in unit.parameters.items():
@@ -186,7 +186,7 @@ def check_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[Fi
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Join the first `_SHOWN` names, and append the number of the other names."""
+    """Join the first `_SHOWN` names, and append the number of the names that are left out."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

@@ -193,7 +193,8 @@ def _sample(context: SupervisedContext) -> list[tuple[list[int], list[int]]]:
 
 
 def _count_labels(labels: list[int]) -> int:
-    """Count the labels after the first token, because no token predicts the first one."""
+    """Count the labels after the first token of each row, because no token predicts the first
+    token."""
     return sum(label != IGNORED for label in labels[1:])
 
 
@@ -237,7 +238,6 @@ def _without_ignored(labels: list[int]) -> list[int]:
 
 
 def _dropped_rows(context: SupervisedContext) -> int:
-    """Return how many rows of the file gave no example."""
     return context.training.counts.rows - context.training.counts.kept
 
 
@@ -274,7 +274,8 @@ def _answer_of(row: Row, *, has_template: bool) -> _Answer:
 
 
 def _plain(text: str) -> str:
-    """Remove white space and think blocks, which templates drop from earlier turns."""
+    """Remove white space and think blocks from a text, because templates drop both from earlier
+    turns."""
     return "".join(re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL).split())
 
 

@@ -25,7 +25,7 @@ Untyped = Any  # Any: transformers is not typed
 ROWS = 16
 """Number of rows to copy from each tensor."""
 COLUMNS = 4096
-"""Number of columns to copy from the start of each row."""
+"""Number of columns to copy from the start of each copied row."""
 SHARE = 0.25
 """Minimum size of an element's first update, as a share of the learning rate. AdamW's first update
 is larger than this share of the learning rate."""

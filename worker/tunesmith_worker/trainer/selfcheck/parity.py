@@ -227,7 +227,6 @@ def change(actual: torch.Tensor, expected: torch.Tensor, limits: Limits) -> floa
 
 
 def _apart(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return relative differences [N]: infinite for NaN, or if the number of labels differs."""
     if actual.shape != expected.shape:
         return torch.full_like(expected, math.inf)
     apart = (actual - expected).abs() / expected.abs().clamp(min=1.0)

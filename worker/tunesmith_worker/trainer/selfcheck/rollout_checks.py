@@ -244,7 +244,6 @@ class _RolloutChecks:
             )
 
     def _cause(self, scores: torch.Tensor, limits: Limits, source: str = "the engine") -> str:
-        """Return the cause of wrong log-probabilities; empty if the log-probabilities are right."""
         expected = self.generated.log_probs_at(self.logits)
         if check_equals_stock(scores, expected, limits, "").findings:
             return find_cause(

@@ -162,7 +162,7 @@ def find_cause(
 def _suspects(
     context: ReinforcementContext, generated: Generated, logits: Sequence[torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name of each possible fault, and the log-probabilities that the fault would
+    """Yield the name of each possible fault, and the log-probabilities that this fault would
     cause."""
     if isinstance(context.model, peft.PeftModel):
         with disabled_adapter(context.model):

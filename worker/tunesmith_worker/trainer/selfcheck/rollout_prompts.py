@@ -34,7 +34,7 @@ FREQUENCY = 1e-5
 ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Tolerance of a cosine or sine, for each dtype."""
 _TOKENS = 1024
-"""Number of positions to compare."""
+"""Number of token positions in the comparison of RoPE tables."""
 _PLACES = (1, 4)
 """Positions in a greedy completion whose tokens become stop tokens.
 

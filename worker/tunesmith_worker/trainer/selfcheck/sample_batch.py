@@ -21,8 +21,10 @@ from .check_context import SupervisedContext, Untyped
 from .row_lengths import longest_row
 
 SHORT = (48, 33, 17)
-"""Maximum tokens of all rows except the longest one. Row lengths differ, because equal lengths hide
-attention across rows."""
+"""Maximum number of tokens of each row except the longest row.
+
+Row lengths differ, because equal lengths hide attention across rows.
+"""
 LAST = 8
 """Number of tokens with a label, at the end of the longest row."""
 

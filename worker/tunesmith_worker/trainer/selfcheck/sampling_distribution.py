@@ -78,7 +78,7 @@ class _Fit:
     log_prob_distance: float
     """Largest error of a reported log-probability: absolute below 1 nat, relative above 1 nat."""
     allowed: float
-    """Number of tokens that may be wrong."""
+    """Maximum number of tokens that may be wrong without a fault."""
 
     @property
     def is_good(self) -> bool:

@@ -32,7 +32,8 @@ FIRST_FACTORS = (3, 11)
 """Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
 at a rate of 0."""
 GAP_FAULT = 10
-"""A gap above this multiple of the maximum gap ends the run.
+"""A gap between sampling and training log-probs above this multiple of the maximum gap ends the
+run.
 
 A wrong sampling temperature, stale weights or a detached adapter cause gaps of this size, but
 rounding does not.
@@ -212,7 +213,8 @@ class RolloutTripwires:
         return warnings
 
     def check_gap(self, figures: RolloutFigures) -> list[Finding]:
-        """Return an error if the gap of a step is too large to train on its probability ratios."""
+        """Return an error if the gap between sampling and training log-probs of a step is too large
+        to train."""
         gap, limit = figures.rollout_gap, GAP_FAULT * self._gap
         if gap is None or not gap > limit:  # NaN is only a warning
             return []
@@ -238,7 +240,8 @@ class RolloutTripwires:
         ]
 
     def _cut_answers(self) -> str:
-        """Return a sentence if many completions end at the length limit, before their answer."""
+        """Return a warning text if many completions end at the length limit, before their
+        answer."""
         cut = self._truncated
         if cut is None or cut <= TRUNCATED:
             return ""

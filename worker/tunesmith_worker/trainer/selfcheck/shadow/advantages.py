@@ -142,7 +142,6 @@ def _advantage_cause(rewards: Rewards, actual: Sequence[float], plan: GRPOPlan) 
 
 
 def _moved(values: Rewards, generations: int) -> Iterator[tuple[str, list[float | None]]]:
-    """Yield each fault that moves values to wrong positions, and the values after this fault."""
     count = len(values)
     for shift in range(1, count):
         away = shift if shift <= count // 2 else shift - count

@@ -13,9 +13,9 @@ from .compare import Gradients, fit, parallel_factor
 from .expected import ExpectedStep, norm_of
 
 MISSING = 0.02
-"""A micro-batch with a factor below this value is missing in the gradient."""
+"""Factor below which a micro-batch counts as missing in the gradient."""
 EQUAL = 0.05
-"""Relative tolerance of factors that count as equal."""
+"""Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
 """Maximum norm of the difference between gradient and fit, relative to the gradient's norm."""
 

@@ -251,7 +251,6 @@ def _worst(
 
 
 def _apart(actual: float, expected: float, size: float) -> float:
-    """Return the difference relative to `size`; infinite for NaN."""
     return _relative(abs(actual - expected), size)
 
 

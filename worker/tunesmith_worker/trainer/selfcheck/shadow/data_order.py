@@ -58,7 +58,6 @@ def examples_of(step: dict[str, Untyped]) -> list[Key]:
 
 
 def _copies(dataset: Untyped, key: Key) -> int:
-    """Return how many examples of the data have these token ids; at least 1."""
     if "input_ids" not in dataset.column_names:
         return 1  # here, the key is the number of a row
     places: list[int] = []

@@ -77,8 +77,8 @@ class FeedRecorder:
     """Records the inputs of the model's forward passes with gradient until `stop`."""
 
     def __init__(self, trainer: Untyped, share: float) -> None:
-        """`share`: share of the step's micro-batches after which the gradient is copied; 1 or more
-        copies nothing."""
+        """`share`: share of the step's micro-batches after which the gradient is copied; with 1 or
+        more, the gradient is not copied."""
         self._trainer, self._share = trainer, share
         self._step: FedStep | None = None
         self._hook = trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True)

@@ -23,7 +23,7 @@ Untyped = Any  # Any: transformers is not typed
 
 CHECK = "update"
 TENSORS = 32
-"""Maximum number of tensors; evenly spaced in the model."""
+"""Maximum number of compared tensors, evenly spaced in the model."""
 ELEMENTS = 4096
 """Maximum number of compared weights of a tensor."""
 UPDATE = 1e-3
@@ -86,7 +86,7 @@ class LaterUpdate:
     def _excess(
         self, kept: _Kept, rates: Callable[[str, torch.nn.Parameter], Rates]
     ) -> float | None:
-        """Return the largest difference relative to its tolerance; None for 8-bit moments."""
+        """Return the largest difference divided by its tolerance; None for 8-bit moments."""
         state = self._optimizer.state.get(kept.parameter, {})
         if "exp_avg" not in state:
             return None

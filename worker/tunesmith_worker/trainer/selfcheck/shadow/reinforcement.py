@@ -103,7 +103,6 @@ class ReinforcementStep:
         return [*(one for one in findings if one.level == "error"), *self._reference_check.check()]
 
     def _check_rewards(self, rollout: Rollout) -> tuple[list[Finding], int]:
-        """Return findings, and the number of completions that were graded again."""
         trainer = self._context.trainer
         batch = trainer.guard.current_step.rows
         findings = [
@@ -129,7 +128,6 @@ class ReinforcementStep:
             )
 
     def _grade_again(self, rollout: Rollout) -> tuple[list[Finding], int]:
-        """Return findings, and the number of completions graded again by the job's grader."""
         runner = self._context.trainer.runner
         began, again = time.perf_counter(), []
         for place in range(len(rollout.prompts)):

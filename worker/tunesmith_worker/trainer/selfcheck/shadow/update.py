@@ -91,7 +91,7 @@ class FirstUpdate:
             for name, p in trained.items()
         ]
         self.compared = sum(len(kept.before) for kept in self._kept)
-        """Number of compared weights."""
+        """Number of weights whose update is compared."""
         self.total = total
 
     @torch.no_grad()

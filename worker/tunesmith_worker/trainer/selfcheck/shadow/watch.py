@@ -53,7 +53,10 @@ class StepCheck(Protocol):
         """Prepare the comparison, before the attempt's first step."""
 
     def compare(self) -> StepReport:
-        """Compare after backward and clipping, before the optimizer step. Changes no tensor."""
+        """Compare after backward and clipping, before the optimizer step.
+
+        This method changes no tensor.
+        """
 
     def examples(self) -> list[tuple[int, ...]]:
         """Return a key of each example of the current step; empty if the step repeats data as
@@ -97,10 +100,11 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         return inner
 
     def wanted_rates(self, update: int) -> Callable[[str, Untyped], Rates]:
-        """Return a function that takes a parameter and returns the recipe's learning rate and
-        decay.
+        """Return a function that takes a parameter and returns the learning rate and the weight
+        decay that the recipe requires.
 
-        `update`: number of earlier updates of the run."""
+        `update`: number of earlier updates of the run.
+        """
         context = self.context
         plan, peak = context.train_plan, context.trainer.embedding_rate
         now = learning_rate_at(update, plan)
