@@ -32,8 +32,8 @@ class MetricColumns(Response):
     job_id: str
     stretch: int
     """Number of steps per interval, a power of two. Intervals start at multiples of this number. A
-    curve has the minimum, the maximum and the first NaN of each interval. If the number is 1, a
-    curve has all values."""
+    curve has the minimum, the maximum and the first NaN of each interval, and the value of the
+    job's last step. If the number is 1, a curve has all values."""
     curves: dict[str, Curve]
     """Curves by metric."""
     void: list[VoidCurves]

@@ -74,7 +74,7 @@ def test_the_extremes_of_every_stretch_and_every_gap_survive(
     store(server, claim["job_id"], "train_loss", values)
     for _ in range(25):
         first, last = sorted(draw.sample(range(9_000), 2))
-        points = draw.randint(2, 2000)
+        points = draw.randint(3, 2000)
         found = columns(server, claim["job_id"], points=points, **{"from": first, "to": last})
         width, curve = (
             found["stretch"],
@@ -88,6 +88,20 @@ def test_the_extremes_of_every_stretch_and_every_gap_survive(
         assert {step // width for step, value in curve.items() if value is None} == nan
         for step, value in curve.items():
             assert value is None or value == float(f"{part[step]:.6g}")
+
+
+@pytest.mark.parametrize("last", [1, 2, 511, 512, 513, 1023, 1024, 1025, 5_000])
+def test_the_last_value_survives(server: Server, claim: dict[str, Any], last: int) -> None:
+    """The portal shows it as the current value."""
+    draw = random.Random(last)
+    values: Values = {step: draw.gauss(2, 0.1) for step in range(1, last + 1)}
+    values[max(last - 1, 1)], values[last] = 9.0, 2.0  # neither least nor greatest of its stretch
+    store(server, claim["job_id"], "train_loss", values)
+    for points in (3, 4, 5, 7, 64, 500, 2000):
+        found = columns(server, claim["job_id"], points=points)
+        curve = found["curves"]["train_loss"]
+        assert (curve["steps"][-1], curve["values"][-1]) == (last, 2.0), points
+        assert len(curve["steps"]) == len(set(curve["steps"])) <= points
 
 
 def test_metrics_are_packed_as_they_arrive(server: Server, claim: dict[str, Any]) -> None:

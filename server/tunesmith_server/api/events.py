@@ -89,13 +89,14 @@ def metrics(
     order: Order = "asc",
     format: Literal["points", "columns"] = "points",
     names: Annotated[str | None, Query(max_length=2000)] = None,
-    points: Annotated[int, Query(ge=2, le=curves.MAX_POINTS)] = 2000,
+    points: Annotated[int, Query(ge=3, le=curves.MAX_POINTS)] = 2000,
     first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> Response:
     """List metric values by optimiser step, lowest step first. `format=columns` returns curves of
     the metrics `names` (separated by commas) between the steps `from` and `to`, with at most
-    `points` values per curve: the minimum and the maximum of each block of steps."""
+    `points` values per curve: the minimum and the maximum of each block of steps, and the value of
+    the job's last step."""
     job = jobs.retrieve(session, job_id)
     if format == "columns":
         wanted = names.split(",") if names else None

@@ -52,7 +52,7 @@ def compare(
     session: ReaderDep,
     jobs_: Annotated[str, Query(alias="jobs", max_length=1000)],
     axis: Axis = "step",
-    points: Annotated[int, Query(ge=2, le=MAX_POINTS)] = 500,
+    points: Annotated[int, Query(ge=3, le=MAX_POINTS)] = 500,
     first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:

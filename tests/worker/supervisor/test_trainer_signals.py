@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,27 @@ from tunesmith_worker.rundir.verify_resume_point import verify
 LONG = {"max_steps": 100_000, "per_device_train_batch_size": 2, "save_steps": 100_000}
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_orphans() -> Iterator[None]:
+    """Kill trainers that a failed test left running; they would train for an hour."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
+
+
 def start(run: Path, **environment: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "tunesmith_worker.trainer", str(run)],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stderr=subprocess.DEVNULL,
     )
+    _started.append(process)
+    return process
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

@@ -128,7 +128,8 @@ def read(
     session: Session, job: JobRow, names: Sequence[str] | None, low: int, high: int, width: int
 ) -> dict[str, Curve]:
     """Return the curves of `names` (None: all) from step `low` to `high`, with the minimum and the
-    maximum of each interval of `width` steps. `low` and `high` + 1 are multiples of `width`."""
+    maximum of each interval of `width` steps, and the value of the job's last step. `low` and
+    `high` + 1 are multiples of `width`."""
     curves = _packed(session, job.id, 0, names, low, min(high, job.sealed_step - 1), width)
     rest = max(low, job.sealed_step)
     if rest <= high:
@@ -136,7 +137,17 @@ def read(
             curve = curves.setdefault(name, Curve())
             curve.steps.extend(steps.steps)
             curve.values.extend(steps.values)
-    return {name: curve.thinned(width) for name, curve in sorted(curves.items())}
+    return {name: _with_last(curve, width) for name, curve in sorted(curves.items())}
+
+
+def _with_last(curve: Curve, width: int) -> Curve:
+    """Return the thinned curve with the last value of `curve`. The job's last step is in no packed
+    chunk, so its value is never thinned before."""
+    thin = curve.thinned(width)
+    if curve.steps and thin.steps[-1] != curve.steps[-1]:
+        thin.steps.append(curve.steps[-1])
+        thin.values.append(curve.values[-1])
+    return thin
 
 
 def read_void(

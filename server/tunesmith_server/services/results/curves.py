@@ -56,12 +56,12 @@ def columns(
 
 
 def stretch(low: int, high: int, points: int) -> int:
-    """Return the width of intervals in steps, a power of two, so that the range from `low` to
-    `high` has at most `points` / 2 intervals. Return 1 if the range has at most `points` steps."""
+    """Return the width of intervals in steps, a power of two, so that twice the number of
+    intervals plus 1 is at most `points`. Return 1 if the range has at most `points` steps."""
     if high - low < points:
         return 1
     width = 2
-    while (high // width - low // width + 1) * 2 > points:
+    while (high // width - low // width + 1) * 2 + 1 > points:
         width *= 2
     return width
 
