@@ -132,9 +132,9 @@ def _show(
         with _limited(state.database.read(), signed_in) as session:
             visit = _visit(request, state, signed_in, session, form)
             response = page.show(visit)
-        for entry in _entries(page, visit):
+        for read in _entries(page, visit):
             with state.database.write.begin() as session:
-                audit.append(session, entry)
+                audit.append(session, read)
         return response
     with _limited(state.database.write(), signed_in) as session, session.begin():
         watched = changes.watch(session)
