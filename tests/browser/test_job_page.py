@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import select
 
-from tunesmith_schema import EventKind, RunEvent
+from tunesmith_schema import EventKind, JobState, RunEvent
 from tunesmith_server.models import JobRow
 from tunesmith_server.services.training import events
 
@@ -169,3 +169,30 @@ def test_rows_of_the_list_follow_their_jobs(page: Page, own: Service) -> None:
     tell(own, job_id, 250, 0.25)
     page.locator(f"#row-{job_id} .steps", has_text="250/400").wait_for()
     page.locator(f"#row-{job_id} .curve", has_text="0.25").wait_for()
+
+
+def test_a_visitor_who_asks_is_notified_once_when_the_job_ends(page: Page, own: Service) -> None:
+    page.add_init_script("""
+        window.shown = [];
+        window.Notification = class {
+          static permission = "default";
+          static async requestPermission() { return this.permission = "granted"; }
+          constructor(title, options) { shown.push([title, options.body, options.tag]); }
+        };
+    """)
+    job_id = own.world.jobs["running"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector("#live[data-state=on]")
+    asking = page.get_by_role("button", name="Notify me")
+    page.get_by_role("button", name="Notify me", pressed=False).click()
+    page.get_by_role("button", name="Notify me", pressed=True).click()  # changes their mind, twice
+    page.get_by_role("button", name="Notify me", pressed=False).press("Enter")
+    page.get_by_role("button", name="Notify me", pressed=True).wait_for()
+    with own.database.write.begin() as session:
+        job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
+        for _ in range(2):
+            events.add(session, job, "ended", kind=EventKind.STATE, data={"state": "succeeded"})
+        job.state = JobState.SUCCEEDED
+    asking.wait_for(state="detached")
+    steps = page.locator("#steps").inner_text()
+    assert page.evaluate("shown") == [["support-v2 succeeded", steps, job_id]]

@@ -55,6 +55,7 @@ document.addEventListener("ts:live", ({ detail }) => {
   if (detail.kind === "state") return detail.state === "on" ? refresh(SLOW_MS) : undefined;
   if (detail.kind !== "event") return;
   const { kind, data } = detail.data;
+  if (kind === "state") tell(data.state);
   if (kind === "samples") return window.htmx?.trigger(document.querySelector("#completions") ?? page, "ts:samples");
   if (kind !== "metrics") return refresh(kind === "state" || kind === "checkpoint" ? 200 : 1500);
   for (const [name, value] of Object.entries(data)) {
@@ -70,6 +71,35 @@ document.addEventListener("ts:live", ({ detail }) => {
   refresh(SLOW_MS);
 });
 
+// A notification of the browser when the job ends, if the visitor asks for one in this tab.
+
+const notice = `notify ${page.dataset.job}`;
+const ENDS = ["succeeded", "failed", "cancelled"];
+
+function offer() {
+  const button = document.querySelector("[data-notify]");
+  if (!button || !window.Notification || !isSecureContext || Notification.permission === "denied") return;
+  button.hidden = false;
+  button.setAttribute("aria-pressed", String(Boolean(sessionStorage.getItem(notice))));
+}
+
+document.addEventListener("click", async (event) => {
+  if (!event.target.closest("[data-notify]")) return;
+  if (sessionStorage.getItem(notice)) sessionStorage.removeItem(notice);
+  else if (await Notification.requestPermission() === "granted") sessionStorage.setItem(notice, "ends");
+  offer();
+});
+
+/** @param {string} end */
+function tell(end) {
+  if (!ENDS.includes(end) || !sessionStorage.getItem(notice)) return;
+  sessionStorage.removeItem(notice);
+  try {
+    const shown = new Notification(`${page.dataset.name} ${end}`, { body: document.querySelector("#steps")?.textContent ?? "", tag: page.dataset.job });
+    shown.onclick = () => window.focus();
+  } catch { /* this browser only lets a service worker notify */ }
+}
+
 let state = document.querySelector("#head")?.dataset.state;
 document.addEventListener("htmx:after:swap", () => {
   const head = document.querySelector("#head");
@@ -77,6 +107,7 @@ document.addEventListener("htmx:after:swap", () => {
     state = head.dataset.state;
     document.querySelector("#said").textContent = head.querySelector(".badge")?.textContent ?? "";
   }
+  offer();
   progress();
 });
 document.addEventListener("visibilitychange", () => !document.hidden && document.querySelector("[data-watch^=ftjob]") && refresh(0));
@@ -101,4 +132,5 @@ if (asked) {
   asked.close();
   asked.showModal();
 }
+offer();
 progress();
