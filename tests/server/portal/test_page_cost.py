@@ -37,13 +37,17 @@ def world(server: Server) -> World:
 
 
 def addresses(world: World) -> Iterator[str]:
-    """Yield the address of each page, and of pages of a job for both long jobs."""
+    """Yield the address of each page, of pages of a job for both long jobs, and of comparisons of
+    these jobs."""
+    both = ",".join(world.jobs[name] for name in ("running", "reinforcement"))
     for page in all_pages():
         if page.method != "GET" or page.is_public or page.path.endswith(DOWNLOADS):
             continue
         for what in ("running", "reinforcement") if "{job_id}" in page.path else ("",):
             values: dict[str, Any] = {"file_id": world.files["train"], "model": world.models[0]}
             path = page.path.replace(":path}", "}")
+            if path.startswith("/portal/compare"):
+                path += f"?jobs={both}"
             values["job_id"] = world.jobs[what] if what else ""
             try:
                 yield path.format_map(values)
