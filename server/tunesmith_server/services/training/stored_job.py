@@ -125,7 +125,8 @@ def _to_wire(row: JobRow) -> Job:
         metadata=row.labels,
         state=state,
         recipe=recipe(row),
-        **_plain_columns(row),
+        notes=row.notes,
+        **plain_columns(row),
     )
 
 
@@ -144,7 +145,8 @@ def scheduling(row: JobRow) -> Scheduling:
     )
 
 
-def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
+def plain_columns(row: Any) -> dict[str, Any]:  # Any: a JobRow, or columns of a list; values
+    """Return the fields of a job that need no document."""
     return {
         "model": row.model,
         "fine_tuned_model": row.fine_tuned_model,
@@ -167,7 +169,6 @@ def _plain_columns(row: JobRow) -> dict[str, Any]:  # Any: column values
         "owner": _owner_name(row),
         "owner_id": row.owner,
         "name": row.name,
-        "notes": row.notes,
         "pinned": bool(row.pinned),
         "queued_at": _read(lambda: int(row.queued_at) if row.queued_at else None),
         "worker_id": worker_of(row),
@@ -229,6 +230,7 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
         or Hyperparameters(),
         "method": row.method if isinstance(row.method, dict) else None,
         "metadata": row.labels,
+        "notes": row.notes,
         "recipe": _readable_recipe(row),
         "evaluation": evaluation(row.evaluation),
         "error": JobError(
@@ -239,9 +241,9 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
         ),
     }
     try:
-        return Job(**values, **_plain_columns(row))
+        return Job(**values, **plain_columns(row))
     except ValidationError as error:
-        plain = {**values, **_plain_columns(row)}
+        plain = {**values, **plain_columns(row)}
         return Job(**{**plain, **{name: _SHOWN_INSTEAD.get(name) for name in bad_fields(error)}})
 
 
