@@ -46,6 +46,8 @@ class DyingEngine(NativeEngine):
     """Number of calls that fail; None: all."""
     made = 0
     closed = 0
+    starts: Sequence[bool] = ()
+    """True for each following start that succeeds; then all starts do."""
 
     def __init__(self, *given: Untyped) -> None:
         super().__init__(*given)
@@ -61,6 +63,11 @@ class DyingEngine(NativeEngine):
             kind.dies -= 1
         super().generate(requests[: kind.lives], on_completion)
         raise EngineLost("the process of vLLM ended by signal 9")
+
+    def start(self) -> None:
+        (starts, *type(self).starts) = type(self).starts or [True]
+        if not starts:
+            raise EngineLost("vLLM has not started")
 
     def close(self) -> None:
         type(self).closed += 1
@@ -156,6 +163,23 @@ def test_a_demanded_engine_starts_again_and_then_fails(dying: type[DyingEngine])
     assert (failure.code, failure.category) == ("engine_lost", "infrastructure")
     assert len(run.warnings) == RESTARTS
     assert run.saved == []
+
+
+@pytest.mark.parametrize(("fast_inference", "then"), [(True, "vllm"), ("auto", "native")])
+def test_an_engine_that_does_not_start_is_lost(
+    dying: type[DyingEngine], fast_inference: Any, then: str
+) -> None:
+    run = Run()
+    dying.starts = [False]
+    engine = run.engine(make_model("llama"), fast_inference)
+    engine.start()
+    assert engine.name == then
+    (said,) = run.warnings
+    assert "vLLM has not started" in said
+    dying.starts = [False] * (RESTARTS + 1)
+    if fast_inference is True:
+        with pytest.raises(EngineLost, match="vLLM has not started"):
+            engine.start()
 
 
 def test_a_resumed_run_keeps_its_engine(dying: type[DyingEngine]) -> None:

@@ -170,6 +170,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         folder=run.root,
     )
     with rollout_failures():
+        engine.start()  # before the time limit of the self-check begins
         self_check(checked, events, reinforcement_checks(engine.fall_back))
     watch_first_step(context, checked, ReinforcementStep(checked), callbacks)
     if recipe.self_check:

@@ -126,6 +126,14 @@ class RunEngine:
                 done.update(zip(missing, generated, strict=True))
                 return [done[place] for place in range(len(requests))]
 
+    def start(self) -> None:
+        """Start the engine in use. Raises EngineLost if no engine can be started."""
+        while True:
+            try:
+                return self._current.start()
+            except EngineLost as error:
+                self._recover(error)
+
     def fall_back(self, why: str) -> bool:
         """Replace the engine if the recipe allows it, with an event that says `why`. Return False
         if no other engine is allowed."""

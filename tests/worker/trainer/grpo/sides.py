@@ -80,6 +80,9 @@ class GivenEngine:
     def __init__(self, task: Task) -> None:
         self._task = task
 
+    def start(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -16,6 +16,7 @@ from tests.worker.trainer.test_run_engine import DyingEngine, use_as_vllm
 from tunesmith_schema import EventKind
 from tunesmith_worker.engine.rollout import NativeEngine
 from tunesmith_worker.trainer.run import main
+from tunesmith_worker.trainer.selfcheck import rollout_checks
 
 from .test_exactness import BASE, GRPO
 from .test_messages import LENGTH, ROWS
@@ -102,6 +103,34 @@ def test_a_fault_is_named_and_the_next_engine_is_checked(
     ]
     assert "rollout_equals_stock: adapter detached" in said
     assert engine_in_plan(run) == "native"
+
+
+def test_the_start_of_the_engine_takes_no_time_of_the_self_check(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM starts in 5 to 60 s, and the checks have 20 s."""
+    seen: list[str] = []
+
+    class Starts(KeepsDtype):
+        samples_from_uniforms = True
+
+        def start(self) -> None:
+            seen.append("start")
+
+        def generate(self, *given: Untyped) -> Untyped:
+            seen.append("generate")
+            return NativeEngine.generate(self, *given)
+
+    def check_engines(*given: Untyped, **named: Untyped) -> Untyped:
+        seen.append("check")
+        return real(*given, **named)
+
+    real = rollout_checks.check_engines
+    monkeypatch.setattr(rollout_checks, "check_engines", check_engines)
+    use_as_vllm(monkeypatch, Starts)
+    run = make(make_run, "starts", True, self_check=True, max_steps=1)
+    assert main(run) == 0, read_result(run).error
+    assert seen[:3] == ["start", "check", "generate"]
 
 
 def test_a_demanded_engine_with_a_fault_ends_the_run(

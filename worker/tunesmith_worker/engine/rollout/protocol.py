@@ -173,6 +173,10 @@ class ModelEngine(RolloutEngine, Protocol):
         """True if the engine computes in the model's current dtype and layers. False if it keeps
         the dtype and layers with which it was made."""
 
+    def start(self) -> None:
+        """Start what `generate` needs and does not have yet, for example vLLM. Raises
+        EngineLost."""
+
     def close(self) -> None:
         """Free memory and processes. The engine must not be used afterwards."""
 

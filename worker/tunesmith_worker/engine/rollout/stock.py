@@ -128,6 +128,9 @@ class StockEngine:
         figures.generated_tokens = sum(len(row.tokens) for row in rows)
         return [row.completion for row in rows if row.completion is not None]
 
+    def start(self) -> None:
+        """Do nothing, because the engine needs nothing besides the model."""
+
     def close(self) -> None:
         """Do nothing, because the engine keeps no memory between calls."""
 

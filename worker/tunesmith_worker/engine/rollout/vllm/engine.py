@@ -82,10 +82,9 @@ class VLLMEngine:
         self._check(requests)
         completions: dict[int, Completion] = {}
         with PhaseClock(figures.sync, self._model.device) as clock:
+            vllm = self._started()
             with _engine_errors():
-                if self._vllm is None:
-                    self._vllm = self._start()
-                self._vllm.load()
+                vllm.load()
 
             def on_end(index: int, completion: Completion) -> None:
                 completions[index] = completion
@@ -96,7 +95,7 @@ class VLLMEngine:
             with clock.during(figures.decode):
                 try:
                     with _engine_errors():
-                        figures.decode_steps = self._vllm.generate(
+                        figures.decode_steps = vllm.generate(
                             requests, self._tokenizer, on_end, self.interrupted
                         )
                 except _CallbackError as marked:
@@ -107,17 +106,25 @@ class VLLMEngine:
         figures.row_steps = figures.generated_tokens
         return done
 
+    def start(self) -> None:
+        """Start vLLM, or connect to its server and wait for it. Raises EngineLost."""
+        self._started()
+
     def close(self) -> None:
         """Stop vLLM and free its memory."""
         if self._vllm is not None:
             self._vllm.close()
             self._vllm = None
 
-    def _start(self) -> ColocatedVLLM | ServedVLLM:
-        address = server_address()
-        if address is None:
-            return ColocatedVLLM(self._model, self._plan)
-        return ServedVLLM(self._model, *address)
+    def _started(self) -> ColocatedVLLM | ServedVLLM:
+        if self._vllm is None:
+            address = server_address()
+            with _engine_errors():
+                if address is None:
+                    self._vllm = ColocatedVLLM(self._model, self._plan)
+                else:
+                    self._vllm = ServedVLLM(self._model, *address)
+        return self._vllm
 
     def _check(self, requests: Sequence[Request]) -> None:
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
