@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tunesmith_server.core.settings import Settings
+from tunesmith_server.inference import guard
 from tunesmith_server.inference import vllm_child as module
 from tunesmith_server.inference.vllm_child import VLLMChild, vllm_child
 from tunesmith_server.services.catalogue.base_models import local_folders
@@ -75,7 +77,9 @@ def test_it_serves_until_it_is_stopped(child: VLLMChild, caplog: pytest.LogCaptu
     assert f"vLLM answers for {BASE}" in caplog.text
     leader = pid_of(child)
     assert len(group(leader)) == 3  # the guard, vLLM and vLLM's engine
+    began = time.monotonic()
     child.stop()
+    assert time.monotonic() - began < guard.STOP_SECONDS, "it was killed"
     assert group(leader) == []
 
 
@@ -100,11 +104,13 @@ def test_it_is_restarted_at_once_and_leaves_no_process(
 def test_it_ends_with_a_killed_parent(child: VLLMChild, tmp_path: Path, started: bool) -> None:
     """Also while it starts and ignores SIGTERM."""
     child.env["FAKE_VLLM_SLOW"] = "" if started else "1"
+    program = f"import sys, {module.GUARD} as guard; guard.STOP_SECONDS = 1; sys.exit(guard.main())"
+    command = [sys.executable, "-P", "-c", program, *child.command[4:]]
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
         "from tunesmith_server.children import Child\n"
-        f"child = Child(name='c', command={child.command!r}, env={child.env!r},\n"
+        f"child = Child(name='c', command={command!r}, env={child.env!r},\n"
         f"    log_file=Path({str(tmp_path / 'c.log')!r}))\n"
         "child.start(); print(child.process.pid, flush=True); time.sleep(60)\n"
     )

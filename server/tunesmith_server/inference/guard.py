@@ -21,18 +21,24 @@ STOP_SECONDS = 10.0
 def main() -> int:
     parent = os.getppid()
     child = subprocess.Popen(sys.argv[1:], preexec_fn=die_with_parent)
-
-    def end_group(signum: int, frame: FrameType | None) -> None:
+    try:
+        signal.signal(signal.SIGTERM, _leave)
+        if os.getppid() != parent:  # it ended before the handler was set
+            raise SystemExit
+        status = child.wait()
+        return status if status >= 0 else 128 - status
+    except SystemExit:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
         os.killpg(0, signal.SIGKILL)
+        raise
 
-    signal.signal(signal.SIGTERM, end_group)
-    if os.getppid() != parent:  # it ended before the handler was set
-        end_group(signal.SIGTERM, None)
-    status = child.wait()
-    return status if status >= 0 else 128 - status
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """Leave `child.wait()`: a wait inside the handler would not notice the end of the child."""
+    raise SystemExit
 
 
 if __name__ == "__main__":
