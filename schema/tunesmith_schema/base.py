@@ -6,7 +6,14 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
@@ -91,12 +98,14 @@ T = TypeVar("T")
 class Page(Response, Generic[T]):
     """One page of a list, in OpenAI's format."""
 
+    # pydantic would search the whole call stack for the source of each Page[...].
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
     object: str = "list"
-    data: list[T]
-    """Items of the page, in the requested order."""
-    has_more: bool = False
-    """True if more items follow; `after=<last_id>` requests the next page."""
-    first_id: str | None = None
-    """Id of the first item of the page."""
-    last_id: str | None = None
-    """Id of the last item of the page."""
+    data: list[T] = Field(description="Items of the page, in the requested order.")
+    has_more: bool = Field(
+        default=False,
+        description="True if more items follow; `after=<last_id>` requests the next page.",
+    )
+    first_id: str | None = Field(default=None, description="Id of the first item of the page.")
+    last_id: str | None = Field(default=None, description="Id of the last item of the page.")
