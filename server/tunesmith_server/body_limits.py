@@ -1,4 +1,4 @@
-"""Largest body of each route, in bytes. No body is read beyond its limit."""
+"""Largest body of each route, in bytes. The server reads no body beyond its limit."""
 
 from __future__ import annotations
 

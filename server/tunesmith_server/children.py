@@ -81,11 +81,11 @@ class Child:
         self.process, self.restart_at = None, now + delay
 
     def is_stable(self) -> bool:
-        """Return True if the child ran well before it ended."""
+        """Return True if the child ran for at least `STABLE_SECONDS` before it ended."""
         return time.monotonic() - self.started_at > STABLE_SECONDS
 
     def restart_delay(self) -> float:
-        """Return the seconds from a crash to the restart; `crashes` counts the crashes before."""
+        """Return the seconds from a crash to the restart, after `crashes` earlier crashes."""
         return 0.0 if self.crashes == 0 else min(30.0, 2.0 ** (self.crashes - 1))
 
     def stop(self) -> None:

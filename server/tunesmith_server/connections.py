@@ -1,7 +1,7 @@
 """Limits on connections, per address and in total.
 
-A connection is waiting until it has a complete request. A connection with a complete request is
-busy until its response is complete. A new connection above a limit replaces the oldest waiting
+A connection is "waiting" until it has a complete request. A connection with a complete request is
+"busy" until its response is complete. A new connection above a limit replaces the oldest waiting
 connection, so idle sockets do not block clients. The new connection is refused only if all other
 connections are busy.
 
@@ -36,7 +36,7 @@ class Connection(Protocol):
     def __hash__(self) -> int: ...
 
     def check(self, now: float) -> None:
-        """Close the connection if it is too slow. `now`: seconds of time.monotonic."""
+        """Close the connection if its client is too slow. `now`: seconds of time.monotonic."""
 
 
 class ConnectionGuard:
@@ -131,6 +131,8 @@ def raise_file_limit() -> int:
 
 
 def max_connections(open_files: int) -> int:
-    """Return the largest number of connections for a limit of open files. A download needs a second
-    open file."""
+    """Return the largest number of connections that a limit of open files allows.
+
+    A download needs a second open file.
+    """
     return max(64, (open_files - _OTHER_FILES) // 2)

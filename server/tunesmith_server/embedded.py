@@ -49,7 +49,7 @@ STOP_SECONDS = 15.0
 INTERRUPTED = 130
 """Exit status after Ctrl-C during the start."""
 SLOW_SECONDS = 60.0
-"""Time after which a slow start logs the folder of the log files."""
+"""Time after which the log names the folder of the log files, because the start is slow."""
 
 
 class StartError(Exception):
@@ -267,7 +267,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _opener(settings: Settings) -> urllib.request.OpenerDirector:
-    """Return a URL opener for the API process that ignores proxy variables."""
+    """Return a URL opener for requests to the API process; it ignores proxy variables."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls_cert:
         context = tls_context(settings.tls_cert, urlsplit(settings.url).hostname or "")

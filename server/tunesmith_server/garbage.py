@@ -16,12 +16,13 @@ from . import installation
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
 """Maximum time from marking content to deleting the content; after this time, the next garbage
-collection deletes it. A writer may use marked content again once the mark is five minutes old."""
+collection deletes it. A writer may use marked content again when the mark is at least five minutes
+old."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """Unreferenced content: size in bytes by name."""
+    """Content that no row refers to: size in bytes by name."""
 
     sizes: dict[str, int]
 
@@ -39,8 +40,11 @@ def find(database: Database, storage: Storage, older_than: timedelta = BLOB_GRAC
 
 
 def collect(database: Database, storage: Storage, older_than: timedelta = BLOB_GRACE) -> Garbage:
-    """Delete unreferenced content and return it. A crash at any point is harmless, because the next
-    garbage collection deletes the remaining content."""
+    """Delete the content that no row refers to, and return it.
+
+    A crash at any point is harmless, because the next garbage collection deletes the remaining
+    content.
+    """
     installation.ensure(database, storage)
     found, deleted = find(database, storage, older_than).sizes, dict[str, int]()
     names = sorted(found)

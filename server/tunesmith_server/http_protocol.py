@@ -51,7 +51,7 @@ class _CountingTransport:
 
 @dataclass
 class _Progress:
-    """Progress of a transfer in the current period."""
+    """Start of the current period: its time, and the number of bytes transferred before it."""
 
     since: float | None = None
     bytes: int = 0

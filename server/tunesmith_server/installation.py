@@ -1,7 +1,7 @@
 """Installation id: a random id in the database and in the store, which must be the same.
 
-Without the id, an API that was started with the wrong store or database would not notice that the
-store and the database do not belong together. The first start writes the id to both of them.
+Without the id, an API that was started with the wrong store or database would not notice the
+mistake. The first start writes the id to both of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WrongStore(ValueError):
 
 
 def ensure(database: Database, storage: Storage) -> str:
-    """Return the installation id. Raise WrongStore if the database and the store disagree."""
+    """Return the installation id. Raises WrongStore if the store has another id."""
     in_store, in_database = storage.installation_id(), _id_in(database)
     if in_store is None:
         in_database = in_database or _new_id_in(database)
@@ -50,7 +50,7 @@ def ensure(database: Database, storage: Storage) -> str:
 
 
 def _claim_store(database: Database, storage: Storage, installation: str) -> None:
-    """Write the id to a store without an id, at the first start or at the first start after an
+    """Write the id to a store that has none, because this start is the first, or the first after an
     upgrade."""
     with database.read() as session:
         names = blobs.newest(session, _SAMPLE)
@@ -77,7 +77,7 @@ def _id_in(database: Database) -> str | None:
 
 
 def _new_id_in(database: Database) -> str:
-    """Write a new id to the database, unless another process has just done so."""
+    """Write a new id to the database, unless another process has just written one."""
     try:
         with database.write.begin() as session:
             row = session.get(InstallationRow, 1)

@@ -141,7 +141,7 @@ class Janitor(threading.Thread):
                 upload_completion.delete_part_rows(session, part_ids)
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete our content that no row refers to; return the number of deleted blobs."""
+        """Delete the content that no row refers to; return the number of deleted blobs."""
         found = garbage.collect(self._database, self._storage, older_than)
         if found.sizes:
             log.info("deleted %d unused blobs, %d bytes", len(found.sizes), found.bytes)

@@ -19,8 +19,10 @@ from .body_limits import body_limit
 log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(rf"(?!{KEY_PREFIX})[A-Za-z0-9._-]{{1,64}}")
-"""Request ids that a caller may choose. Request ids are logged and stored, so an API key is not a
-valid id."""
+"""Request ids that a caller may choose.
+
+The log shows request ids, so an API key is not a valid id.
+"""
 CLIENT_LEFT = 499
 """Status in the access log of a request whose client disconnected; nginx uses the same number."""
 

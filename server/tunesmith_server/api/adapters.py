@@ -35,9 +35,9 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: IdPath) -> Adapt
 def verification(
     caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
 ) -> Verification:
-    """Return the verdict of the probe: the largest difference of a logit between the stored files
-    and the trained model, the tolerance of this difference, and the versions of the libraries.
-    Checkpoints have no verdict."""
+    """Return the result of the check of the stored files: the largest difference between a logit
+    computed from these files and the trained model's logit, the tolerance, and the versions of the
+    libraries. Checkpoints have no such result."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 
 

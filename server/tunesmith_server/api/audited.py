@@ -20,7 +20,7 @@ READS = frozenset(
         "GET /organization/admin_api_keys/{key_id}",
     }
 )
-"""GET routes in the log, which read data, weights or keys; other GET routes are not in the log."""
+"""GET routes that the audit log records, because they return data, weights or keys."""
 _CREATE_JOB = "POST /fine_tuning/jobs"
 _BOOL = TypeAdapter(bool)
 _NOT_AUDITED = frozenset({"POST /chat/completions", "POST /completions"})
@@ -37,8 +37,11 @@ def is_dry_run(request: Request) -> bool:
 def entry_of(
     request: Request, principal: Principal, path: str, method: str | None = None
 ) -> Entry | None:
-    """Return the entry of a request; None for a request that is not in the log. A form of the
-    portal can only post; `method` is the method of the /v1 route that it replaces."""
+    """Return the audit log's entry for a request, or None if the log does not record the request.
+
+    `method`: method of the /v1 route that does the same as the portal's form, which can only send
+    POST.
+    """
     method = method or request.method
     action = f"{method} {path.removeprefix('/v1')}"
     if action == _CREATE_JOB and is_dry_run(request):

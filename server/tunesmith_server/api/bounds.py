@@ -19,7 +19,7 @@ ModelPath = Annotated[str, Path(max_length=512)]
 FileNamePath = Annotated[str, Path(max_length=100)]
 WorkerPath = Annotated[str, Path(max_length=128)]
 AfterQuery = Annotated[str | None, Query(max_length=600)]
-"""Cursor of a list: an id, or a model's name."""
+"""Cursor of a list: id or name of the last item of the previous page."""
 FenceQuery = Annotated[int, Query(ge=1, le=MAX_COUNT)]
 RangeHeader = Annotated[str | None, Header(max_length=200)]
 

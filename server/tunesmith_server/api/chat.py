@@ -1,5 +1,5 @@
-"""Routes /v1/chat/completions and /v1/completions: the inference server's answers are sent on as
-they arrive. The portal's playground sends its requests through `answering` too."""
+"""Routes /v1/chat/completions and /v1/completions, which forward the answers of the inference
+server as they arrive. The portal's playground also calls `answering`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ router = APIRouter(tags=["chat"], route_class=ChatRoute)
 _ENGINE = "x-tunesmith-engine"
 """Header that names the engine: `native` or `transformers`."""
 _ENDS = (b"\n\n", b"\r\n\r\n")
-"""Ends of a server-sent event; some servers end lines with CR and LF."""
+"""Byte sequences that end a server-sent event; some servers end lines with CR and LF."""
 
 
 @router.post("/chat/completions", response_model=None, responses={200: {"model": ChatCompletion}})
@@ -64,9 +64,12 @@ async def create_completion(
 
 
 class _EngineResponse(Response):
-    """Response of the inference server. The request to the inference server is sent after the route
-    has ended, so that a slow answer does not count against the limit on large bodies. Until the
-    answer is complete, only the request's body is in memory."""
+    """Response of the inference server.
+
+    The request to the inference server is sent after the route has ended, so that a slow answer
+    does not count against the limit on large bodies. Until the answer is complete, the API keeps
+    only the request's body in memory.
+    """
 
     def __init__(
         self, state: State, principal: Principal, path: str, request: Sampling, completions: int
@@ -202,8 +205,9 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; an incomplete event at the end of a broken stream is dropped.
 
-    Each byte is searched only once, because an event with the log-probs of a long prompt arrives in
-    many pieces."""
+    The search for an event's end reads each byte once, because an event with the log-probs of a
+    long prompt arrives in many pieces.
+    """
     rest = bytearray()
     async for piece in response.aiter_bytes():
         new = max(0, len(rest) - 3)  # the end of an event may be divided between two pieces

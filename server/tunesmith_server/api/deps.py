@@ -113,7 +113,8 @@ _IS_BULK = "_is_bulk"
 
 
 def bulk(endpoint: Endpoint) -> Endpoint:
-    """Mark a route that transfers file contents, so that it runs in the bulk plane."""
+    """Mark a route that transfers file contents, so that it runs in the thread pool for bulk
+    transfers."""
     setattr(endpoint, _IS_BULK, True)
     return endpoint
 

@@ -24,9 +24,12 @@ def create(
     response: Response,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> RequestedEvaluation:
-    """Evaluate a model on a file, by default against its base model, or store results of lm-eval.
-    A train worker evaluates between two jobs. A repeated `Idempotency-Key` returns the same
-    evaluation."""
+    """Evaluate a model on a file and, by default, its base model on the same file; or store results
+    of lm-eval.
+
+    A train worker runs the evaluation between two jobs. A repeated `Idempotency-Key` returns the
+    same evaluation.
+    """
     created, replayed = evaluations.create(
         session,
         state.settings,

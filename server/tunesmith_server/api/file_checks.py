@@ -1,5 +1,7 @@
-"""Check of a report's files in the store, with a time limit, because a hanging store must not delay
-lease renewals."""
+"""Check that the store has the files of a report.
+
+The check has a time limit, because a hanging store must not delay lease renewals.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ MAX_RUNNING = THREADS[Plane.WORKERS]
 This limit is reached only if the store hangs; further reports then fail immediately.
 """
 _KNOWN_SECONDS = 60.0
-"""Seconds for which an answer of the store is used again. A report with many files, whose check
-takes longer than SECONDS, is accepted when the worker repeats the report."""
+"""Seconds for which an answer of the store stays valid.
+
+A report with many files, whose check takes longer than SECONDS, is accepted when the worker repeats
+the report.
+"""
 
 
 class FileChecks:
@@ -30,7 +35,10 @@ class FileChecks:
         """Size of each found file, and the time of the answer (time.monotonic), oldest first."""
 
     def check(self, report: ReceivedReport) -> ReceivedReport:
-        """Call `check_files`. Raises StorageUnavailable if the store does not answer in time."""
+        """Check the files of a report with `check_files`.
+
+        Raises StorageUnavailable if the store does not answer in time.
+        """
         if not names_files(report):
             return report
         if not self._running.acquire(blocking=False):

@@ -264,7 +264,8 @@ def send_or_redirect(
     state: State, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
     """Return a redirect to the store if presigned URLs are enabled and supported, or else the
-    bytes. Clients send Range again after a redirect, but drop the API key on another host."""
+    bytes. After a redirect to another host, clients repeat the header Range but do not send the API
+    key."""
     seconds = state.settings.presigned_seconds
     link = state.storage.link(sha256, seconds) if seconds else None
     if link is None:

@@ -28,11 +28,14 @@ def stream_events(
     jobs_: Annotated[str, Query(alias="jobs", max_length=2000)],
     last_event_id: Annotated[str | None, Header(max_length=2000)] = None,
 ) -> StreamingResponse:
-    """Send the events of many jobs as SSE. `jobs` is a comma-separated list. `ID:NUMBER` requests
-    the events of a job after this number, `ID` all events of a job; at most 20 jobs. `*` requests
-    messages `job` with the state and progress of each unfinished or just ended job. The id of a
-    message is the position after the message. A client that sends the last id as `Last-Event-ID` or
-    as `jobs` misses nothing."""
+    """Send the events of many jobs as SSE.
+
+    `jobs` is a comma-separated list. `ID:NUMBER` requests the events of a job after this number,
+    `ID` all events of a job; at most 20 jobs. `*` requests messages `job` with the state and
+    progress of each unfinished or just ended job. The id of a message is the position after the
+    message. A client that reconnects with the last id as `Last-Event-ID` or as `jobs` misses no
+    event.
+    """
     position = watches.parse(jobs_)
     if last_event_id:
         position = position.moved_to(last_event_id)

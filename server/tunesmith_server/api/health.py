@@ -16,7 +16,7 @@ from .deps import ReaderDep, TransactionRoute, has_worker_token, state_of
 
 
 class HealthRoute(TransactionRoute):
-    """Route with its own threads."""
+    """Route with its own thread pool."""
 
     plane = Plane.HEALTH
 

@@ -129,7 +129,7 @@ async def put_blob(
     sha256: Sha256,
     fence: FenceQuery,
 ) -> StoredFile:
-    """Store one file of a checkpoint or adapter, if `fence` is the job's current fence."""
+    """Store one file of a checkpoint or adapter, if `fence` is the job's current fencing token."""
 
     def check() -> None:
         with state.database.read() as session:
@@ -182,7 +182,7 @@ def resume_file(
     sha256: Sha256,
     fence: FenceQuery,
 ) -> Response:
-    """Return one file of a resume point that the claim listed."""
+    """Return one of the resume point's files that the claim lists."""
     job = worker_access.held_job(session, worker, job_id, fence)
     file = resume_points.find_file(session, job, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)
@@ -222,8 +222,10 @@ def file_content(
 def claim_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingClaim
 ) -> FileReading:
-    """Lease a file to a light worker, which reads and validates the file. If `reading` is 0, the
-    worker skips the file."""
+    """Lease a file to a light worker, which reads and validates the file.
+
+    If `reading` is 0 in the response, the worker skips the file.
+    """
     worker_access.check_self(worker, body.worker_id, "light")
     return file_readings.claim(session, state.settings, file_id, body)
 

@@ -33,7 +33,7 @@ from .jobs import RequesterDep, mark_replay
 
 
 class _CreateRoute(KeyRoute):  # type: ignore[misc, valid-type]  # a function makes KeyRoute
-    """Route whose answer to a dry run with a malformed body lists all problems."""
+    """Route whose response to a dry run lists all problems, even if the body is malformed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -92,8 +92,10 @@ def find_problems(
     body: dict[str, Any],  # Any: JSON
     others: Sequence[dict[str, Any]] = (),
 ) -> list[RequestProblem]:
-    """Return all reasons why a request with this body would be refused. `others` are pydantic's
-    errors outside the body."""
+    """Return all reasons why a request with this body would be refused.
+
+    `others`: pydantic's errors in the rest of the request.
+    """
     fields, errors = job_validation.split_fields(body)
     problems = [
         RequestProblem(

@@ -157,8 +157,10 @@ def retrieve(caller: CallerDep, state: StateDep, session: ReaderDep, job_id: IdP
 
 @router.patch("/{job_id}")
 def edit(caller: CallerDep, session: SessionDep, job_id: IdPath, body: JobPatch) -> Job:
-    """Change name, notes, pin or metadata of a job, in any state. Fields that the request does not
-    have are not changed."""
+    """Change name, notes, pin or metadata of a job, in any state.
+
+    Fields that are missing in the request keep their values.
+    """
     return jobs.to_wire(job_edit.edit(session, job_id, body))
 
 

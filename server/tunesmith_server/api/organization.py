@@ -160,7 +160,7 @@ def retrieve_key(session: ReaderDep, project_id: IdPath, key_id: IdPath) -> Proj
 
 @router.delete("/projects/{project_id}/api_keys/{key_id}")
 def delete_key(session: SessionDep, project_id: IdPath, key_id: IdPath) -> Deleted:
-    """Revoke a key at once."""
+    """Revoke a key immediately."""
     return project_keys.delete(session, project_id, key_id)
 
 
@@ -254,5 +254,5 @@ def retrieve_admin_key(session: ReaderDep, key_id: IdPath) -> AdminApiKey:
 
 @router.delete("/admin_api_keys/{key_id}")
 def delete_admin_key(principal: PrincipalDep, session: SessionDep, key_id: IdPath) -> Deleted:
-    """Revoke an admin key at once."""
+    """Revoke an admin key immediately."""
     return project_keys.delete_admin(session, principal, key_id)

@@ -1,4 +1,7 @@
-"""Live state and progress of all jobs of a project: polled once per process for all watchers."""
+"""Live state and progress of all jobs of a project.
+
+One database poll per process serves all watchers.
+"""
 
 from __future__ import annotations
 
@@ -146,8 +149,8 @@ class ProgressHub:
                 del self._feeds[project]
 
     async def ended_since(self, project: str, seconds: float) -> list[JobProgress]:
-        """Return the jobs that ended at `seconds` (Unix time) or later, or up to a minute
-        earlier."""
+        """Return the jobs that ended since `seconds` (Unix time), and possibly jobs that ended up
+        to a minute earlier."""
 
         def read() -> list[JobProgress]:
             with self._database.read() as session:

@@ -17,7 +17,7 @@ from tunesmith_server.core.errors import TooManyRequests
 from tunesmith_server.core.principal import Principal
 
 _MAX_BUCKETS = 10_000
-"""If there are more buckets than this, full buckets are dropped, because a full bucket equals a new
+"""Number of buckets above which full buckets are dropped; a full bucket has the same effect as no
 bucket."""
 
 
@@ -62,8 +62,8 @@ class RateLimits:
         bucket.left -= 1
 
     def _drop_full(self, now: float) -> None:
-        """Drop the rate limit buckets of keys that sent no request for a minute; these buckets are
-        full again."""
+        """Drop the buckets of keys that sent no request for a minute: these buckets are full
+        again."""
         if len(self._buckets) >= _MAX_BUCKETS:
             recent = {key: item for key, item in self._buckets.items() if now - item.at < 60}
             self._buckets = recent

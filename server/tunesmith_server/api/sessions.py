@@ -38,5 +38,5 @@ def create(
 def delete(
     principal: PrincipalDep, session: SessionDep, session_id: IdPath
 ) -> PortalSessionDeleted:
-    """End a sign-in at once."""
+    """End a sign-in immediately."""
     return portal_sessions.delete(session, principal, session_id)

@@ -1,4 +1,5 @@
-"""Single flight: equal requests at the same time share one execution of slow work."""
+"""Shared execution of slow work: equal requests at the same time get the result of one
+execution."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Executor of one piece of work per subject at a time, in one process.
+    """Runner of slow work, which runs at most one piece of work per subject at a time, in one
+    process.
 
     The work continues if its callers disconnect, so that a client's retry finds the result.
     """
@@ -26,9 +28,12 @@ class SingleFlight(Generic[T]):
         self._flights: dict[str, _Flight[T]] = {}
 
     async def run(self, subject: str, request: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`, or of the same `request` about `subject` that is in
-        progress. A different request about the same subject waits until the work in progress has
-        ended."""
+        """Run `work` and return its result.
+
+        If work for the same subject and the same request is already running, wait for its result
+        instead. If work for the same subject but another request is running, wait until that work
+        has ended, then run `work`.
+        """
         while flight := self._flights.get(subject):
             if flight.request == request:
                 return await asyncio.shield(flight.task)

@@ -45,7 +45,7 @@ _FEED_BYTES = 1024 * 1024
 in one round."""
 
 Use = tuple[str, str]
-"""Ids of an API key and of the project that it has opened."""
+"""Id of an API key, and id of the project in which the key is used."""
 Line = tuple[int, bytes]
 """Number of an event, and the event as SSE bytes without its id and its end."""
 
@@ -66,7 +66,7 @@ class Feed:
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._next: tuple[int, Line] | None = None
-        """Result of the last call of `after`, with its argument."""
+        """Last argument of `after`, and the result."""
 
     def start(self, seq: int) -> None:
         if self.head is None:
@@ -211,7 +211,7 @@ class EventHub:
 
     @contextmanager
     def using(self, use: Use, wake: asyncio.Event) -> Iterator[None]:
-        """Count a watcher of many jobs; `wake` is set when `ends` becomes True."""
+        """Count a watcher of many jobs. `wake` is set when the watcher's streams must end."""
         self._uses[use] += 1
         self._wakes.add(wake)
         try:

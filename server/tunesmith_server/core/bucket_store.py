@@ -1,5 +1,7 @@
-"""Objects in S3 and other object stores, through obstore. The store itself makes a finished write
-durable and checks the transfer."""
+"""Objects in S3 and other object stores, through obstore.
+
+The store guarantees that a finished write is durable, and checks the transfer.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class BucketStore:
     def is_good(self, path: str, sha256: str, size: int) -> bool:
         """Return True if the object exists in the bucket and has this size.
 
-        The store itself protects the content.
+        The content is not read again, because the store protects it from damage.
         """
         return self.size(path) == size
 
@@ -82,8 +84,10 @@ class BucketStore:
                 self._store.delete(listed if len(listed) > 1 else listed[0])
 
     def delete_unfinished(self, before: float) -> None:
-        """Do nothing: an unfinished write creates no object. A lifecycle rule of the bucket ends
-        unfinished multipart uploads."""
+        """Do nothing, because an unfinished write creates no object.
+
+        A lifecycle rule of the bucket ends unfinished multipart uploads.
+        """
 
     def link(self, path: str, seconds: int) -> str | None:
         """Return a presigned download URL; None if the store cannot sign."""

@@ -40,7 +40,10 @@ READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""Escaped NUL in JSON. After an odd number of further backslashes, these characters are text."""
+"""Escape sequence of NUL in JSON.
+
+If an odd number of further backslashes precedes the sequence, it is plain text and does not match.
+"""
 _KEPT_CONNECTIONS = 16
 """Idle connections that stay open."""
 
@@ -68,9 +71,11 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 
 
 def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's type
-    """Return a constant as part of the SQL text, not as a parameter. PostgreSQL plans a prepared
-    statement only once if the plan for unknown parameters is as good as plans for the actual
-    values. With constants instead of parameters, this plan is often as good."""
+    """Return a constant as part of the SQL text, not as a parameter.
+
+    PostgreSQL reuses the plan of a prepared statement only if the plan is good for any values of
+    the parameters. With constants instead of parameters, PostgreSQL reuses the plan more often.
+    """
     if isinstance(value, str):
         assert value.isidentifier(), value
         return literal_column(f"'{value}'", String())
@@ -131,8 +136,7 @@ class Database:
     def dispose(self) -> None:
         """Close all connections.
 
-        A thread may still use a connection; this connection is closed when the thread returns it,
-        because its pool no longer exists then.
+        A connection that a thread still uses is closed when the thread returns it.
         """
         if not event.contains(self.engine, "checkin", _close_returned):
             event.listen(self.engine, "checkin", _close_returned)
@@ -144,8 +148,11 @@ def _close_returned(connection: object, record: ConnectionPoolEntry) -> None:
 
 
 def _to_json(value: Any) -> str:  # Any: JSON column values
-    """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN. NUL becomes U+FFFD:
-    PostgreSQL stores it, but fails in each query that reads a key of the value."""
+    """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN.
+
+    NUL becomes U+FFFD, because PostgreSQL stores NUL but fails in each query that reads a key of
+    such a value.
+    """
     text = to_json(value, inf_nan_mode="null").decode()
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
@@ -248,8 +255,8 @@ def is_database_outage(error: DBAPIError) -> bool:
 
 
 def _blames_data(error: BaseException | None) -> bool:
-    """Return True for SQLite's error code of "malformed JSON" and like errors, and for PostgreSQL's
-    class 54: a value beyond a limit of the database."""
+    """Return True if the statement's data caused the error: SQLite's code for "malformed JSON" and
+    similar errors, or PostgreSQL's class 54, a value beyond a limit of the database."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return True
     return (getattr(error, "sqlstate", None) or "").startswith("54")

@@ -274,8 +274,8 @@ def _body_of(field: FieldError) -> ErrorBody:
 
 
 def _short(part: str | int) -> str:
-    """Return at most 80 characters of an element of a field's path; the caller may have chosen
-    it."""
+    """Shorten an element of a field's path to 80 characters, because it may come from the caller's
+    JSON."""
     return str(part)[:80].encode(errors="replace").decode()
 
 

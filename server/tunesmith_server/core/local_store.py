@@ -23,7 +23,8 @@ READ_PIECE = 96 * 1024
 Pieces of 64 KiB, asyncio's high-water mark, need twice the CPU time."""
 _OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
 _UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
-"""Names of unfinished writes: of this module, and of obstore, which earlier versions used."""
+"""Names of temporary files of unfinished writes by this module, or by obstore, which earlier
+versions used."""
 
 
 class LocalStore:
@@ -141,7 +142,7 @@ def _is_unfinished(folder: str, name: str) -> bool:
 
 
 def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    """Yield b"" once, then bytes [start, end) of the file in pieces; close it at the end."""
+    """Yield b"" to open the file, then bytes [start, end) in pieces; close the file at the end."""
     with file:
         yield b""
         file.seek(start)

@@ -1,8 +1,8 @@
 """Planes: separate thread pools, so that workers, users and bulk transfers never wait for each
 other.
 
-Starlette's own thread calls (spooled uploads, pieces of downloads) use anyio's default pool, which
-is the bulk plane.
+Starlette's own calls in threads (spooled uploads, pieces of downloads) use anyio's default pool,
+which is the pool for bulk transfers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ T = TypeVar("T")
 
 
 class Plane(Enum):
-    """A thread pool. More threads would not be faster, because Python executes one thread at a
-    time, and each ready thread delays the event loop."""
+    """A thread pool.
+
+    More threads would not be faster, because Python executes only one thread at a time, and each
+    thread that waits for its turn delays the event loop.
+    """
 
     WORKERS = "claims, heartbeats and reports of workers"
     USERS = "requests with an API key"
@@ -40,9 +43,11 @@ THREADS = {
     Plane.HEALTH: 2,
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
-"""Largest number of connections of one process. A thread of one plane never waits for a connection
-that another plane uses. The last four connections are for the janitor and for health checks of the
-pool."""
+"""Largest number of connections of one process.
+
+A thread of one plane never waits for a connection that another plane uses. The other four
+connections are for the janitor and for health checks of the pool.
+"""
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")
 

@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     or any OpenAI-compatible server. By default, `tunesmith serve` starts an inference process on
     first use."""
     inference_token: SecretStr = SecretStr("")
-    """Secret that requests to the inference server carry."""
+    """Bearer token of requests to the inference server."""
     inference_cache: Path | None = None
     """Folder of the adapters that inference has loaded. Default: `inference/` in the data
     directory. Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same
@@ -92,7 +92,8 @@ class Settings(BaseSettings):
     inference_vllm_socket: Path | None = None
     """Unix socket of this vLLM; set by `tunesmith serve`."""
     trainer_python: str = ""
-    """Python interpreter with which `tunesmith serve` starts vLLM; the default is its own."""
+    """Python interpreter with which `tunesmith serve` starts vLLM; the default is the server's own
+    interpreter."""
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")

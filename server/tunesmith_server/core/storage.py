@@ -23,8 +23,8 @@ __all__ = ["BLOB_GRACE", "Storage", "StorageUnavailable", "hash_of"]
 _PROBE = "tunesmith-check"
 _INSTALLATION = "tunesmith-installation"
 BLOB_GRACE = timedelta(days=1)
-"""Minimum age of content that a sweep deletes; newer content may still wait for its database
-row."""
+"""Minimum age of content that garbage collection deletes; newer content may still wait for its
+database row."""
 
 
 class StorageUnavailable(Exception):
@@ -124,8 +124,10 @@ class Storage:
 
     @contextmanager
     def _translated_errors(self, missing_is_no_bucket: bool = True) -> Iterator[None]:
-        """Convert the store's errors to StorageUnavailable. A FileNotFoundError from a write means
-        that the bucket is missing."""
+        """Convert the store's errors to StorageUnavailable.
+
+        `missing_is_no_bucket`: a FileNotFoundError means that the bucket does not exist.
+        """
         try:
             yield
         except FileNotFoundError as error:

@@ -31,7 +31,7 @@ class AuditFilters:
     created_after: int | None = None
     """Earliest time, Unix seconds."""
     created_before: int | None = None
-    """Entries at or after this time are left out, Unix seconds."""
+    """End of the time range, Unix seconds. Entries at this time are not included."""
 
     def conditions(self) -> Iterator[ColumnElement[bool]]:
         if self.project_id:

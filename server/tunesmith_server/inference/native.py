@@ -155,7 +155,7 @@ async def _missing(reply: httpx.Response) -> set[str]:
 
 
 async def _check(reply: httpx.Response) -> None:
-    """Raise the error of a refusal, after closing the response."""
+    """Close an error response, and raise its error."""
     if reply.is_success:
         await reply.aclose()
     else:

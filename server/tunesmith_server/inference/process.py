@@ -155,7 +155,11 @@ class InferenceProcess:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _fail(self, reason: str, last: str = "") -> None:
-        """Raise Unavailable. `last`: last line of the log, which may name files of this host."""
+        """Raise Unavailable.
+
+        `last`: last line of the log; only the server's log shows it, because it may name files of
+        this host.
+        """
         self.problem, self._failed_at = reason, time.monotonic()
         log.error("inference did not start: %s: %s; its log is %s", reason, last, self._log_file)
         raise _cannot_start(self.problem, int(RETRY_SECONDS))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Time in which a model is not registered again after the server refused it as unknown."""
+"""Seconds for which a model is not registered again after the server did not know it."""
 
 
 class Registry:
@@ -97,7 +97,8 @@ class Registry:
                 log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
 
     def _refuse_absent(self, model: ServedModel) -> None:
-        """Raise the last error again if the server refused this model as unknown a moment ago."""
+        """Raise the last error again if the server did not know this model in the last
+        `ABSENT_SECONDS`."""
         digest, end, error = self._absent.get(model.id, ("", 0.0, None))
         if error is not None and digest == model.digest and time.monotonic() < end:
             raise error

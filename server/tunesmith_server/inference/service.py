@@ -56,9 +56,11 @@ class Inference:
 
     @contextmanager
     def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:
-        """Count an open request. Raises TooManyRequests if too many are open. `key`: name of the
-        caller's API key. `completions`: number of answers that the request asks for. `size`: bytes
-        of its body."""
+        """Count an open request, until the context ends.
+
+        Raises TooManyRequests if too many are open. `key`: name of the caller's API key.
+        `completions`: number of answers that the request asks for. `size`: bytes of its body.
+        """
         of_key = self._of_key.get(key, 0)
         if self._open >= MOST_OPEN or self._open_bytes + size > MOST_OPEN_BYTES:
             raise TooManyRequests(

@@ -16,7 +16,7 @@ from .event import EventRow
 _CHANGES = "changes"
 """Key in `session.info` of the session's changes."""
 _NOT_SHOWN = {"sha256", "request_key", "recipe", "hyperparameters", "method", "files", "labels"}
-"""Columns that are left out, because they have hashes of keys or large documents."""
+"""Columns that the audit log leaves out, because they contain hashes of keys or large documents."""
 _MAX_TEXT = 500
 
 Values = dict[str, Any]  # Any: JSON

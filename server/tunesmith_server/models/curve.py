@@ -13,7 +13,7 @@ class CurveRow(Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     void_by: Mapped[int] = mapped_column(Integer, primary_key=True)
-    """Number of the attempt that repeated these steps; 0 if the steps are part of the run."""
+    """Number of the later attempt that repeated these steps; 0 if no attempt repeated them."""
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     start: Mapped[int] = mapped_column(Integer, primary_key=True)
     """First step of the chunk, a multiple of `curve_chunks.CHUNK`."""

@@ -35,14 +35,14 @@ def limit(session: Session, project: ProjectLimits) -> Session:
 
 
 def limits_of(session: Session) -> ProjectLimits | None:
-    """Return the project that the session is limited to, with its quota and base models; None for a
-    session of the service."""
+    """Return the session's project, with its quota and base models; None if the session has no
+    scope."""
     limits: ProjectLimits | None = session.info.get(_LIMITS)
     return limits
 
 
 def project_of(session: Session) -> str | None:
-    """Return the project that the session is limited to; None for a session of the service."""
+    """Return the id of the session's project; None if the session has no scope."""
     limits = limits_of(session)
     return None if limits is None else limits.project_id
 

@@ -14,7 +14,7 @@ class Call:
     sdk: str
     """Line of Python that makes the call; `client` is a `tunesmith.Client`."""
     cli: str
-    """Command that makes the call; empty if there is no such command."""
+    """Command that makes the call; empty if no command makes it."""
     method: str = "GET"
 
     def curl(self, origin: str) -> str:

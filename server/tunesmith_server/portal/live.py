@@ -46,7 +46,7 @@ SESSION_SECONDS = 30.0
 """Time between two checks of a stream's session."""
 _ROWS = 50
 _WAITING = 64
-"""Maximum number of pieces that wait for a slow browser; after that, the feeds wait."""
+"""Maximum number of pieces that wait for a slow browser; if this many wait, the feeds wait too."""
 _HELLO = b"retry: 1000\nevent: hello\ndata: {}\n\n"
 _PING = b"event: ping\ndata: {}\n\n"
 

@@ -125,8 +125,11 @@ def _to_sign_in(request: Request) -> Response:
 def _show(
     page: Page, request: Request, state: State, signed_in: SignedIn | None, form: FormData
 ) -> Response:
-    """Call the page's function in one transaction. Append a change, or the download of a file's
-    content, to the audit log: in the same transaction, or after a download that may take time."""
+    """Call the page's function in one transaction.
+
+    The audit log gets an entry for each change and for each download of a file's content. The entry
+    belongs to the same transaction, but a bulk page that only reads gets its entry afterwards.
+    """
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
         with _limited(state.database.read(), signed_in) as session:

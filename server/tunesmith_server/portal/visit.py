@@ -37,8 +37,8 @@ class Visit:
     request changes data."""
     form: FormData = field(default_factory=FormData)
     reads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """Reads for the audit log whose subject the page's address does not name: the route of the API,
-    and its parameters."""
+    """Reads of objects that the page's address does not name, for the audit log: route of the API
+    and parameters of each read."""
 
     @property
     def principal(self) -> Principal:
@@ -120,7 +120,10 @@ class Page:
     is_public: bool = False
     """True if the page needs no sign-in."""
     is_bulk: bool = False
-    """True if the page reads or stores contents of files, which may take time. Such a page uses the
-    bulk plane. If the page only reads, its entry in the audit log is appended afterwards."""
+    """True if the page reads or stores contents of files, which may take time.
+
+    Such a page runs in the thread pool for bulk transfers. If the page only reads, its audit log
+    entry is appended afterwards.
+    """
     takes_file: bool = False
     """True if the form has a field for a file."""

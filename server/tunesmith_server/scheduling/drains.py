@@ -1,4 +1,4 @@
-"""Commands that keep jobs from workers: drain a worker or a host, or reserve it for a time."""
+"""Drains and reservations of workers and hosts: create, end and list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .reservations import active
 
 
 def drain(session: Session, name: str, reason: str, by: str) -> Reservation:
-    """Keep all jobs from a worker or a host until `undrain`. Draining twice is harmless."""
+    """Give no new jobs to a worker or a host until `undrain`. Draining twice is harmless."""
     _check_name(session, name)
     row = session.scalar(select(ReservationRow).where(*_drains(name)).limit(1))
     if row is None:

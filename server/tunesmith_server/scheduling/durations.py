@@ -57,7 +57,7 @@ class Durations:
         return self._usual(job) * self._factor
 
     def remaining(self, job: Running, now: float) -> float:
-        """Return the seconds until a running job ends."""
+        """Return the expected number of seconds until a running job ends."""
         elapsed, done = now - job.claimed_at, job.step - job.claimed_step
         if done > 0 and job.total_steps:
             left = elapsed / done * (job.total_steps - job.step)

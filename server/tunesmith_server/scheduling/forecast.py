@@ -32,8 +32,10 @@ class Start:
 
 
 class _Ledger:
-    """Usage of the projects during the forecast, charged at the same times as by claims and
-    reports."""
+    """Simulated usage of the projects during the forecast.
+
+    The forecast charges a project when a claim or a report would charge it.
+    """
 
     def __init__(self, projects: dict[str, Project]) -> None:
         self._usage = {project.id: project.usage for project in projects.values()}
@@ -69,13 +71,15 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
 
 
 Kind = tuple[Needs, bool, str]
-"""Key of a group of a project's jobs that any worker treats alike: needs, lane, and the API key if
-the key has a limit or the job is interactive."""
+"""Key of a group of a project's jobs that are equal for every worker: needs, lane, and the API key
+if the key has a limit or the job is interactive."""
 
 
 class _Queue:
-    """Waiting jobs of one project, grouped by kind. Within a kind, the jobs are in the order of the
-    queue."""
+    """Waiting jobs of one project, in groups of equal jobs (`Kind`).
+
+    The jobs of a group are in the order of the queue.
+    """
 
     def __init__(self) -> None:
         self.kinds: dict[Kind, deque[tuple[int, Waiting]]] = {}
@@ -86,7 +90,7 @@ class _Queue:
         self.kinds.setdefault(kind, deque()).append((self._number, job))
 
     def first(self, may_start: Callable[[Waiting], bool]) -> tuple[Kind, Waiting] | None:
-        """Return the first of the jobs whose kind may start."""
+        """Return the first job in the queue whose kind may start."""
         heads = [(*jobs[0], kind) for kind, jobs in self.kinds.items() if may_start(jobs[0][1])]
         if not heads:
             return None

@@ -31,7 +31,7 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """The column of jobs and of usage that refers to a row with limits."""
+    """Reference from a job, or from a usage row, to the row that has the limits."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow
@@ -42,7 +42,7 @@ class _Link:
 
 
 class Project(Protocol):
-    """Columns of a project that the limits need: a ProjectRow, or a row of a query."""
+    """Columns of a project that the limits use, from a ProjectRow or from a row of a query."""
 
     @property
     def id(self) -> str: ...

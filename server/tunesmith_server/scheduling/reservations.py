@@ -21,7 +21,7 @@ def active() -> ColumnElement[bool]:
 
 
 def names_of(worker_id: str, worker: WorkerRow | None) -> dict[str, str]:
-    """Return the names that a reservation of a worker can have, as query parameters: the worker's
+    """Return the names that select the reservations of a worker, as query parameters: the worker's
     id and its host."""
     return {"worker": worker_id, "host": worker.host if worker else worker_id}
 
@@ -32,8 +32,10 @@ def of_worker(session: Session, names: dict[str, str]) -> list[ReservationRow]:
 
 
 def refuse(project_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Return the SQL condition that a reservation keeps the project's jobs from the worker, whose
-    names are parameters (`names_of`)."""
+    """Return the SQL condition that a reservation forbids the worker to run the project's jobs.
+
+    The worker's names are parameters (`names_of`).
+    """
     other = or_(ReservationRow.project_id.is_(None), ReservationRow.project_id != project_id)
     return exists().where(_is_named(), active(), other)
 
@@ -50,7 +52,7 @@ def _of_workers() -> Select[ReservationRow]:
 
 
 def refuses(reservations: Iterable[ReservationRow], project_id: str) -> ReservationRow | None:
-    """Return a reservation that keeps the project's jobs from the worker."""
+    """Return a reservation that forbids the worker to run the project's jobs, if there is one."""
     for reservation in reservations:
         if reservation.project_id != project_id:
             return reservation
@@ -78,8 +80,10 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
-    """Return the reason why the worker takes no other jobs, for users. Only the project that has
-    the reservation (`is_own`) sees the reservation's reason."""
+    """Return the reason, for users, why the worker takes no other jobs.
+
+    Only the project that has the reservation (`is_own`) sees the reservation's reason.
+    """
     project_id = reservation.project_id
     if project_id is not None and not is_own:
         return f"{reservation.worker} is reserved for another project"

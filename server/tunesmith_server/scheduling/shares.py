@@ -16,7 +16,7 @@ from .limits import HELD
 
 
 def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
-    """Return the shares of the active projects by name; `only` limits them to one project."""
+    """Return the shares of the active projects by name; `only`: id of one project, None for all."""
     query = select(ProjectRow).order_by(ProjectRow.name)
     query = query.where(ProjectRow.archived_at.is_(None) if only is None else ProjectRow.id == only)
     rows = session.scalars(query).all()

@@ -63,7 +63,8 @@ class Worker:
     reservations: Sequence[ReservationRow]
 
     def takes(self, project_id: str, needs: Needs) -> bool:
-        """Return True if the worker, when free, may run a job of the project with these needs."""
+        """Return True if the worker may run a job of the project with these needs when the worker
+        is free."""
         refused = self.not_ready or reservations.refuses(self.reservations, project_id)
         return not refused and fits(self.abilities, needs)
 

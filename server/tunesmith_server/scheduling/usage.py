@@ -2,8 +2,9 @@
 
 Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
 device-time s that it used. `projects.usage_log` stores the logarithm of the same integral with t =
-0 (1970). This logarithm changes only when the project uses a device. At any time, this logarithm
-gives the same order of projects as their decayed usage, and it does not overflow (decision 0035).
+0 (1970). This logarithm changes only when the project uses a device. This logarithm orders the
+projects in the same way as their decayed usage at any time, and it does not overflow (decision
+0035).
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ DAY = 86_400.0
 HALF_LIFE_SECONDS = DAY
 _RATE = math.log(2) / HALF_LIFE_SECONDS
 CHARGE_AHEAD_SECONDS = 600.0
-"""Device-time that a claim charges in advance. When a job has used up its advance, the same time is
-charged again. Without the advance, a project could claim all devices before any device-time is
-charged."""
+"""Device-time that a claim charges in advance.
+
+When a job has used up its advance, the project is charged the same time in advance again. Without
+the advance, a project could claim all devices before any device-time is charged.
+"""
 NO_USAGE = -1e9
 """Value that replaces the logarithm of zero."""
 
 
 class Project(Protocol):
-    """Columns of a project that the usage needs: a ProjectRow, or a row of a query."""
+    """Columns of a project that the usage needs, from a ProjectRow or from a row of a query."""
 
     @property
     def id(self) -> str: ...
@@ -50,7 +53,8 @@ def added(usage: float | None, start: float, end: float) -> float | None:
 
 
 def removed(usage: float | None, start: float, end: float) -> float | None:
-    """Return the logarithm of the usage without device-time that `added` had counted."""
+    """Return the logarithm of the usage after the removal of device-time that `added` had
+    counted."""
     if usage is None or end <= start:
         return usage
     share = math.exp(min(0.0, _log_integral(start, end) - usage))
@@ -71,7 +75,7 @@ def database_now(session: Session) -> float:
 
 
 def begin(session: Session, project: Project, start: float, end: float) -> None:
-    """Charge the advance of a claim to the job's project, which the caller has locked."""
+    """Charge the advance of a claim to the job's project. The caller has locked the project."""
     usage = added(project.usage_log, start, end)
     session.execute(_CHARGE, {"project": project.id, "usage": usage})
 
@@ -95,9 +99,9 @@ def continue_charging(session: Session, job: JobRow, now: float) -> None:
 
 
 def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
-    """End the charge of an attempt, which this transaction has ended, and add its device-time to
-    the totals. With `work_is_lost`, the time after the attempt's newest resume point is not
-    charged."""
+    """End the charge of an attempt that this transaction has ended, and add its device-time to the
+    totals. If `work_is_lost` is True, the project does not pay for the time after the attempt's
+    newest resume point."""
     if job.charged_until is None or job.claimed_at is None:
         return
     end = max(job.claimed_at, database_now(session))
@@ -139,9 +143,9 @@ def lock_project(session: Session, project_id: str) -> ProjectRow:
 
 
 def lock_further_project(session: Session, project_id: str) -> ProjectRow | None:
-    """Lock a project in a transaction that may hold other projects; return None if another
-    transaction has locked it. If two transactions waited for each other's projects, they would
-    deadlock."""
+    """Lock a project in a transaction that may already have locked other projects; return None if
+    another transaction has locked it. If two transactions waited for each other's projects, they
+    would deadlock."""
     return session.get(
         ProjectRow, project_id, with_for_update={"skip_locked": True}, populate_existing=True
     )

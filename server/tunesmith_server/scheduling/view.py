@@ -1,5 +1,7 @@
-"""View of the queue for people: expected starts and reasons, computed for all waiting jobs at once
-and kept for a moment if the queue is long."""
+"""View of the queue for people: expected starts and reasons.
+
+A view has all waiting jobs, and a long queue's view is reused for a moment.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.6, 1.7
-"""Factors that multiply the times of similar jobs, to get the range of an estimate."""
+"""Factors that multiply the times of similar jobs, for the ends of the range of an estimate."""
 LONG_QUEUE = 200
-"""A view is kept for a moment if at least this many jobs wait."""
+"""Minimum number of waiting jobs for which a view is reused for a moment."""
 KEEP_FACTOR = 10.0
-"""Time for which a view is kept, as a multiple of the time to compute it; views then use at most a
-tenth of a core."""
+"""Time for which a view is reused, as a multiple of the time to compute it.
+
+Views then use at most a tenth of a core.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class View:
         return next((job for job in self.snapshot.waiting if job.id == job_id), None)
 
     def position(self, job: Waiting) -> int | None:
-        """Return the job's position in the queue; jobs that no worker can run come last."""
+        """Return the job's position in the queue; jobs that no worker can run have the last
+        positions."""
         start = self.starts.get(job.id)
         return start.position if start else None
 

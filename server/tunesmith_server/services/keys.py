@@ -121,8 +121,7 @@ def name_of(session: Session, key_id: str) -> str | None:
 
 
 def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return, from these pairs of a key's id and a project's id, the pairs whose key still opens
-    the project."""
+    """Return the pairs (id of a key, id of a project) whose key still opens the project."""
     named = _WITH_RIGHTS.where(ApiKeyRow.id.in_({key_id for key_id, _ in uses}))
     good = {row.id: row for row in session.execute(named) if _reason_of_refusal(row) is None}
     foreign = {
@@ -143,7 +142,7 @@ def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def check_open(session: Session, use: tuple[str, str]) -> None:
-    """Raise Unauthorized if a key no longer opens the project that it has opened."""
+    """Raise Unauthorized if the key in `use` no longer opens the project in `use`."""
     if use not in valid(session, {use}):
         raise revoked()
 

@@ -67,7 +67,7 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a name without the characters that separate lines in the element `ts-chart`."""
+    """Return a name without the characters that separate curves in the element `ts-chart`."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 
 

@@ -15,10 +15,15 @@ from tunesmith_server.services.results import sample_search
 from tunesmith_server.services.results.sample_search import MAX_READ_BYTES, SampleFilters
 
 _STEPS = 12
-"""Maximum number of newest steps of a job in which the prompt is searched. Fewer steps are searched
-if their files are larger than `_MAX_BYTES` together."""
+"""Maximum number of a job's newest steps that are searched for the prompt.
+
+Fewer steps are searched if their files are larger than `_MAX_BYTES` together.
+"""
 _MAX_BYTES = MAX_READ_BYTES // 4
-"""Maximum size in bytes of a job's gzipped files that are read. The newest step is always read."""
+"""Maximum total size in bytes of the gzipped files that are read for one job.
+
+The newest step is always read.
+"""
 _PROMPTS = 12
 
 
@@ -53,8 +58,8 @@ class SideBySide:
 
 def read(session: Session, storage: Storage, jobs: Sequence[JobRow], row: int | None) -> SideBySide:
     """Read the completions of the prompt in `row` of the first job's training data; None means the
-    prompt with the widest range of rewards. In the other jobs, a prompt with the same text is
-    searched."""
+    prompt with the widest range of rewards. For the other jobs, read the completions of a prompt
+    with the same text."""
     known = [
         (number, job.id, sample_search.find_steps(session, job.id, step=None, after=None))
         for number, job in enumerate(jobs, 1)

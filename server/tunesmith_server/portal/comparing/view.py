@@ -49,8 +49,10 @@ class CompareView:
         return urlencode({"jobs": ",".join(self.job_ids), "axis": self.axis}, safe=",")
 
     def address(self, part: str = "", **changes: str) -> str:
-        """Return the address of this view with some of its parameters changed. `part` is appended
-        to the path. If the axis changes, zoom and held position are removed."""
+        """Return the address of this view with some of its parameters changed.
+
+        `part` is appended to the path. If the axis changes, `zoom` and `at` are removed.
+        """
         values = {
             "jobs": ",".join(self.job_ids), "axis": "" if self.axis == "step" else self.axis,
             "x": "" if "axis" in changes else self.zoom, "s": self.smoothing, "hide": self.hidden,

@@ -92,6 +92,6 @@ def bars(samples: Sequence[Sample], low: float, high: float) -> list[Bar]:
 
 
 def ends(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return the least and the greatest reward, at least from 0 to 1."""
+    """Return the ends of a scale that contains 0, 1 and all rewards."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     return min([0.0, *rewards]), max([1.0, *rewards])

@@ -32,8 +32,10 @@ class Grading:
 
 
 def gradings(method: Mapping[str, Any] | None, sample: Sample, item: Any) -> list[Grading]:
-    """Return the graders of a job with their inputs for a completion. `item` is the row of the
-    training data; None if it cannot be read. Any: JSON."""
+    """Return the graders of a job with their inputs for a completion.
+
+    `item`: row of the training data (any JSON value); None if the row cannot be read.
+    """
     grader = ((method or {}).get("reinforcement") or {}).get("grader")
     return [
         _grading(name, each, sample, item)

@@ -131,7 +131,7 @@ def nearest(
     steps: Sequence[SampleStep], wanted: int | None, came_from: int | None = None
 ) -> SampleStep | None:
     """Return the last step with samples at or before `wanted`, or, if the slider moved up, the
-    first step at or after `wanted`. None means the newest step."""
+    first step at or after `wanted`. If `wanted` is None, return the newest step."""
     if not steps:
         return None
     if wanted is None:

@@ -1,4 +1,5 @@
-"""State of the page of completions, from its address: step, filters, prompt, open completion."""
+"""State of the page of completions, from its address: step, filters, followed prompt, open
+completion."""
 
 from __future__ import annotations
 

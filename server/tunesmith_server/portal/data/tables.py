@@ -1,4 +1,4 @@
-"""Tables as CSV files for spreadsheets."""
+"""Tables as CSV files that spreadsheets can open safely."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tunesmith_schema.rollout_limits import largest_gap
 WIDTH, HEIGHT = 600, 160
 """Width and height of the drawing for browsers without scripts, in units of its SVG."""
 LOG_FACTOR = 30.0
-"""Ratio of the largest to the smallest value from which a scale is logarithmic."""
+"""Minimum ratio of the largest to the smallest value for which a scale is logarithmic."""
 MAX_SCORES = 4
 """Maximum number of scores in one chart."""
 TABLE_ROWS = 16
@@ -119,8 +119,10 @@ _REINFORCEMENT = (
 def charts_of(
     *, is_reinforcement: bool, names: Collection[str], precision: str = "auto"
 ) -> list[Chart]:
-    """Return the charts of a job whose metrics have these `names`. `precision`: the chosen
-    precision."""
+    """Return the charts of a job whose metrics have these `names`.
+
+    `precision`: precision of the job's training, such as `bf16`.
+    """
     if not is_reinforcement:
         return list(_SUPERVISED)
     scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]

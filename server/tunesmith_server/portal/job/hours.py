@@ -28,12 +28,12 @@ class Group:
 
     name: str
     colour: int
-    """Colour of the group: number of the class `c0` to `c6` in app.css."""
+    """Number of the group's colour: the class `c0` to `c6` in app.css."""
     seconds: float
     share: float
     """Share of the wall time, from 0 to 1."""
     start: float
-    """Total share of the groups before this group."""
+    """Total share of the groups that come before this group."""
     parts: list[tuple[str, float]]
     """Phases of the group with their seconds, the longest first."""
 

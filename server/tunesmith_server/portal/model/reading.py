@@ -64,7 +64,7 @@ class ModelParts:
     adapter: Adapter | None
     """Files of a tuned model; None for a base model."""
     origin: Origin | None
-    """Job that trained the model; None for a base model, or if another project shares the model."""
+    """Job that trained the model; None for a base model, or for a model of another project."""
     uses: list[ModelUse]
     has_more_uses: bool
     tuned: list[Model] = field(default_factory=list)

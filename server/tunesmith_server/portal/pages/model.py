@@ -58,7 +58,7 @@ def _page(visit: Visit, *, problem: str = "", status: int = 200) -> Response:
 
 
 def verdict(visit: Visit) -> Response:
-    """Show the verdict of the probe, which is in a stored file."""
+    """Show the result of the check of the model's files, which a stored file contains."""
     row = adapters.retrieve(visit.session, visit.param("adapter_id"))
     return visit.show(
         "models/_verdict.html", verdict=verifications.retrieve(visit.state.storage, row)

@@ -48,7 +48,7 @@ class Group:
 
     base: str
     facts: Model | None
-    """Base model of the group; None if no worker has the base model."""
+    """Base model of the group; None if no worker has it."""
     lines: Sequence[ModelLine]
 
 

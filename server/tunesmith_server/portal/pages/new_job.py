@@ -211,8 +211,11 @@ def _in_words(problem: RequestProblem) -> RequestProblem:
 
 
 def _step(texts: request.Texts, steps: list[int]) -> int | None:
-    """Return the step of the newest resume point at or before the wanted step; if all are later, of
-    the oldest resume point. Without a wanted step, return the step of the newest resume point."""
+    """Return the step of the newest resume point at or before the wanted step.
+
+    If all resume points are later, return the step of the oldest one. Without a wanted step, return
+    the step of the newest resume point.
+    """
     wanted = texts.get("step", "")
     if wanted.isascii() and wanted.isdigit():
         return next((step for step in steps if step <= int(wanted)), steps[-1] if steps else None)

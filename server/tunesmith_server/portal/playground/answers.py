@@ -3,12 +3,12 @@
 All answers share one response. Each line of this response is JSON and names a column. A browser
 opens at most six connections to a host for all tabs together, and the live stream uses one of these
 connections. With one response per column, one playground would use up to five connections, and a
-second playground would block every tab. With one response, Stop, a closed tab and the end of the
-session also cancel all answers together. The cookie is valid only for the portal, so the requests
-do not use the `/v1` routes. The requests use `api.chat.answering`, like the requests to
-`/v1/chat/completions`, with the same checks of model and parameters, the same limits of the key and
-separate prefixes of projects. Each column counts as one request for the rate limit. The rule of
-`POST /chat/completions` decides who may send requests.
+second playground would block every tab. With one response, a click on Stop, a closed tab or the end
+of the session cancels all answers together. The cookie is valid only for the portal, so the
+requests do not use the `/v1` routes. The requests go through `api.chat.answering`, like those to
+`/v1/chat/completions`. They therefore have the same checks of model and parameters, the same limits
+of the key, and no prefix cache in common with other projects. Each column counts as one request for
+the rate limit. The rule of `POST /chat/completions` decides who may send requests.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PING_SECONDS = 10.0
 """Seconds without data after which an empty line is sent, so that proxies do not close the
 connection."""
 _WAITING = 256
-"""Maximum number of lines that wait for a slow browser; after that, the answers wait."""
+"""Maximum number of lines that wait for a slow browser; if this many wait, the answers wait too."""
 
 
 class _Column(Request):

@@ -18,8 +18,10 @@ _LONGEST_TOKEN = 40
 
 
 class Pieces:
-    """Divider of the text of one answer into pieces. The tokens of an incomplete character have no
-    text yet, so they wait for the text."""
+    """Divider of the text of one answer into pieces.
+
+    Tokens that contain only a part of a character wait until the character is complete.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[Mapping[str, Any]] = []

@@ -27,8 +27,10 @@ _BLOCK = 512
 def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
-    """Insert the row of a job's weights; it replaces a row with the same name from an earlier
-    attempt."""
+    """Insert the row of a job's weights.
+
+    The row replaces a row with the same name from an earlier attempt.
+    """
     row = session.scalar(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
     )
@@ -166,8 +168,10 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return a text that names a job which uses an object of `project_id`; a job of another project
-    is not named."""
+    """Return a text for the job that uses an object of `project_id`.
+
+    The text does not name a job of another project.
+    """
     if user.project_id != project_id:
         return "a job of another project"
     return f"job {user.id} ({user.state})"

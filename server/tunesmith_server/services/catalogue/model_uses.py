@@ -16,8 +16,8 @@ from ..paging import Order
 def list_uses(
     session: Session, model: str, *, after: str | None, limit: int, order: Order
 ) -> PageBuilder:
-    """Return the jobs that start from this model, and the evaluations of the model or against it,
-    newest first."""
+    """Return the jobs that start from this model, and the evaluations that measure this model or
+    compare another model with it, newest first."""
     jobs = select(
         JobRow.id,
         JobRow.created_at,

@@ -21,8 +21,8 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, base_models
 
 _MOST_BASES = 8
-"""Maximum number of full weights in a chain in which each was trained from the weights before
-it."""
+"""Maximum length of a chain of models with full weights in which each model was trained from the
+model before it."""
 
 
 def resolve(
@@ -47,8 +47,11 @@ def resolve(
 def _resolve(
     session: Session, settings: Settings, name: str, depth: int, *, is_base: bool = False
 ) -> ServedModel | None:
-    """Return the model. `is_base`: the name is the base of a model that the session may use. The
-    base may belong to a project that has shared only the tuned model."""
+    """Return the model.
+
+    `is_base`: True if `name` is the base of a model that the session may use. The base may belong
+    to a project that has shared only the tuned model.
+    """
     query = select(AdapterRow).where(AdapterRow.model == name)
     row = session.scalar(all_projects(query) if is_base else query)
     if row is not None and depth:

@@ -1,4 +1,4 @@
-"""Verdict of the probe: difference between the stored files and the trained model."""
+"""Result of the check that an adapter's stored files give the same logits as the trained model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Pages of rows of a stored JSONL file. A page starts at a byte offset, so reading a page takes the
-same time anywhere in the file. A page reads a bounded number of bytes, even if it finds few rows;
-its cursor is then the offset behind the last byte read.
+"""Pages of rows of a stored JSONL file.
+
+A page starts at a byte offset, so reading a page takes the same time anywhere in the file. If a
+page ends at this bound, its cursor is the offset after the last byte read.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ _OTHER_FORMATS = {".csv": "CSV", ".tsv": "TSV", ".parquet": "Parquet"}
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Byte offset in a file, and the number of complete lines before it. The byte may be inside a
-    line whose start an earlier page has shown."""
+    """Place in a file at which a page starts: a byte offset, and the number of complete lines
+    before it.
+
+    The offset may be inside a long line whose start is on an earlier page.
+    """
 
     lines: int = 0
     byte: int = 0
@@ -49,9 +53,11 @@ class Position:
 def read_page(
     storage: Storage, file: FileRow, *, after: str | None, offset: int, limit: int, text: str | None
 ) -> PageBuilder:
-    """Return rows behind the first `offset` lines and behind the position `after`. With `text`,
-    return only rows with this text in a key or a string. Raises FileNotFoundError if the content is
-    lost."""
+    """Return the rows that come after the first `offset` lines and after the position `after`.
+
+    With `text`, return only rows with this text in a key or a string. Raises FileNotFoundError if
+    the content is lost.
+    """
     start = _parse(after, file) if after else Position()
     if start.byte == 0:
         _check_format(storage, file)
@@ -95,8 +101,10 @@ def _check_format(storage: Storage, file: FileRow) -> None:
 
 
 def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Position:
-    """Return the position behind the first `offset` lines, or an earlier position if that position
-    is too far away or behind the end of the file."""
+    """Return the position after the first `offset` lines.
+
+    If this position is too far away or beyond the end of the file, return an earlier position.
+    """
     if start.lines >= offset:
         return start
     lines, byte = start.lines, start.byte
@@ -116,7 +124,7 @@ def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Posi
 def _rows(
     storage: Storage, file: FileRow, start: Position
 ) -> Iterator[tuple[DataRow | None, Position]]:
-    """Yield each row behind a position, with the position behind this row.
+    """Yield each row after the position `start`, with the position after the row.
 
     Yield None for a blank line and for the rest of a line that is too long.
     """

@@ -110,9 +110,11 @@ def add_part(
     sha256: str,
     size: int,
 ) -> UploadPart:
-    """Store the part, then insert its row. Content that was sent before returns the known part, so
-    a client may repeat a request after a lost reply. `announce` has recorded the blob of
-    `part_id`."""
+    """Store the part, then insert its row.
+
+    Content that was sent before returns the known part, so a client may repeat a request after a
+    lost reply. The caller has already recorded the blob `part_id` with `announce`.
+    """
     part = None
     storage.put_part(content, part_id)
     try:

@@ -106,8 +106,10 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 
 def ends(session: Session, job_id: str) -> tuple[int, int]:
-    """Return the first and the last step with metrics. Void metrics count with the bounds of their
-    chunks."""
+    """Return the first and the last step with metrics.
+
+    For void metrics, return the first and the last step of their chunks.
+    """
     # SQLite reads an end from the index only if a query asks for one end.
     stored = (
         select(end).where(MetricRow.job_id == job_id).scalar_subquery()
@@ -141,8 +143,10 @@ def read(
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return the thinned curve with the last value of `curve`. The job's last step is in no packed
-    chunk, so its value is never thinned before."""
+    """Return the thinned curve with the last value of `curve`.
+
+    Packed chunks do not contain the job's last step, so its value was not thinned before.
+    """
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:
         thin.steps.append(curve.steps[-1])

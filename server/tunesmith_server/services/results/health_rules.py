@@ -293,7 +293,8 @@ def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, fl
 
 
 def _window_error(count: int) -> float:
-    """Return the standard error, in units of the noise, of the last quarter minus `_best`."""
+    """Return the standard error of the difference between the mean of the last quarter and the
+    result of `_best`, in units of the noise."""
     return math.sqrt(1 / max(2, count // 10) + 1 / (count // 4))
 
 

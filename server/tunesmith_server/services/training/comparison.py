@@ -30,7 +30,7 @@ METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
 MAX_COMPARED = 8
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
-"""Number of events from whose times the hours of all steps are interpolated."""
+"""Number of events whose times are used to interpolate the hours of all steps."""
 
 Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""
@@ -186,8 +186,8 @@ def _anchors(session: Session, row: JobRow, axis: Axis, tokens: Curve) -> Anchor
 
 
 def _hours(session: Session, row: JobRow) -> Anchors:
-    """Return some steps with the hours from the job's first start to each, from the times of
-    events."""
+    """Return some steps, each with the hours from the job's first start to this step, computed from
+    the times of events."""
     if row.started_at is None:
         return []
     numbers = sorted({1 + row.last_seq * n // _ANCHORS for n in range(_ANCHORS)} | {row.last_seq})

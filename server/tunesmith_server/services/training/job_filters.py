@@ -31,7 +31,10 @@ class JobFilters:
     created_after: int | None = None
     """Earliest time of creation, Unix seconds."""
     created_before: int | None = None
-    """Jobs created at or after this time are left out, Unix seconds."""
+    """End of the range of creation times, Unix seconds.
+
+    Jobs created at this time are not included.
+    """
     finished_after: int | None = None
     """Earliest time at which the job ended, Unix seconds. Jobs that have not ended are left out."""
     warned_after: int | None = None

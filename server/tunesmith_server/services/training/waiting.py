@@ -33,7 +33,7 @@ REASON = "base_model_not_on_workers"
 
 
 def warn(session: Session, job: JobRow) -> None:
-    """Add the warning to a job that this transaction has locked before."""
+    """Add the warning to a job that this transaction has locked."""
     session.add(new_warning(job))
 
 
