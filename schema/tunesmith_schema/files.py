@@ -152,7 +152,7 @@ class DataRow(Response):
     """A line of a JSONL file."""
 
     id: str
-    """Position behind the row, as `LINES-BYTES`; also a cursor for the parameter `after`."""
+    """Position after the row, as `LINES-BYTES`; also a cursor for the parameter `after`."""
     object: Literal["file.row"] = "file.row"
     line: int
     """Line number, from 1. The line number equals the row number in the result of the

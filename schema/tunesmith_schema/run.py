@@ -113,7 +113,7 @@ class Choice(Request):
     value: JsonValue
     """Chosen value."""
     reason: str
-    """Reason for the value, with the number that decided."""
+    """Reason for the value, with the number that determined the choice."""
     figures: dict[str, JsonValue] = Field(default_factory=dict)
     """Measurements, and other values that a repeated run needs to make the same choice."""
 
@@ -190,7 +190,7 @@ class ControlAction(StrEnum):
     """Action that control.json requests from a trainer."""
 
     CANCEL = "cancel"
-    """Exit at once and keep nothing."""
+    """Exit immediately and keep nothing."""
     STOP = "stop"
     """End the training at this step and keep the result."""
 

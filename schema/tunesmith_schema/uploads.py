@@ -70,7 +70,7 @@ class UploadCreate(Request):
 
 
 class UploadComplete(Request):
-    """Request to make a file of the uploaded parts."""
+    """Request to join the uploaded parts into a file."""
 
     part_ids: list[PartId] = Field(min_length=1, max_length=MAX_UPLOAD_PARTS, fail_fast=True)
     """Ids of the parts in file order; an id may occur more than once."""

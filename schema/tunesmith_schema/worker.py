@@ -167,7 +167,7 @@ class ReadingEnd(ReadingLease):
 
 
 class FileFindings(Request):
-    """Results of a light worker about a file."""
+    """Validation result and statistics of a file, from a light worker."""
 
     result: Annotated[FileValidation, JsonBound(512 * 1024)]
     """Result of the validation."""

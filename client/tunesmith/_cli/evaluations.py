@@ -55,9 +55,9 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model on rows, against its base model, or on tasks of lm-eval.
+    """Evaluate a model and its base model on rows, or a model on tasks of lm-eval.
 
-    A train worker evaluates between two jobs. Ctrl-C leaves the evaluation running.
+    A train worker runs the evaluation between two jobs. Ctrl-C leaves the evaluation running.
     """
     with connected(ctx) as client:
         if tasks is None:

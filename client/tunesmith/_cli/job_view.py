@@ -120,8 +120,10 @@ def show_jobs(jobs: Iterable[Job]) -> None:
 
 
 def next_commands(job: Job) -> Sequence[str]:
-    """Return the commands that most users need next, at most two. A retry is not among them if it
-    would fail for the same reason."""
+    """Return the commands that most users need next, at most two.
+
+    A retry that would fail for the same reason is left out.
+    """
     if job.state is JobState.SUCCEEDED and _is_healthy(job):
         return (
             f"tunesmith chat {job.fine_tuned_model} --against base",

@@ -314,7 +314,8 @@ def report(
 
 @app.command("evaluation")
 def evaluation(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
-    """Show the evaluation of a job's result: base against tuned model, with answers."""
+    """Show the evaluation of a job's result: scores of the base model and the tuned model, with
+    answers."""
     with connected(ctx) as client:
         found = client.fine_tuning.jobs.evaluation(job_id)
         if as_json:

@@ -85,8 +85,8 @@ def show(ctx: typer.Context, model: Model, as_json: AsJson = False) -> None:
 
 @app.command("uses")
 def uses(ctx: typer.Context, model: Model, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List the jobs that start from a model, and the evaluations of the model or against it, newest
-    first."""
+    """List the jobs that start from a model, and the evaluations that measure the model or compare
+    another model with it, newest first."""
     with connected(ctx) as client:
         page = client.models.uses(model, limit=limit)
         if as_json:

@@ -105,7 +105,7 @@ def update(
 
 @app.command("archive")
 def archive(ctx: typer.Context, project_id: ProjectId, as_json: AsJson = False) -> None:
-    """Archive a project: its keys stop working at once."""
+    """Archive a project: its keys stop working immediately."""
     with connected(ctx) as client:
         _show(client.admin.organization.projects.archive(project_id), as_json)
 
@@ -256,7 +256,7 @@ def create_key(
 def revoke_key(
     ctx: typer.Context, project_id: ProjectId, key_id: KeyId, as_json: AsJson = False
 ) -> None:
-    """Revoke a key at once."""
+    """Revoke a key immediately."""
     with connected(ctx) as client:
         deleted = client.admin.organization.projects.api_keys.delete(key_id, project_id=project_id)
         show_done(deleted, as_json, f"revoked {deleted.id}")

@@ -27,8 +27,10 @@ _NAME = "--recipe"
 
 
 def build_recipe(pairs: Sequence[str], file: Path | None) -> dict[str, Any] | None:  # Any: JSON
-    """Return the recipe from `file`, with the fields in `pairs` on top; None if both are empty. The
-    schema validates the fields later."""
+    """Return the recipe from `file`, changed by the fields in `pairs`; None if both are empty.
+
+    The schema validates the fields later.
+    """
     recipe = {} if file is None else read_json_object(file, "--recipe-file")
     for pair in pairs:
         key, equals, text = pair.partition("=")

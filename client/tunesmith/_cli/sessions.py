@@ -52,7 +52,7 @@ def end(
     session_id: Annotated[str, typer.Argument(metavar="SESSION")],
     as_json: AsJson = False,
 ) -> None:
-    """End a sign-in at once."""
+    """End a sign-in immediately."""
     with connected(ctx) as client:
         ended = client.sessions.delete(session_id)
     if as_json:

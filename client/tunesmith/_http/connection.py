@@ -143,11 +143,11 @@ class Http:
         retries: int | None = None,
         can_repeat: Callable[[], bool] = lambda: True,
     ) -> httpx.Response:
-        """Return a 2xx response, or raise an error. With `stream`, the caller reads and closes the
-        response.
+        """Send a request, with retries, and return the 2xx response; raise an error for any other
+        response. With `stream`, the caller reads and closes the response.
 
-        Only GET follows redirects, and httpx does not send the key to another host. Other methods
-        would send the user's data to the host named by the redirect.
+        Only GET requests follow redirects, because a redirect could make another request send the
+        user's data to another host. For a redirect to another host, httpx does not send the key.
         """
         timeout = httpx.Timeout(
             self._timeout if read_timeout is None else read_timeout,

@@ -40,8 +40,9 @@ class Adapters:
         return first_page(fetch, after)
 
     def verification(self, adapter_id: str) -> Verification:
-        """Return the verdict of the probe. Raises NotFoundError for weights that were not verified,
-        such as those of a checkpoint."""
+        """Return the result of the check that the stored files give the same logits as the trained
+        model. Raises NotFoundError for weights that were not verified, such as those of a
+        checkpoint."""
         return self._http.get(Verification, path_of("adapters", adapter_id, "verification"))
 
     def retrieve(self, adapter_id: str) -> Adapter:

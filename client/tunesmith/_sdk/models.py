@@ -60,8 +60,8 @@ class Models:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[ModelUse]:
-        """List the jobs that start from a model, and the evaluations of the model or against it,
-        newest first."""
+        """List the jobs that start from a model, and the evaluations that measure the model or
+        compare another model with it, newest first."""
         path = path_of("models", model, "uses")
 
         def fetch(cursor: str | None) -> wire.Page[ModelUse]:

@@ -96,7 +96,7 @@ class Source:
         return cast(IO[bytes], Slice(self.content, 0, size, report))
 
     def can_repeat(self) -> bool:
-        """Return True while the whole content can still be sent."""
+        """Return False if a part of a stream without seek has already been sent."""
         return not (isinstance(self.content, _OneShot) and self.content.started)
 
 
