@@ -42,7 +42,7 @@ class Project(Response):
     """Name of the project."""
     created_at: int
     archived_at: int | None = None
-    """Time when the project was archived; since then, no key opens it."""
+    """Time when the project was archived; since then, no key gives access to it."""
     status: Literal["active", "archived"]
     """State of the project: `active` or `archived`."""
     slug: str
@@ -287,7 +287,7 @@ class Deleted(Response):
 
 
 class MyProject(Response):
-    """A project that the caller can open."""
+    """A project to which the caller has access."""
 
     id: str
     name: str
@@ -317,7 +317,7 @@ class Me(Response):
     project: MyProject
     """Project of this request."""
     projects: list[MyProject]
-    """All projects that the key opens."""
+    """All projects to which the key gives access."""
 
 
 class CheckpointPermission(Response):

@@ -16,7 +16,7 @@ from .bounds import JsonBound
 MAX_TEXT = 1_000_000
 """Maximum length of a prompt or a message, in characters; a request's body has at most 1 MiB."""
 MAX_TOKENS = 1_000_000
-"""Largest value of `max_tokens` and like parameters."""
+"""Largest value of `max_tokens` and similar parameters."""
 MAX_CHOICES = 128
 NOT_SUPPORTED = "not_supported"
 """Type of the validation error for a parameter that is not supported."""

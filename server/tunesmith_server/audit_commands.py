@@ -25,7 +25,9 @@ def add_to(
     commands = verbs.add_parser("audit", help="show and verify the audit log").add_subparsers(
         required=True, metavar="VERB"
     )
-    verify = commands.add_parser("verify", help="check the chain of hashes; status 1 if it broke")
+    verify = commands.add_parser(
+        "verify", help="check the hashes of all entries; exit status 1 if one is wrong"
+    )
     verify.add_argument("--head", help="hash printed by an earlier run; its entry must exist")
     verify.set_defaults(run=lambda *given: _verify(open_database, *given))
     listing = commands.add_parser("list", help="list the entries, oldest first")
@@ -45,9 +47,11 @@ def _verify(open_database: Open, settings: Settings, arguments: argparse.Namespa
         }
         sys.stdout.write(json.dumps(document) + "\n")
     elif verdict.problem:
-        sys.stderr.write(f"error: {verdict.problem}; {verdict.entries} entries before are whole\n")
+        sys.stderr.write(
+            f"error: {verdict.problem}; the {verdict.entries} entries before are correct\n"
+        )
     else:
-        sys.stdout.write(f"{verdict.entries} entries are whole, head {verdict.head}\n")
+        sys.stdout.write(f"{verdict.entries} entries are correct, head {verdict.head}\n")
     return 1 if verdict.problem else 0
 
 

@@ -150,7 +150,7 @@ def test_the_command_names_what_is_missing_or_has_no_effect(
 ) -> None:
     for arguments, words in (
         ((), "--data FILE, or --tasks"),
-        (("--limit", "3"), "nothing to evaluate on"),
+        (("--limit", "3"), "no rows and no tasks to evaluate on"),
         (("--data", "file-1", "--limit", "3"), "--limit has no effect with --data"),
         (("--tasks", "arc", "--data", "file-1"), "--data has no effect with --tasks"),
     ):

@@ -48,7 +48,7 @@ def search(
         str | None, typer.Option(help="Start of the action, for example `DELETE /files`.")
     ] = None,
     changed: Annotated[
-        str | None, typer.Option("--object", help="Id of a thing that was read or changed.")
+        str | None, typer.Option("--object", help="Id of an object that was read or changed.")
     ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,

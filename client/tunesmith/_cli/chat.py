@@ -42,7 +42,8 @@ def chat(
         float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.")
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the tokens with this total probability.")
+        float | None,
+        typer.Option(help="Sample from the most probable tokens, up to this total probability."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
@@ -83,7 +84,7 @@ def compared_models(client: Client, model: str, against: str | None) -> list[str
         return [model, against]
     if first.base_model is None:
         raise InvalidArgumentError(
-            f"{model!r} is a base model, so `--against base` names no other model",
+            f"{model!r} is a base model, so `--against base` means the same model",
             hint="name a tuned model, or pass another model to --against; "
             "client.models.list() shows all models",
         )

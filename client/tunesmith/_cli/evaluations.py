@@ -63,7 +63,8 @@ def evaluate(
         if tasks is None:
             if data is None:
                 raise InvalidArgumentError(
-                    "nothing to evaluate on", hint="pass --data FILE, or --tasks NAME,..."
+                    "no rows and no tasks to evaluate on",
+                    hint="pass --data FILE, or --tasks NAME,...",
                 )
             _refuse_options("--data", {"--include-path": include_path, "--limit": limit})
             _evaluate_rows(client, model, data, against, grader, as_json)

@@ -59,7 +59,9 @@ def upload(
 @app.command("list")
 def list_files(
     ctx: typer.Context,
-    text: Annotated[str | None, typer.Option(help="Only files with this name or id.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Only files with this text in the name or the id.")
+    ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:

@@ -212,7 +212,9 @@ def list_jobs(
     ] = None,
     warned_since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="With a warning or an error since; same forms."),
+        typer.Option(
+            metavar="TIME", help="With a warning or an error since; same forms as --since."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

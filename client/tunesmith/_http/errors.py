@@ -188,7 +188,7 @@ def _unexpected_body(response: httpx.Response, base_url: str) -> ErrorBody:
         return ErrorBody(
             message=f"{url} was redirected to {response.headers['location']}",
             type="redirect",
-            hint="only reads follow redirects: set the base URL to the final address",
+            hint="only GET requests follow redirects: set the base URL to the final address",
         )
     return ErrorBody(
         message=f"{url} answered with status {response.status_code} and no Tunesmith error",

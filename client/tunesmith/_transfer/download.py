@@ -67,7 +67,7 @@ def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to
         if sha256 is not None and transfer.sha256() != sha256:
             raise DownloadError(
                 f"{name} has sha256 {transfer.sha256()}, expected {sha256}",
-                hint="nothing was kept; a second failure means that the server's copy is damaged",
+                hint="download it again; if that fails too, the server's copy is damaged",
             )
         out.flush()
         os.fsync(out.fileno())

@@ -26,7 +26,7 @@ ROUND_SECONDS = 0.5
 _REST = 20
 """Minimum pause after each database poll, as a multiple of the CPU time of this poll."""
 _MAX_CHANGES = 2000
-"""Number of changes that a feed keeps; a watcher that is further behind gets all jobs again."""
+"""Number of changes that a feed keeps; a watcher that missed more changes gets all jobs again."""
 _CLOCK_SECONDS = 60.0
 """Maximum difference between the clocks of API processes; also the maximum delay from the recorded
 end of a job to the commit of this end."""

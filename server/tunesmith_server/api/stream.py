@@ -47,7 +47,8 @@ in one round."""
 Use = tuple[str, str]
 """Id of an API key, and id of the project in which the key is used."""
 Line = tuple[int, bytes]
-"""Number of an event, and the event as SSE bytes without its id and its end."""
+"""Number of an event, and the event's SSE message as bytes, without the line `id:` and the empty
+line at the end."""
 
 
 class Feed:
@@ -162,8 +163,8 @@ class EventHub:
                 feed.notify()
 
     async def check_keys(self) -> None:
-        """End the streams and the chat requests of keys that no longer open their project; repeat
-        until the task is cancelled."""
+        """End the streams and the chat requests of keys that no longer give access to their
+        project; repeat until the task is cancelled."""
         while True:
             await asyncio.sleep(KEY_SECONDS)
             if not self._uses:
@@ -180,8 +181,10 @@ class EventHub:
                 self._revocation = asyncio.Event()
 
     async def until_revoked(self, use: Use) -> None:
-        """Wait until the key no longer opens the project. The function returns up to KEY_SECONDS
-        later."""
+        """Wait until the key no longer gives access to the project.
+
+        The function returns up to KEY_SECONDS later.
+        """
         self._uses[use] += 1
         try:
             while use not in self._revoked:
@@ -243,7 +246,7 @@ class EventHub:
 
     async def sse(self, use: Use, job_id: str, after_seq: int) -> AsyncIterator[bytes]:
         """Yield the events after `after_seq` and all later events as SSE bytes; end with `done`, or
-        when the key no longer opens the job's project."""
+        when the key no longer gives access to the job's project."""
         feed = self._enter(job_id)
         self._uses[use] += 1
         try:

@@ -221,8 +221,11 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
 
 
 class _PostgreSQLConnection(psycopg.Connection[Any]):  # Any: rows
-    """Connection that ends a read-only transaction with COMMIT. psycopg drops all its prepared
-    statements at a ROLLBACK, and planning the queries of a claim costs more than executing them."""
+    """Connection that ends a read-only transaction with COMMIT.
+
+    The driver psycopg drops all its prepared statements at a ROLLBACK, and planning the queries of
+    a claim costs more than executing them.
+    """
 
     def rollback(self) -> None:
         is_good = self.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS

@@ -384,7 +384,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {  # Any: FastAPI's own
     "4XX": {"model": ErrorEnvelope, "description": "Refused: the body has the reason and a hint."},
     "5XX": {
         "model": ErrorEnvelope,
-        "description": "Failed: `retryable` tells if a repeat may help.",
+        "description": "Failed: `retryable` is true if the same request may succeed later.",
     },
 }
 """Error responses of every route, for the OpenAPI document."""

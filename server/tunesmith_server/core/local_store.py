@@ -78,8 +78,8 @@ class LocalStore:
             raise
 
     def _prepare_folder(self, folder: Path) -> None:
-        """Create the folder and sync its name, once per process: another process may have created
-        the folder without having synced its name yet."""
+        """Create the folder and sync its name, once per process, because another process may have
+        created the folder but not synced its name yet."""
         if folder not in self._synced_folders or not folder.is_dir():
             _make_folder(folder)
             _sync(folder.parent)

@@ -66,7 +66,7 @@ class Inference:
             raise TooManyRequests(
                 ErrorCode.RATE_LIMIT_EXCEEDED,
                 f"{self._open} chat and completion requests with {self._open_bytes:,} bytes are "
-                f"open; at most {MOST_OPEN} with {MOST_OPEN_BYTES:,} bytes may be",
+                f"open; the limits are {MOST_OPEN} requests and {MOST_OPEN_BYTES:,} bytes",
                 hint="repeat the request after some seconds",
             )
         if of_key and of_key + completions > MOST_OF_KEY:

@@ -21,7 +21,10 @@ class ApiKeyRow(Base):
     created_at: Mapped[float] = mapped_column(Double)
     revoked_at: Mapped[float | None] = mapped_column(Double)
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
-    """Project that the key opens. An admin key opens every project; this project is its default."""
+    """Project to which the key gives access.
+
+    An admin key gives access to every project; this project is its default.
+    """
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
     """Role of the key: `viewer`, `member`, `lead` or `admin`. A user's key never has more rights
     than the user. Keys of earlier releases have the role `lead`, because they could do everything

@@ -17,7 +17,7 @@ class ProjectRow(Base):
     """Second part of the names of the project's tuned models; null means TUNESMITH_PROJECT."""
     created_at: Mapped[float] = mapped_column(Double)
     archived_at: Mapped[float | None] = mapped_column(Double)
-    """Time at which the project was archived; since then, no key opens it."""
+    """Time at which the project was archived; since then, no key gives access to it."""
     max_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Quota of stored bytes; null means no quota."""
     base_models: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))

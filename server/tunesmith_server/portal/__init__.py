@@ -1,7 +1,7 @@
 """The portal: a web interface at `/portal`, served by the API's process.
 
-Pages are rendered here, from service functions that `/v1` routes use too. If a page cannot be made
-from these functions, the API is missing something. htmx replaces parts of a page, uPlot draws
+Pages are rendered here, from service functions that `/v1` routes use too. If a page needs more than
+these functions, the API lacks something. The library htmx replaces parts of a page, uPlot draws
 curves, and small ES modules do the rest. Pages have no inline script or style, no `style=`, and no
 address of another host.
 

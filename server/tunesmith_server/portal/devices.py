@@ -95,7 +95,7 @@ def _work(visit: Visit, job: QueuedJob) -> Work:
 
 
 def calls() -> list[Call]:
-    """Return the API calls that give the data of `read`."""
+    """Return the API calls that return the data of `read`."""
     return [
         Call(path="/v1/workers", sdk="client.workers.list()", cli="tunesmith worker list"),
         Call(path="/v1/queue", sdk="client.queue.retrieve()", cli="tunesmith top"),

@@ -15,7 +15,7 @@ from tunesmith_server.core.errors import unhandled_error_response
 from . import rendering
 
 _TITLES = {
-    403: "You may not see or do this",
+    403: "Not allowed",
     404: "Nothing is here",
     429: "Too many requests",
     503: "The service does not answer",

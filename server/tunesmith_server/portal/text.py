@@ -1,7 +1,6 @@
-"""Visible symbols in place of control and bidirectional characters in text from outside. Without
-symbols, a name such as `report\\u202Efdp.exe` would look like another name. Jinja2 escapes markup;
-this module replaces the characters in every value that a template prints.
-"""
+"""Replacement of control characters and bidirectional characters, in text from outside, by visible
+symbols. Without symbols, a name such as `report\\u202Efdp.exe` would look like another name. Jinja2
+escapes markup; this module replaces the characters in every value that a template prints."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ INTERACTIVE_SECONDS = 600.0
 """Device-time after which an interactive job is treated like any other job."""
 LEFT = (
     f"the job has used its device for {INTERACTIVE_SECONDS / 60:.0f} minutes and leaves the "
-    "interactive lane: it goes on, and other jobs may pre-empt it"
+    "interactive lane: it continues, but other jobs may pre-empt it"
 )
 """Message of the event of a job that leaves the lane."""
 

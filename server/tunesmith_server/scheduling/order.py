@@ -1,12 +1,14 @@
-"""The order of the queue: which job a worker gets.
+"""Order of the queue, which determines the job that a worker gets.
 
-1. Interactive jobs: short, and limited to one at a time for each key.
-2. Jobs of a project that has fewer devices than its guarantee.
-3. The project with the least decayed device-time per weight. The quotient is stored as a difference
-   of logarithms, which gives the same order as the decayed usage at any time (usage.py).
-4. The job's priority, 5. its age, 6. its id.
+1. Interactive jobs come first. They are short, and each key can run one at a time.
+2. Next come jobs of a project that has fewer devices than its guarantee.
+3. Next come jobs of the project with the least decayed device-time per weight. The quotient is
+   stored as a difference of logarithms, which gives the same order at any time (usage.py).
+4. Next come jobs with a higher priority.
+5. Next come older jobs.
+6. The job's id decides between jobs of the same age.
 
-With one project, rules 2 and 3 are equal for all jobs, so lane, priority and age decide.
+If only one project has jobs, rules 2 and 3 have no effect.
 
 Rules 1, 4, 5 and 6 order the jobs of one project; the index `ix_jobs_claim` has their columns in
 this order. The query therefore reads one job of each project, not the whole queue.

@@ -30,8 +30,10 @@ from tunesmith_server.models import (
 )
 
 _ABANDONED_SECONDS = 300.0
-"""Seconds after which a started deletion counts as crashed. A garbage collection gives up a
-deletion before this time."""
+"""Seconds after which a started deletion counts as crashed.
+
+A garbage collection stops its own deletions before this time has passed.
+"""
 _BATCH = 500
 
 

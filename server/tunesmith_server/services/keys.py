@@ -121,7 +121,8 @@ def name_of(session: Session, key_id: str) -> str | None:
 
 
 def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the pairs (id of a key, id of a project) whose key still opens the project."""
+    """Return the pairs (id of a key, id of a project) whose key still gives access to the
+    project."""
     named = _WITH_RIGHTS.where(ApiKeyRow.id.in_({key_id for key_id, _ in uses}))
     good = {row.id: row for row in session.execute(named) if _reason_of_refusal(row) is None}
     foreign = {
@@ -142,7 +143,7 @@ def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def check_open(session: Session, use: tuple[str, str]) -> None:
-    """Raise Unauthorized if the key in `use` no longer opens the project in `use`."""
+    """Raise Unauthorized if the key in `use` no longer gives access to the project in `use`."""
     if use not in valid(session, {use}):
         raise revoked()
 
@@ -158,8 +159,10 @@ def revoked() -> Unauthorized:
 def authenticate(
     session: Session, authorization: str | None, project: str | None = None
 ) -> Principal:
-    """Return the caller with the key in an `Authorization: Bearer ...` header. `project` is the
-    header `OpenAI-Project`: an admin key may open any project."""
+    """Return the caller with the key in an `Authorization: Bearer ...` header.
+
+    `project` is the value of the header `OpenAI-Project`; an admin key may name any project.
+    """
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthorized(
@@ -181,7 +184,7 @@ def authenticate(
 
 def principal_of(session: Session, key_id: str, project: str | None = None) -> Principal | None:
     """Return the caller with the rights of a key, like `authenticate`; None if the key no longer
-    opens its project."""
+    gives access to its project."""
     row = session.execute(_WITH_RIGHTS.where(ApiKeyRow.id == key_id)).one_or_none()
     if row is None or _reason_of_refusal(row):
         return None
@@ -212,7 +215,7 @@ def _reason_of_refusal(row: Any) -> str | None:  # Any: a row of `_WITH_RIGHTS`
     if row.user_id is not None and row.user_role != "admin" and row.member_role is None:
         return "has been revoked: its user is no member of the project any more"
     if row.archived_at is not None and _role(row) != "admin":
-        return "opens an archived project"
+        return "belongs to an archived project"
     return None
 
 
@@ -238,7 +241,7 @@ def _opened(
             return _limits(asked, project)
     raise NotFound(
         ErrorCode.NOT_FOUND,
-        f"this key opens no project {asked!r}",
+        f"this key cannot open the project {asked!r}",
         param="OpenAI-Project",
         hint="leave the header out, or use a key of that project",
     )

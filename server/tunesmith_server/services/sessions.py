@@ -87,7 +87,9 @@ def find(session: Session, secret: str, *kinds: Kind) -> SessionRow | None:
 
 def authenticate(session: Session, secret: str, project: str | None = None) -> SignedIn | None:
     """Return the caller whose cookie has `secret`, or None if the session or its key has ended.
-    `project` is the project that an admin key opens, like the header `OpenAI-Project`."""
+
+    `project` is the project in which an admin key acts, like the header `OpenAI-Project`.
+    """
     row = find(session, secret, "browser", "display")
     principal = None if row is None else keys.principal_of(session, row.key_id, project)
     if row is None or principal is None:

@@ -281,7 +281,7 @@ def test_lengths_duplicates_and_overlap_of_a_file(server: Server) -> None:
     check_links(browser, found)
     older = server.good_file()
     assert "Not known: an older release" in browser.page(f"{HERE}/{older}")
-    assert "has no figures" in browser.page(f"{HERE}/{one}/overlap?with={older}")
+    assert "has no statistics" in browser.page(f"{HERE}/{one}/overlap?with={older}")
     assert "No file &#39;x&#39;" in browser.page(f"{HERE}/{one}/overlap?with=x")
 
 

@@ -89,7 +89,7 @@ def test_figures_have_times_and_counts_and_the_reason_of_the_end() -> None:
     answer.read(part(None, "length"))
     answer.read(event(choices=[], usage={"prompt_tokens": 1200, "completion_tokens": 1}))
     assert answer.figures().endswith(
-        "to the first token, 1 token, 1,200 in the prompt, cut at the most tokens"
+        "to the first token, 1 token, 1,200 in the prompt, cut at the maximum number of tokens"
     )
     answer.read(part(None, "\u202eodd"))
     assert answer.figures().endswith("[U+202E]odd")

@@ -22,7 +22,7 @@ class Order:
     stays: str = ""
     """Text that tells which results stay and which are lost."""
     key: str = ""
-    """Keyboard key that gives the command."""
+    """Keyboard key that triggers the command."""
 
     @property
     def is_danger(self) -> bool:

@@ -97,13 +97,13 @@ def _bound(job: Job, report: JobReport | None) -> list[Reason]:
     if report is None:
         return []
     by = report.bound.by.replace("_", " ")
-    found = [Reason(tone="info", title=f"What bounds it: {by}", text=report.bound.text)]
+    found = [Reason(tone="info", title=f"Bottleneck: {by}", text=report.bound.text)]
     if report.advice.rule != "none":
         field, value = recipes.advised(report.advice.text) or ("", "")
         found.append(
             Reason(
                 tone="info",
-                title="What would help most",
+                title="Most useful change",
                 text=report.advice.text,
                 action="fork" if field and job.step else "",
                 field=field,

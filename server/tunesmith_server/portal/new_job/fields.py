@@ -16,7 +16,7 @@ IN_SIGHT = (
     "recipe.learning_rate", "recipe.num_train_epochs", "recipe.max_steps", "recipe.max_seq_length",
     "recipe.lora.r",
 )  # fmt: skip
-"""Recipe fields that are always shown; the visitor must open the others."""
+"""Recipe fields that are always shown; the other fields appear after a click."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
 """Recipe object that changes the job even if all its fields have their defaults."""

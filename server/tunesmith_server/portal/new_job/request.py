@@ -80,7 +80,7 @@ def _problem(param: str, message: str) -> RequestProblem:
 
 
 def texts_of(body: Mapping[str, Any]) -> dict[str, str]:  # Any: JSON
-    """Return the texts of a form that gives this create request."""
+    """Convert a create request to the texts of the form."""
     texts = {name: body.get(name) or "" for name in PLAIN}
     method = body.get("method") or {}
     member = method.get("reinforcement")

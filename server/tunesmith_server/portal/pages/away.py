@@ -119,7 +119,7 @@ def _warning(visit: Visit, item: Mapping[str, Any]) -> Change:  # Any: JSON
 
 
 def calls(since: float) -> list[Call]:
-    """Return the requests that give the changes."""
+    """Return the API calls that return these changes."""
     return [
         Call(
             path=f"/v1/fine_tuning/jobs?{name}_after={int(since)}",

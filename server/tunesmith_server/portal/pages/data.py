@@ -27,7 +27,7 @@ _MAX_TEXT = 200
 _KEYS = (
     ("u", "Upload a file"),
     ("/", "Search"),
-    ("j k", "Next or former file"),
+    ("j k", "Next or previous file"),
     ("o", "Open the file"),
 )
 

@@ -27,7 +27,7 @@ NEEDS = (
         )
     ),
 )  # fmt: skip
-"""Routes of the API that give the data of the page."""
+"""Routes of the API that return the data of the page."""
 _SUPERVISED = (
     ("train_loss", "Training loss"), ("valid_loss", "Validation loss"),
     ("learning_rate", "Learning rate"), ("grad_norm", "Gradient norm"),

@@ -46,7 +46,7 @@ _CSV = (
     "id", "name", "suffix", "state", "method", "model", "fine_tuned_model", "owner", "step",
     "total_steps", "created_at", "started_at", "finished_at", "train_loss", "valid_loss", "reward",
 )  # fmt: skip
-_KEYS = (("/", "Search"), ("j k", "Next or former job"), ("o", "Open the job"))
+_KEYS = (("/", "Search"), ("j k", "Next or previous job"), ("o", "Open the job"))
 _COMPARE_KEYS = (("x", "Pick the job"), ("v", "Compare picked jobs"))
 METHODS = {"supervised": "Supervised", "reinforcement": "Reinforcement"}
 

@@ -17,7 +17,7 @@ from tunesmith_server.portal.text import visible
 
 from .pieces import Piece, Pieces
 
-_FINISHES = {"length": "cut at the most tokens", "stop": "ended by itself"}
+_FINISHES = {"length": "cut at the maximum number of tokens", "stop": "ended by itself"}
 
 
 @dataclass

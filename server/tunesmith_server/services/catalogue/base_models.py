@@ -46,8 +46,10 @@ class BaseChoice:
 
 
 def local_folders(settings: Settings) -> dict[str, Path]:
-    """Return the model folders on this host by name. If a name occurs twice, the first directory
-    wins."""
+    """Return the model folders on this host by name.
+
+    If several directories have a folder with the same name, the first directory is used.
+    """
     folders: dict[str, Path] = {}
     for directory in settings.base_model_folders():
         if directory.is_dir():

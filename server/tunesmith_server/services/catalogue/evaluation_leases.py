@@ -64,7 +64,7 @@ MAX_LOST = 3
 MAX_CANDIDATES = 20
 """Maximum number of evaluations that one claim tries.
 
-After that number, the claim gives the worker no evaluation, and the worker asks again soon.
+If none of these evaluations can be leased, the worker gets no evaluation and asks again soon.
 """
 
 

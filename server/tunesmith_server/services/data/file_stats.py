@@ -58,7 +58,7 @@ def _row(session: Session, file_id: str, *, param: str | None = None) -> FileSta
     if row is None:
         raise NotFound(
             ErrorCode.NO_STATS,
-            f"file {file_id!r} has no figures about its rows{_reason(file)}",
+            f"file {file_id!r} has no statistics of its rows{_reason(file)}",
             param=param,
             hint="wait until a worker has read the file"
             if file.status == "uploaded"
@@ -79,7 +79,7 @@ def _hashes(session: Session, row: FileStatsRow, param: str) -> array[int]:
     if row.row_hashes is None:
         raise BadRequest(
             ErrorCode.NOT_SUPPORTED,
-            f"file {row.file_id!r} has rows behind row {MAX_COMPARED_ROWS:,}; larger files are not "
+            f"file {row.file_id!r} has more than {MAX_COMPARED_ROWS:,} rows; larger files are not "
             "compared",
             param=param,
             hint="split the file and compare the parts",

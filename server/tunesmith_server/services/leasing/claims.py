@@ -36,7 +36,7 @@ from . import resume_points
 MAX_CANDIDATES = 50
 """Maximum number of jobs that one claim tries.
 
-After that number, the worker gets no job and asks again soon.
+If none of these jobs can be leased, the worker gets no job and asks again soon.
 """
 
 Columns = Row[Any]  # Any: the columns of `next_claim`

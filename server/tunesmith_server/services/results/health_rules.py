@@ -58,8 +58,8 @@ EQUAL_SHARE = 0.9
 """Minimum share of groups with equal rewards at which a run counts as having no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Three changes of the mean reward, in standard deviations of the reward within a group: the
-smallest rise that counts as learning, the expected rise of a useful run, and the fall that counts
-as a collapse. If the noise may hide a useful rise, a flat curve is unclear."""
+smallest rise that counts as learning, the rise that a useful run is expected to show, and the fall
+that counts as a collapse. If the noise may hide a useful rise, a flat curve is unclear."""
 
 
 @dataclass(frozen=True)

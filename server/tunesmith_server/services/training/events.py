@@ -1,4 +1,4 @@
-"""Events, metrics and checkpoints of a job, stored in order and read by cursor."""
+"""Events, metrics and checkpoints of a job, stored in order and read in pages."""
 
 from __future__ import annotations
 
@@ -203,8 +203,10 @@ def _events(rows: Sequence[Any]) -> Iterator[Event]:  # Any: rows with one Event
 
 
 def since(session: Session, job_id: str, seq: int) -> Iterator[Event]:
-    """Yield the events after number `seq`, oldest first. Only `_ROWS_AT_A_TIME` rows are read ahead
-    of the caller, who may stop early."""
+    """Yield the events after number `seq`, oldest first.
+
+    Only `_ROWS_AT_A_TIME` rows are read in advance, because the caller may stop early.
+    """
     with session.scalars(
         select(EventRow)
         .where(EventRow.job_id == job_id, EventRow.seq > seq)

@@ -110,7 +110,7 @@ def content(session: Session, storage: Storage, job: JobRow, name: str) -> tuple
         raise NotFound(
             ErrorCode.NOT_FOUND,
             f"job {job.id!r} has no file {name!r}",
-            hint=f"these files have a content here: {', '.join([*makers, 'log.txt'])}",
+            hint=f"this route has the files {', '.join([*makers, 'log.txt'])}",
         )
     return to_json(makers[name](), indent=2) + b"\n", _JSON
 
