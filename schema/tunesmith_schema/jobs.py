@@ -86,9 +86,8 @@ class JobCreate(Request):
     training_file: ObjectId
     """Id of the uploaded training file."""
     validation_file: ObjectId | None = None
-    """Id of the uploaded validation file, which `valid_loss` or (reinforcement) `valid_reward` is
-    computed on.
-    """
+    """Id of the uploaded validation file, used to compute `valid_loss` or (reinforcement)
+    `valid_reward`."""
     suffix: Text | None = Field(default=None, min_length=1, max_length=64)
     """Part of the tuned model's name. Characters that are not allowed in a name become hyphens."""
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -240,8 +239,7 @@ class Job(Response):
     training_file: str
     """Id of the training file."""
     validation_file: str | None = None
-    """Id of the validation file, which `valid_loss` or (reinforcement) `valid_reward` is computed
-    on."""
+    """Id of the validation file, used to compute `valid_loss` or (reinforcement) `valid_reward`."""
     hyperparameters: Hyperparameters
     """Effective OpenAI hyperparameters, from `method` or `hyperparameters`."""
     method: dict[str, Any] | None = None

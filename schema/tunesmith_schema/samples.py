@@ -48,7 +48,7 @@ class Sample(Response):
 
 
 class SampleStep(Response):
-    """A step of which samples are stored."""
+    """A step with stored samples."""
 
     id: str
     """The step's number as text; also a cursor for `after`."""

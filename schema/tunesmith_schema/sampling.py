@@ -31,7 +31,7 @@ def _absent(value: Any) -> Any:  # Any: whatever JSON the caller sent
 Unsupported = Annotated[Any, JsonBound(64 * 1024), AfterValidator(_absent)]  # Any: JSON
 """Parameter that is not supported; only null and empty values are accepted."""
 IGNORED = "ignored"
-"""Mark of a field that is not sent to the inference server."""
+"""Annotation of a field that is not sent to the inference server."""
 Ignored = Annotated[Any, JsonBound(64 * 1024), IGNORED]  # Any: JSON
 """Parameter that does not change the output."""
 ModelName = Annotated[Text, Field(min_length=1, max_length=512)]

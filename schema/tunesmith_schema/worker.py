@@ -112,7 +112,7 @@ class Claim(Response):
     training_file: ClaimedFile
     """Training data."""
     validation_file: ClaimedFile | None = None
-    """Validation data, which `valid_loss` or (reinforcement) `valid_reward` is computed on."""
+    """Validation data, used to compute `valid_loss` or (reinforcement) `valid_reward`."""
     recipe: Recipe
     """Training settings, including defaults."""
     method: MethodName = "supervised"

@@ -33,7 +33,7 @@ _CHUNKS = 4
 
 
 class BucketStore:
-    """Objects below one URL, by path."""
+    """Store of objects below one URL; a path names each object."""
 
     def __init__(self, url: str) -> None:
         self._store: ObjectStore = from_url(url, client_options=_CLIENT, retry_config=_RETRIES)

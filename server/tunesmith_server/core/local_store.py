@@ -28,7 +28,7 @@ versions used."""
 
 
 class LocalStore:
-    """Files of one directory, by relative path."""
+    """Store of files in one directory; a relative path names each file."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -86,8 +86,10 @@ class LocalStore:
             self._synced_folders.add(folder)
 
     def is_good(self, path: str, sha256: str, size: int) -> bool:
-        """Return True if the object has this content. The object is then durable, even if another
-        process has just renamed it."""
+        """Return True if the object has this content.
+
+        After this call, the object is durable, even if another process has just renamed it.
+        """
         target = self._root / path
         try:
             with target.open("rb") as file:

@@ -7,8 +7,10 @@ import hmac
 import secrets
 
 KEY_PREFIX = "tunesk-"
-"""Start of every new key, by which secret scanners find leaked keys. Keys of earlier releases start
-with `ts-` and stay valid."""
+"""Prefix of every new key, so that secret scanners can find leaked keys.
+
+Keys of earlier releases start with `ts-` and stay valid.
+"""
 SHOWN_LETTERS = 11
 """Number of a key's first characters that are stored and shown, so that users can distinguish
 keys."""

@@ -120,8 +120,10 @@ class Settings(BaseSettings):
     """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
     the trainer is killed and the job is released."""
     resume_point_days: float = Field(default=30.0, ge=0.0)
-    """Days for which a failed or cancelled job keeps the resume points that a retry or a fork can
-    start from. Resume points of `recipe.keep_every` stay until the job is deleted."""
+    """Days for which a failed or cancelled job keeps its resume points, for a retry or a fork.
+
+    Resume points of `recipe.keep_every` stay until the job is deleted.
+    """
     retry_seconds: float = Field(default=10.0, ge=0.0)
     """Delay before the retry of the first failed attempt; each further delay is three times as
     long, up to ten minutes."""

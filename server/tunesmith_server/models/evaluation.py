@@ -39,7 +39,7 @@ class EvaluationRow(Owned, Base):
     """Number of claims: only the worker with the newest claim may write."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Double)
-    """End of the lease, by the database clock."""
+    """End of the lease, Unix seconds of the database clock."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims whose worker or process was killed."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)

@@ -35,7 +35,8 @@ class FileRow(Owned, Base):
     reading: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims of the file: only the worker with the newest claim may report a result."""
     reading_until: Mapped[float | None] = mapped_column(Double)
-    """End of the worker's lease, by the database clock; null if no worker reads the file."""
+    """End of the worker's lease, Unix seconds of the database clock; null if no worker reads the
+    file."""
     request_key: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
     """SHA-256 of the API key, the project and the request's Idempotency-Key; null without an
     Idempotency-Key."""

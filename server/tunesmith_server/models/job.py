@@ -72,12 +72,12 @@ class JobRow(Owned, Base):
     failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     """One object per failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
     not_before: Mapped[float | None] = mapped_column(Double)
-    """Earliest time of the next claim, by the database clock."""
+    """Earliest time of the next claim, Unix seconds of the database clock."""
     fence: Mapped[int] = mapped_column(BigInteger, default=0)
     """Fencing token: only a worker with the newest token may write."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Double)
-    """End of the lease, by the database clock."""
+    """End of the lease, Unix seconds of the database clock."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """Time of the last wake-up message."""
 
@@ -117,7 +117,7 @@ class JobRow(Owned, Base):
     needs_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Device memory in bytes that the job asks for, or the predicted peak of an earlier attempt."""
     claimed_at: Mapped[float | None] = mapped_column(Double)
-    """Time of the newest claim, by the database clock."""
+    """Time of the newest claim, Unix seconds of the database clock."""
     claimed_step: Mapped[int | None] = mapped_column(Integer)
     """Value of `step` at the newest claim."""
     charged_until: Mapped[float | None] = mapped_column(Double)
@@ -127,7 +127,7 @@ class JobRow(Owned, Base):
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason why the worker must save a resume point and free its device; null if it need not."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
-    """Time of the last pre-emption, by the database clock."""
+    """Time of the last pre-emption, Unix seconds of the database clock."""
 
 
 # The order in which the jobs of a project are claimed (scheduling/order.py), and the columns that

@@ -19,7 +19,7 @@ class ReservationRow(Base):
     """Project whose jobs the worker still takes; null for a drain, in which the worker takes no
     jobs."""
     starts_at: Mapped[float] = mapped_column(Double)
-    """Start, by the database clock."""
+    """Start, Unix seconds of the database clock."""
     ends_at: Mapped[float | None] = mapped_column(Double, index=True)
     """End; null while the reservation has no end."""
     reason: Mapped[str] = mapped_column(String(200))

@@ -23,7 +23,7 @@ class UsageRow(Base):
     """Base model of the jobs."""
     device_seconds: Mapped[float] = mapped_column(Double)
     lost_seconds: Mapped[float] = mapped_column(Double)
-    """Part of `device_seconds` in which the work was lost; this part is not charged."""
+    """Seconds of `device_seconds` whose work was lost; the project is not charged for them."""
 
 
 class IdleRow(Base):

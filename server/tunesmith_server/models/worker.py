@@ -22,7 +22,7 @@ class WorkerRow(Base):
     not_ready: Mapped[str | None] = mapped_column(String(500))
     """Reason why the worker accepts no job; null if it accepts jobs."""
     last_seen: Mapped[float] = mapped_column(Double)
-    """Time of the worker's last report, by the database clock."""
+    """Time of the worker's last report, Unix seconds of the database clock."""
     first_seen: Mapped[float | None] = mapped_column(Double)
     """Time of the worker's first report."""
     labels: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))

@@ -18,4 +18,4 @@ class WorkerCredentialRow(Base):
     """sha256 of the worker's secret. The worker generates the secret, and enrolls with this
     hash."""
     enrolled_at: Mapped[float] = mapped_column(Double, index=True)
-    """Time of the newest enrollment, by the database clock."""
+    """Time of the newest enrollment, Unix seconds of the database clock."""

@@ -1,9 +1,9 @@
 """The portal: a web interface at `/portal`, served by the API's process.
 
-Pages are rendered here, from service functions that `/v1` routes use too. If a page needs more than
-these functions, the API lacks something. The library htmx replaces parts of a page, uPlot draws
-curves, and small ES modules do the rest. Pages have no inline script or style, no `style=`, and no
-address of another host.
+The server renders the pages with the service functions that the `/v1` routes use too. If a page
+needs more than these functions, the API lacks something. The library htmx replaces parts of a page,
+uPlot draws curves, and small ES modules do the rest. Pages have no inline script or style, no
+`style=`, and no address of another host.
 
 To add a page:
 

@@ -118,7 +118,7 @@ class _Forecast:
         """Times at which a job may start: the time, a number, and the id of the worker that becomes
         free or ''."""
         self._held: dict[str, Waiting] = {}
-        """Running job of each busy worker, by worker id."""
+        """Running job of each busy worker; the keys are worker ids."""
         self._takes: dict[tuple[str, str, Needs], bool] = {}
         self._number = 0
 

@@ -1,8 +1,8 @@
 """Limits of a project and of a key: queued jobs, running jobs, and device-hours in 30 days.
 Evaluations on demand count as jobs.
 
-A create request counts the waiting jobs; a claim counts the running jobs. Both first lock the row
-that has the limit, so simultaneous requests cannot exceed a limit together.
+A create request counts the waiting jobs; a claim counts the running jobs. Both requests first lock
+the row that has the limit, so that two simultaneous requests cannot exceed the limit.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
 
 
 def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
-    """Return the number of running jobs, by default of the outer query's project."""
+    """Return the number of running jobs of a project or key; the default is the project of the
+    outer query."""
     query = select(func.count()).select_from(_HELD).where(link.of(_HELD), is_held(_HELD))
     return query.correlate(link.table).scalar_subquery()
 

@@ -10,8 +10,8 @@
 
 If only one project has jobs, rules 2 and 3 have no effect.
 
-Rules 1, 4, 5 and 6 order the jobs of one project; the index `ix_jobs_claim` has their columns in
-this order. The query therefore reads one job of each project, not the whole queue.
+Rules 1, 4, 5 and 6 determine the order within one project; the index `ix_jobs_claim` has their
+columns in this order. The query therefore reads one job of each project, not the whole queue.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ _FIRST, _HELD = aliased(JobRow), aliased(JobRow)
 
 
 def of_jobs(jobs: Jobs) -> tuple[Any, ...]:  # Any: SQLAlchemy's own
-    """Return the order of the jobs of one project."""
+    """Return the columns for ORDER BY in a query of the jobs of one project."""
     return jobs.interactive.desc(), jobs.priority.desc(), jobs.created_at, jobs.id
 
 
 def of_queue() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
-    """Return the order of the whole queue, for `ProjectRow` joined with `JobRow`."""
+    """Return the columns for ORDER BY in a query of the whole queue, which joins `ProjectRow` with
+    `JobRow`."""
     interactive, *rest = of_jobs(JobRow)
     return (interactive, *of_projects(), *rest)
 
 
 def of_projects() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
-    """Return the order of the projects, for `ProjectRow`."""
+    """Return the columns for ORDER BY in a query of projects (`ProjectRow`)."""
     # Tested first, because it is cheap: the other condition counts running jobs.
     has_no_guarantee = (ProjectRow.guaranteed_devices == constant(0), 1)
     is_guaranteed = (limits.running_jobs() < ProjectRow.guaranteed_devices, 0)

@@ -45,7 +45,7 @@ def announce(session: Session, name: str, size: int) -> None:
 def use(session: Session, sizes: dict[str, int]) -> None:
     """Record stored content in the transaction of the row that refers to it.
 
-    `sizes` has the size of each content, by its name.
+    `sizes`: size in bytes of each content, with its name as the key.
     """
     _upsert(session, sizes, stored=True)
 
@@ -110,8 +110,8 @@ def is_kept(session: Session, name: str, younger_than: timedelta) -> int | None:
 
 
 def unreferenced(session: Session, older_than: timedelta) -> dict[str, int]:
-    """Return the sizes, by name, of contents that no row refers to and that were not used
-    recently."""
+    """Return the contents that no row refers to and that were not used recently: size in bytes by
+    name."""
     in_use = set(_references(session))
     old = session.execute(select(BlobRow.name, BlobRow.bytes).where(*_expired(older_than)))
     return {name: size for name, size in old if name not in in_use}
@@ -132,7 +132,7 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def start_deleting(session: Session, names: list[str], older_than: timedelta) -> dict[str, float]:
-    """Mark contents for deletion; return the mark of each content, by name.
+    """Mark contents for deletion; return a dictionary with the mark of each content.
 
     Content that a transaction has used in the meantime is left out, because such a transaction
     changes `last_used_at`.

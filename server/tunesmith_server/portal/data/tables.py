@@ -18,8 +18,10 @@ Cell = str | int | float | None
 
 
 def as_csv(name: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Response:
-    """Return a table as the download `name`.csv. A text that a spreadsheet would treat as a formula
-    starts with an apostrophe."""
+    """Return a table as the download `name`.csv.
+
+    A text that a spreadsheet would treat as a formula gets an apostrophe at its start.
+    """
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
     writer.writerow(header)

@@ -20,8 +20,7 @@ HIDDEN = (EventKind.METRICS, EventKind.SAMPLES)
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """Part of the charts that the visitor sees: range of steps, selected step, smoothing and
-    axis."""
+    """View of the charts: range of steps, selected step, smoothing and axis."""
 
     job_id: str
     attempt: int | None
@@ -29,7 +28,7 @@ class JobView:
     kind: str
     level: str
     text: str
-    """Part of the message of an event."""
+    """Filter for events: text that their messages contain."""
     after: str
     """Last event of the previous page; the list continues after this event."""
     ask: str

@@ -54,7 +54,7 @@ class FormField:
 
 @functools.cache
 def schema() -> dict[str, RecipeField]:
-    """Return the recipe fields that have a value, not an object, by name."""
+    """Return the recipe fields whose value is not an object, with their names as keys."""
     return {
         field.id: field
         for field in recipe_fields()

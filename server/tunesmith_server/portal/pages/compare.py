@@ -25,7 +25,7 @@ _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
 _POINTS = 500
 """Number of points of a curve, more than a chart with eight curves can show."""
 _CLI_JOBS = 6
-"""Maximum number of jobs that the command line compares."""
+"""Maximum number of jobs that `tunesmith jobs compare` accepts."""
 _KEYS = (
     ("1 2 3", "Show or hide a job"), ("s", "Smooth the curves"), ("l", "Logarithmic scale"),
 )  # fmt: skip

@@ -24,9 +24,9 @@ COLUMNS = {
     "valid_loss": "valid_loss",
     "valid_mean_token_accuracy": "valid_mean_token_accuracy",
 }
-"""Column in OpenAI's file, by metric."""
+"""Metrics of the result file, each with the name of its column in OpenAI's format."""
 REWARDS = {"reward": "train_mean_reward", "valid_reward": "valid_mean_reward"}
-"""Additional columns of a reinforcement job, by metric."""
+"""Additional metrics of a reinforcement job, each with the name of its column."""
 _ID = re.compile(r"file-metrics-([0-9a-f]{24})")
 
 
