@@ -183,7 +183,7 @@ class EventHub:
     async def until_revoked(self, use: Use) -> None:
         """Wait until the key no longer gives access to the project.
 
-        The function returns up to KEY_SECONDS later.
+        The function may return up to KEY_SECONDS late.
         """
         self._uses[use] += 1
         try:

@@ -42,7 +42,8 @@ class Project(Protocol):
 
 
 def added(usage: float | None, start: float, end: float) -> float | None:
-    """Return the logarithm of the usage after device-time from `start` to `end`, Unix seconds."""
+    """Return the logarithm of the usage after a device was used from `start` to `end`, Unix
+    seconds."""
     if end <= start:
         return usage
     new = _log_integral(start, end)
