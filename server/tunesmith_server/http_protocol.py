@@ -51,8 +51,6 @@ class _CountingTransport:
 
 @dataclass
 class _Progress:
-    """Start of the current period: its time, and the number of bytes transferred before it."""
-
     since: float | None = None
     bytes: int = 0
 
@@ -168,7 +166,6 @@ class GuardedProtocol(HttpToolsProtocol):
         )  # fmt: skip
 
     def _refuse(self, status: int, message: str, hint: str) -> None:
-        """Send an error and close the connection; abort a response that has started."""
         self._headers_since = None
         if self._is_busy():
             self.transport.abort()

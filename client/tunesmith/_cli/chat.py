@@ -121,7 +121,6 @@ def _questions() -> Iterator[str]:
 
 
 def _answer(conversations: list[Conversation], question: str) -> TunesmithError | None:
-    """Print the answers of all models. Return the first error."""
     if len(conversations) > 1:
         answers = answer_both(conversations, question)
     else:

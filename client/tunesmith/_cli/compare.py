@@ -112,7 +112,6 @@ def _results(job: Job) -> dict[str, str]:
 
 
 def _figures(job: Job) -> str | None:
-    """Return the evaluated loss or reward of the base model and of the tuned model, as text."""
     found = job.evaluation
     if found is None:
         return None

@@ -163,7 +163,6 @@ def recipe_fields(
 
 
 def _validate(client: Client, body: dict[str, Any], as_json: bool) -> None:  # Any: JSON
-    """Print the problems of a create request; exit with status 1 if there are any."""
     result = client.fine_tuning.jobs.validate({k: v for k, v in body.items() if v is not None})
     if as_json:
         show_json(result)
@@ -327,7 +326,6 @@ def evaluation(ctx: typer.Context, job_id: JobId, as_json: AsJson = False) -> No
 
 
 def _scheduling(priority: int, interactive: bool, labels: list[str]) -> dict[str, Any] | None:
-    """Return the `scheduling` of a create request; None for the defaults."""
     pairs = dict(build_metadata(labels, "--label") or {})
     if not (priority or interactive or pairs):
         return None
@@ -354,7 +352,6 @@ def _show_end(job: Job, as_json: bool) -> None:
 
 
 def _report(client: Client, job: Job) -> JobReport | None:
-    """Return the newest report of a job, or None if there is none."""
     try:
         return client.fine_tuning.jobs.report(job.id) if job.attempt else None
     except NotFoundError:

@@ -21,11 +21,8 @@ from .session import fail
 
 @dataclass(frozen=True, kw_only=True)
 class _Command:
-    """A command of the server or the worker."""
-
     help: str
     module: tuple[str, ...]
-    """Arguments of `python -m`."""
     extra: str
     libraries: tuple[str, ...]
 

@@ -94,7 +94,6 @@ class _Follower:
         self._wait_call = f"client.fine_tuning.jobs.wait('{job_id}')"
 
     def read(self) -> Generator[Event | Job, None, None]:
-        """Yield the events of one connection, and the job if it has ended."""
         response = self._open()
         self._on_connection(None)
         try:

@@ -26,8 +26,6 @@ _STARTED = frozenset({JobState.RUNNING, JobState.PAUSING})
 
 
 class _Spinner(SpinnerColumn):
-    """A spinner that stops when the job has ended."""
-
     def render(self, task: Task) -> RenderableType:
         return self.finished_text if task.fields["is_over"] else super().render(task)
 

@@ -28,7 +28,6 @@ class Stream(Generic[M]):
 
     def __init__(self, http: Http, response: httpx.Response, kind: type[M]) -> None:
         self.response = response
-        """HTTP response with its headers."""
         self._parts = self._read(http, kind)
 
     def __iter__(self) -> Iterator[M]:
@@ -73,7 +72,6 @@ class Stream(Generic[M]):
 
 
 def _raise_error(data: str, request_id: str | None) -> None:
-    """Raise the error that an event reports, if the event reports one."""
     if not data.startswith('{"error"'):
         return
     try:

@@ -74,7 +74,6 @@ def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to
 
 
 def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
-    """Receive the file up to its end; return the error if the connection breaks."""
     # Range counts uncompressed bytes.
     headers = {"Accept-Encoding": "identity"}
     if transfer.done:

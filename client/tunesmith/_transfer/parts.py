@@ -112,7 +112,6 @@ def _interrupted(uploads: UploadRequests, record: UploadRecord) -> Upload | None
 
 
 def _resume(transfer: _Transfer, upload: Upload) -> Upload | None:
-    """Complete an interrupted upload; return None if a new upload is necessary."""
     if upload.status is UploadStatus.COMPLETED and upload.file:
         # The earlier call completed the upload, but its reply was lost.
         return upload if upload.file.sha256 == transfer.source.sha256() else None
@@ -126,8 +125,6 @@ def _resume(transfer: _Transfer, upload: Upload) -> Upload | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Transfer:
-    """Transfer of one file to the server."""
-
     uploads: UploadRequests
     source: Source
     size: int
@@ -136,7 +133,6 @@ class _Transfer:
     report: Report | None
 
     def run(self, upload: Upload) -> Upload:
-        """Send the missing parts, then complete the upload."""
         arrived = {part.sha256: part.id for part in upload.parts or ()}
         sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
         part_ids = []
@@ -162,7 +158,6 @@ class _Transfer:
         return completed
 
     def _hash(self, start: int, size: int, *file_hashes: hashlib._Hash) -> str:
-        """Return the sha256 of one part, and add the part's bytes to `file_hashes`."""
         part, part_hash, read = Slice(self.source.content, start, size), hashlib.sha256(), 0
         while chunk := part.read(1024 * 1024):
             read += len(chunk)

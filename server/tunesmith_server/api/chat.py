@@ -220,7 +220,6 @@ async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _stop_of(content: bytearray, end: bytes, start: int) -> int:
-    """Return the position after the last `end` in `content[start:]`; 0 if there is none."""
     found = content.rfind(end, start)
     return 0 if found < 0 else found + len(end)
 

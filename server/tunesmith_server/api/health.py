@@ -62,7 +62,6 @@ def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
 
 
 def _inference(request: Request) -> dict[str, str | None]:
-    """Return the state of the inference server, and the reason if it waits."""
     status = from_thread.run(state_of(request).inference.status)
     return {"status": status.status, "waiting_for": status.waiting_for}
 

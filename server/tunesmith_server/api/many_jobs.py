@@ -100,8 +100,6 @@ def _message(line: bytes, position: Position) -> bytes:
 
 
 class _Progress:
-    """Reader of a project's feed."""
-
     def __init__(self, hub: EventHub, feed: ProgressFeed, project_id: str, render: Render) -> None:
         self._hub, self._feed, self._project_id = hub, feed, project_id
         self._render = render

@@ -63,7 +63,6 @@ class ProgressFeed:
         """Events that are set after each change."""
         self.is_ready = False
         self.number = 0
-        """Number of the newest change."""
         self.polled_at = time.time()
         self.heads: dict[str, Head] = {}
         self._unfinished: dict[str, Change] = {}

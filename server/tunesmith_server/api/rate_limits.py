@@ -24,9 +24,7 @@ bucket."""
 @dataclass
 class _Bucket:
     left: float
-    """Number of requests that the key may send now."""
     at: float
-    """Time of the last request, in seconds."""
 
 
 class RateLimits:

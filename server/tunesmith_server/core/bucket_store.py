@@ -29,7 +29,6 @@ _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _CHUNK = 5 * PIECE
 """Bytes per request of an upload; S3 allows no smaller part."""
 _CHUNKS = 4
-"""Number of parallel requests in one upload."""
 
 
 class BucketStore:

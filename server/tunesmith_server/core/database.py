@@ -45,7 +45,6 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 If an odd number of further backslashes precedes the sequence, it is plain text and does not match.
 """
 _KEPT_CONNECTIONS = 16
-"""Idle connections that stay open."""
 
 
 class Base(DeclarativeBase):

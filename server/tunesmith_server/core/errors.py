@@ -214,7 +214,6 @@ def unhandled_error_response(request: Request, error: Exception) -> JSONResponse
 
 
 def _bug_response(request: Request, error: Exception) -> JSONResponse:
-    """Return a response with the request id, and log the traceback."""
     body = ErrorBody(
         message=f"internal error: {type(error).__name__}",
         type="server_error",

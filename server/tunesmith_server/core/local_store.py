@@ -62,7 +62,6 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _unfinished(self, target: Path, pieces: Iterable[bytes]) -> Iterator[Path]:
-        """Write and sync a temporary file in the folder of `target`; remove it after an error."""
         self._prepare_folder(target.parent)
         part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
         try:

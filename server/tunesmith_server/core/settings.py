@@ -234,7 +234,6 @@ def read_or_write_secret(path: Path, value: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Return True if only this machine can reach a port on `host`."""
     if is_loopback(host):
         return True
     if not host:  # the host stands for all addresses

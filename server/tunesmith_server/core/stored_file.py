@@ -17,8 +17,6 @@ def open_stored(storage: Storage, sha256: str, start: int, end: int) -> Buffered
 
 
 class _Pieces(RawIOBase):
-    """Pieces of a stored file as a file object."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
         self._pieces, self._rest = pieces, b""

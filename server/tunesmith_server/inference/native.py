@@ -155,7 +155,6 @@ async def _missing(reply: httpx.Response) -> set[str]:
 
 
 async def _check(reply: httpx.Response) -> None:
-    """Close an error response, and raise its error."""
     if reply.is_success:
         await reply.aclose()
     else:

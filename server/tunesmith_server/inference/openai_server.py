@@ -113,7 +113,6 @@ class OpenAIServer:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _write_files(self, model: ServedModel) -> Path:
-        """Return the folder with the adapter's files, named by their contents."""
         folder = self._folder / model.digest
         if folder.is_dir():
             os.utime(folder)

@@ -47,9 +47,7 @@ class InferenceProcess:
         self._failed_at = float("-inf")
         self._closed = False
         self.url = ""
-        """URL of the running process; empty if it is not running."""
         self.problem: str | None = None
-        """Reason why the last start failed."""
 
     async def ensure(self) -> tuple[str, str]:
         """Return URL and token of the running process. Raises Unavailable if it cannot start."""

@@ -52,7 +52,6 @@ class Inference:
         self._opening = asyncio.Lock()
         self._open = self._open_bytes = 0
         self._of_key: dict[str, int] = {}
-        """Number of open completions of each API key."""
 
     @contextmanager
     def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:

@@ -85,7 +85,6 @@ async def error_of(response: httpx.Response) -> ErrorBody:
 
 
 def _other_error(content: bytes, status: int) -> ErrorBody:
-    """Return the error of a server that does not use OpenAI's envelope."""
     try:
         document: Any = httpx.Response(status, content=content).json()  # Any: JSON
     except ValueError:

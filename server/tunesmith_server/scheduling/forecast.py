@@ -40,7 +40,6 @@ class _Ledger:
     def __init__(self, projects: dict[str, Project]) -> None:
         self._usage = {project.id: project.usage for project in projects.values()}
         self._charged: dict[str, tuple[str, float]] = {}
-        """Project of each running job, and the time up to which this project is charged."""
 
     def of(self, project_id: str) -> float | None:
         return self._usage[project_id]
@@ -113,7 +112,6 @@ class _Forecast:
         self._lanes: set[str] = set()
         self._queues: dict[str, _Queue] = {}
         self._delayed: list[Waiting] = []
-        """Jobs whose retry delay is not over."""
         self._events: list[tuple[float, int, str]] = []
         """Times at which a job may start: the time, a number, and the id of the worker that becomes
         free or ''."""
@@ -178,7 +176,6 @@ class _Forecast:
         return self._takes[key]
 
     def _take_next(self, worker: Worker) -> Waiting | None:
-        """Return the job that the worker would claim, after removing the job from its queue."""
         heads = []
         for project_id, queue in self._queues.items():
             project = self._projects[project_id]

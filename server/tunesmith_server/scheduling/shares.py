@@ -81,7 +81,6 @@ def change_key(session: Session, principal: Principal, key_id: str, body: Limits
 
 
 def _check_limit(name: str, own: float | None, asked: float | None) -> None:
-    """Raise Forbidden if a limit is above the limit of the caller's key; None means no limit."""
     if own is not None and (asked is None or asked > own):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,

@@ -23,8 +23,6 @@ Group = Literal["project", "user", "model", "day"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Device-time of one key with one model on one day."""
-
     project_id: str
     owner: str
     model: str
@@ -77,7 +75,6 @@ def report(
 
 
 def _users(session: Session) -> dict[str, str]:
-    """Return the name of each key's user, or of the key of a service."""
     rows = session.execute(
         select(ApiKeyRow.id, func.coalesce(UserRow.name, ApiKeyRow.name)).outerjoin(
             UserRow, UserRow.id == ApiKeyRow.user_id

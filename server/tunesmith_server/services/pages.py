@@ -16,7 +16,6 @@ from .paging import Order, unknown_cursor
 PAGE_BYTES = 2 * 1024 * 1024
 """Number of bytes at which a page ends; a larger item gets its own page."""
 _CHUNK = 50
-"""Number of rows read at a time."""
 
 
 class PageBuilder:

@@ -74,8 +74,6 @@ def _label(name: str) -> str:
 def _rows(
     curves: Sequence[AlignedCurve], job_ids: Sequence[str]
 ) -> list[tuple[float | int, list[float | None]]]:
-    """Return equally spaced positions with each job's value at each position; None before the job's
-    first and after its last value."""
     known = {curve.job_id: curve for curve in curves}
     places = charts.spread(sorted({at for curve in curves for at in curve.x}), charts.TABLE_ROWS)
     return [

@@ -90,7 +90,6 @@ def _choices(storage: Storage, job_id: str, steps: list[SamplesRow]) -> list[Sam
 def _with_prompt(
     storage: Storage, job_id: str, steps: list[SamplesRow], prompt: Sample
 ) -> list[Sample]:
-    """Return the completions of the newest step that has this prompt, the best reward first."""
     bytes_read = 0
     for step in steps:
         if bytes_read and bytes_read + step.bytes > _MAX_BYTES:

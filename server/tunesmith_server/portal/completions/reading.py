@@ -27,7 +27,6 @@ from .view import CompletionsView
 _STEPS = 10_000
 """Maximum number of steps with samples that the slider shows."""
 _MOMENTS = 20
-"""Number of steps on a page that follows one prompt across steps."""
 _FOUND = 50
 _MAX_TEXT = 4000
 """Maximum number of characters shown of a completion on this page."""
@@ -209,7 +208,6 @@ def _groups(found: Sequence[Sample]) -> list[Group]:
 
 
 def _page(page: PageBuilder) -> tuple[list[Sample], bool, str]:
-    """Return the samples of a page of the API, True if more follow, and the cursor."""
     content = from_json(page.content())
     found = [Sample.model_validate(item) for item in content["data"]]
     return found, content["has_more"], content["last_id"] or ""

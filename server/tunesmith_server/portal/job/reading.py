@@ -151,8 +151,6 @@ def _events(
 
 
 def _step_at(session: Session, job_id: str, event: Event) -> int | None:
-    """Return the step of an event; if the event has no step, the step of the newest metrics before
-    it."""
     step = event.data.get("step")
     if isinstance(step, int):
         return step

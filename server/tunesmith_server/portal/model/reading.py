@@ -141,7 +141,6 @@ def _origin(session: Session, model: Model) -> Origin | None:
 def _curve(
     session: Session, row: JobRow, steps: list[int]
 ) -> tuple[charts.Drawn, list[tuple[int, float]]]:
-    """Return the main chart of the job, and the positions of these steps on the chart."""
     is_reinforcement = row.method_name == "reinforcement"
     chart = charts.charts_of(is_reinforcement=is_reinforcement, names=())[0]
     columns = curves.columns(

@@ -30,7 +30,7 @@ def body_of(texts: Texts) -> tuple[dict[str, Any], list[RequestProblem]]:  # Any
     other = _json_object(texts, "other", problems) or {}
     for name in [name for name in other if name in (*PLAIN, "method", "recipe")]:
         del other[name]
-        problems.append(_problem("other", f"other: {name} has a field of its own in the form"))
+        problems.append(_problem("other", f"other: enter {name} in its own field of the form"))
     body: dict[str, Any] = {name: text for name in PLAIN if (text := texts.get(name, "").strip())}
     hyperparameters = other.pop("hyperparameters", None)
     member = {} if hyperparameters is None else {"hyperparameters": hyperparameters}

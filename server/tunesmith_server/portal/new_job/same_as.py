@@ -53,7 +53,6 @@ def _forms(
 
 
 def _create_command(body: Mapping[str, Any]) -> list[str]:
-    """Return the parts of the command; empty if the command cannot make this request."""
     command = ["tunesmith jobs create"]
     names = {"model": "model", "training_file": "data", "validation_file": "validation",
              "suffix": "suffix", "seed": "seed"}  # fmt: skip

@@ -30,7 +30,6 @@ LEAST_SECONDS = 15 * 60.0
 _LONGEST_SECONDS = 7 * 86_400.0
 """Changes before this time are not shown."""
 _MOST = 8
-"""Maximum number of jobs of each kind of change."""
 _GOING = [JobState.QUEUED, JobState.RUNNING, JobState.PAUSING, JobState.PAUSED]
 
 

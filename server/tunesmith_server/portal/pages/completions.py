@@ -15,7 +15,6 @@ _SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
 _ROWS = "GET /files/{file_id}/rows"
 _NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", _ROWS)
 _PART_GROUPS = 3
-"""Number of prompts on the page of the job."""
 _KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"))
 
 

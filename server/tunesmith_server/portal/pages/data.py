@@ -20,7 +20,6 @@ from tunesmith_server.services.pages import PageBuilder
 
 HERE = "/portal/data"
 _ROWS = 50
-"""Number of files on one page of the list."""
 _MOST = 10_000
 """Maximum number of files in one table; one API call lists at most the same number."""
 _MAX_TEXT = 200

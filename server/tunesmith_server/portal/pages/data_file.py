@@ -26,7 +26,6 @@ from . import data
 _FILE = "GET /files/{file_id}"
 _HERE = f"{data.HERE}/{{file_id}}"
 _ROWS = 10
-"""Number of rows on one page."""
 _FIRST_ROWS = 3
 _USES = 20
 _OTHERS = 100

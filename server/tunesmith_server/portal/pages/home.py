@@ -22,7 +22,6 @@ from .jobs import JobLine, line_of
 
 _WEEK = 7 * 86_400
 _MOST = 8
-"""Maximum number of jobs in each part of the page."""
 _WARNS = (
     HealthState.DIVERGED,
     HealthState.OVERFITTING,

@@ -23,7 +23,6 @@ from tunesmith_server.services.training import jobs
 from tunesmith_server.services.training.job_filters import JobFilters
 
 _ROWS = 50
-"""Number of jobs on one page of the list."""
 _MAX_TEXT = 200
 STATE_GROUPS: dict[str, tuple[str, list[JobState]]] = {
     "active": ("Active", [state for state in JobState if state not in TERMINAL]),
@@ -235,7 +234,6 @@ def _choice_of(visit: Visit) -> Choice:
 
 
 def _picked(visit: Visit, choice: Choice, shown: set[str]) -> list[tuple[str, str]]:
-    """Return id and name of the selected jobs that are not on this page of the list."""
     found = []
     for name in choice.picks:
         with suppress(NotFound):

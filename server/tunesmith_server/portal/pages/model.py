@@ -108,8 +108,6 @@ def _here(name: str) -> str:
 
 
 def _comparison(found: reading.ModelParts) -> str:
-    """Return the address of a comparison with the job that this job continued; empty if there is
-    none."""
     if found.origin is None:
         return ""
     related = found.origin.lineage.forked_from or found.origin.lineage.retry_of

@@ -17,7 +17,6 @@ from tunesmith_server.services.catalogue.base_models import CHECKPOINT_MARK
 from tunesmith_server.services.catalogue.model_list import ModelFilters
 
 _ROWS = 50
-"""Number of tuned models on one page of the list."""
 _MOST_BASES = 200
 """Maximum number of base models on the page."""
 _MAX_TEXT = 200

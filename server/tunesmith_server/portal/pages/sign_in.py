@@ -68,7 +68,6 @@ def _by_link(visit: Visit, link: str) -> tuple[str, float] | None:
 
 
 def _end_former(visit: Visit) -> None:
-    """End the browser's previous session, unless it is a display session."""
     if visit.signed_in is not None and visit.signed_in.kind == "browser":
         sessions.end(visit.session, visit.signed_in.id)
 

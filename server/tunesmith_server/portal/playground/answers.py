@@ -63,15 +63,11 @@ _WAITING = 256
 
 
 class _Column(Request):
-    """Conversation with one model, in one column."""
-
     model: ModelName
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 
 
 class _Asked(Request):
-    """Body of the route."""
-
     settings: dict[str, str] = Field(max_length=40)
     """Texts of the form's fields, by name."""
     columns: list[_Column] = Field(min_length=1, max_length=len(form.MODELS), fail_fast=True)
@@ -176,7 +172,6 @@ class _Answers(Response):
         return found
 
     async def _ask(self, at: int) -> None:
-        """Put the lines of one column into the queue, and None at its end."""
         put = self._lines.put
         try:
             await self._put_answer(at)
@@ -226,7 +221,6 @@ class _Answers(Response):
         return signed_in is not None and "chat" in signed_in.principal.verbs
 
     def _error(self, error: ServiceError) -> dict[str, Any]:
-        """Return the error in the format of the API, with the seconds of `Retry-After`."""
         response = service_error_response(self._request, error)
         found: dict[str, Any] = json.loads(bytes(response.body))["error"]
         wait = response.headers.get("retry-after") if error.status == 429 else None

@@ -159,7 +159,6 @@ def _against(session: Session, settings: Settings, body: EvaluationCreate) -> st
 
 
 def _task_verdict(results: TaskResults) -> str:
-    """Return the first metric of each task, for lists of evaluations."""
     words = []
     for result in results.tasks:
         for name, value in list(result.metrics.items())[:1]:

@@ -101,7 +101,6 @@ def chat_template(session: Session, settings: Settings, storage: Storage, name: 
 def _tokenizer_files(
     session: Session, settings: Settings, storage: Storage, name: str, wanted: Sequence[str]
 ) -> dict[str, str]:
-    """Return the `wanted` files that exist in the folder of the model's tokenizer."""
     model: ServedModel | None = resolve(session, settings, name)
     while model is not None:
         stored = {file.name: file for file in model.files}

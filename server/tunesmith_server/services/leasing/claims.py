@@ -47,7 +47,6 @@ _READ = (
     *(JobRow.training_file, JobRow.validation_file, JobRow.document_version, JobRow.recipe),
     *(JobRow.method, JobRow.hyperparameters, JobRow.step, JobRow.forked_from, JobRow.forked_step),
 )
-"""Columns of a job that a claim reads."""
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:

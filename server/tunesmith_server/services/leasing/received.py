@@ -182,7 +182,6 @@ def _quarantine(session: Session, job: JobRow, number: int, event: Unreadable) -
 
 
 def _check_numbers(event: RunEvent) -> None:
-    """Raise ValueError if a number does not fit its database column."""
     limits = {"step": MAX_STEP, "total_steps": MAX_STEP, "count": MAX_STEP}
     for name, limit in {**limits, "trained_tokens": MAX_COUNT}.items():
         value = event.data.get(name)

@@ -57,7 +57,6 @@ class Curve:
 
 
 def _picked(values: list[float], has_nan: bool) -> Sequence[int]:
-    """Return the indices of the minimum, the maximum and the first NaN, in ascending order."""
     if len(values) == 1:
         return (0,)
     if not has_nan:
@@ -221,7 +220,6 @@ def _stored(
 
 
 def _first_chunk(session: Session, job_id: str, step: int) -> int | None:
-    """Return the first step of the chunk that contains the first metrics at or after `step`."""
     first = session.scalar(
         select(func.min(MetricRow.step)).where(MetricRow.job_id == job_id, MetricRow.step >= step)
     )

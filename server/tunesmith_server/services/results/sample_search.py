@@ -215,7 +215,6 @@ def _samples(storage: Storage, row: SamplesRow) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:  # Any: JSON
-    """Return a stored sample; an empty sample if the line is damaged."""
     try:
         sample = from_json(line)
     except ValueError:

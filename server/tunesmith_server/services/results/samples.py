@@ -149,7 +149,6 @@ def _indices(row: SamplesRow, cursor: tuple[int, int] | None, order: Order) -> r
 
 
 def _read(storage: Storage, job_id: str, part: Slice) -> list[Sample]:
-    """Return the samples of a slice; unreadable samples have the finish_reason `unreadable`."""
     last = max(part.indices[0], part.indices[-1])
     found = enumerate(sample_lines.read(storage, part.row, last + 1))
     lines = {index: line for index, line in found if index in part.indices}

@@ -14,7 +14,6 @@ from tunesmith_server.models import EventRow, JobRow
 from tunesmith_server.models.event import NO_METRICS
 
 _START = "self-check: "
-"""Start of the event's message."""
 
 
 def retrieve(session: Session, job: JobRow, attempt: int | None) -> SelfCheck:

@@ -151,8 +151,6 @@ def _result(name: str, curve: Curve, last: float | None) -> MetricResult:
 
 
 def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve | None:
-    """Return the curve with positions on the common axis; `anchors` is None if the axis is the
-    step."""
     if anchors is None:
         x = [float(step) for step in curve.steps]
     elif anchors:
@@ -164,8 +162,6 @@ def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve
 
 
 def _between(anchors: Anchors, step: int) -> float:
-    """Return the interpolated position of a step; outside the anchors, the position of the nearest
-    anchor."""
     index = bisect_left(anchors, step, key=lambda anchor: anchor[0])
     if index == len(anchors):
         return anchors[-1][1]

@@ -29,10 +29,8 @@ from ..results import curve_chunks
 MAX_METRICS = 500
 """Maximum number of metrics in an event."""
 _ROWS_AT_A_TIME = 16
-"""Number of rows read at a time; a row has up to 64 KiB."""
 _NOT_METRICS = frozenset({"step", "total_steps"})
 _SHOWN_METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
-"""Metrics whose last value is shown with the job."""
 
 
 def add(

@@ -28,7 +28,6 @@ MAX_LINES = 10_000
 """Maximum number of lines in a log; older events are left out."""
 _MAX_WEIGHTS = 100
 _ENVIRONMENT = ("attempt", "outcome", "device", "settings", "choices")
-"""Fields of a report that describe the environment of an attempt."""
 _JSON, _TEXT = "application/json", "text/plain"
 _JOBS = "/v1/fine_tuning/jobs"
 

@@ -92,7 +92,6 @@ def _contains(session: Session, part: str) -> ColumnElement[bool]:
 
 
 def _has_warned(since: int) -> ColumnElement[bool]:
-    """Return the SQL condition that the job has a warning or an error since this time."""
     return (
         exists()
         .where(EventRow.job_id == JobRow.id, NO_INFO, EventRow.created_at >= since)

@@ -87,7 +87,6 @@ def has_changed(session: Session, job: JobRow) -> bool:
 
 
 def _reinforcement(job: JobRow) -> dict[str, Any] | None:  # Any: JSON
-    """Return the grader and hyperparameters of a reinforcement job; None for other jobs."""
     return job.method.get("reinforcement") if isinstance(job.method, dict) else None
 
 
@@ -167,7 +166,6 @@ def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
 
 
 def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JSON
-    """Return the fields of the create request that set the method and its hyperparameters."""
     changes = body.hyperparameters
     changed = changes.model_dump(mode="json", exclude_unset=True) if changes else {}
     if (old := _reinforcement(parent)) is not None:

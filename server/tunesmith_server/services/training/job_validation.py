@@ -58,7 +58,6 @@ def _errors(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _remove(body: dict[str, Any], error: Mapping[str, Any]) -> bool:
-    """Remove the unknown field that an error names; return False if it is not found."""
     place: Any = body
     for part in error["loc"]:
         with suppress(KeyError, IndexError, TypeError):  # tags of unions are no keys
