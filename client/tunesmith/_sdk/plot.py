@@ -66,8 +66,11 @@ def curve_of(points: Sequence[MetricPoint], metric: str) -> tuple[list[int], lis
 
 
 def panels_of(jobs: Mapping[str, Sequence[MetricPoint]]) -> list[Panel]:
-    """Return the panels for the metrics of `jobs` (by name); the jobs share the panels. A
-    reinforcement job has only a panel for its reward, because its loss does not show progress."""
+    """Return the panels of a plot, which show the curves of all jobs.
+
+    `jobs`: metrics of each job, with the job's name as the key. A reinforcement job has only a
+    panel for its reward, because its loss does not show progress.
+    """
     panels = []
     for label, train, valid in AXES:
         curves = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Seconds for which a model is not registered again after the server did not know it."""
+"""Minimum seconds between two registrations of a model that the server refuses as unknown."""
 
 
 class Registry:

@@ -12,11 +12,15 @@ from tunesmith_server.core.database import Base
 from .owned import Owned
 
 NO_METRICS = text("kind <> 'metrics'")
-"""Condition of the index of events other than metrics. SQLite uses the index only for queries that
-have this text."""
+"""Condition of the index that contains all events except metrics.
+
+SQLite uses the index only for queries that have this text.
+"""
 NO_INFO = text("level <> 'info'")
-"""Condition of the index of warnings and errors. SQLite uses this index, too, only for queries that
-have this text."""
+"""Condition of the index that contains only warnings and errors.
+
+SQLite uses this index, too, only for queries that have this text.
+"""
 
 
 class EventRow(Owned, Base):

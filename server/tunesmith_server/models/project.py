@@ -31,7 +31,10 @@ class ProjectRow(Base):
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
-    """Limit of device-hours in 30 days. In all three limits, null means no limit."""
+    """Limit of device-hours in 30 days.
+
+    Null means no limit; the same is true for the two columns above.
+    """
     usage_log: Mapped[float | None] = mapped_column(Double)
     """Decayed device-time, as a logarithm that needs no update (scheduling/usage.py); null before
     the first job."""

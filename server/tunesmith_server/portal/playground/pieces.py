@@ -18,7 +18,7 @@ _LONGEST_TOKEN = 40
 
 
 class Pieces:
-    """Divider of the text of one answer into pieces.
+    """Splitter of one answer's text into pieces.
 
     Tokens that contain only a part of a character wait until the character is complete.
     """
