@@ -77,7 +77,8 @@ def read_document(
 ) -> M:
     """Validate a stored document. Raises Unreadable.
 
-    `name` starts the field names in errors. The names of unknown fields are added to `ignored`.
+    `name`: first part of the field names in errors. The names of unknown fields are added to
+    `ignored`.
     """
     unknown: list[str] = []
     context = {FROM_SERVER: True, IGNORED: unknown}

@@ -1,8 +1,9 @@
-"""Celery's file-system broker with complete files only.
+"""Celery's file-system broker, changed so that other processes see only complete files.
 
-kombu creates a message file and then writes it, so another process can receive the file while it is
-empty. `json.loads` then raises an error, which ends a Celery worker. This transport writes a
-temporary file and renames it. kombu loads the class by name; no other module imports it.
+The library kombu creates a message file and then writes it, so another process can receive the file
+while it is empty. `json.loads` then raises an error, which ends a Celery worker. This transport
+writes a temporary file and renames it. The library loads the class by name; no other module imports
+it.
 """
 
 from __future__ import annotations

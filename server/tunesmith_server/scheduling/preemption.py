@@ -129,7 +129,8 @@ def _place(project: Project, devices: int, job: Waiting) -> Place:
 
 
 def _reason(job: Waiting, project: Project, victim: Running) -> str:
-    """Return the reason for the events of `victim`; it does not name a job of another project."""
+    """Return the reason that the events of `victim` show; the reason does not name a job of another
+    project."""
     own = job.project_id == victim.project_id
     if job.interactive:
         return (

@@ -112,8 +112,9 @@ def add_part(
 ) -> UploadPart:
     """Store the part, then insert its row.
 
-    Content that was sent before returns the known part, so a client may repeat a request after a
-    lost reply. The caller has already recorded the blob `part_id` with `announce`.
+    If the upload already has a part with this content, return that part, so that a client may
+    repeat a request after a lost reply. The caller has already recorded the blob `part_id` with
+    `announce`.
     """
     part = None
     storage.put_part(content, part_id)
