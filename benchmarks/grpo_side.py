@@ -226,7 +226,7 @@ class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # trans
     def __init__(self, prompt: int, lengths: list[int], ends: list[int]) -> None:
         self._prompt, self._ends = prompt, ends
         self._rows: dict[int, list[int]] = {}
-        """Rows by length."""
+        """Row indices, keyed by completion length."""
         for row, length in enumerate(lengths):
             self._rows.setdefault(length, []).append(row)
 

@@ -216,7 +216,6 @@ def _norm_of_heads(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _weight(out: int, inputs: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Make a random frozen weight, [out, inputs]."""
     weight: torch.Tensor = torch.randn(out, inputs, device=device) * inputs**-0.5
     return weight.to(dtype)
 
@@ -251,6 +250,8 @@ def _peft_linear(
 
 
 def _three_times(tensors: Tensors | list[torch.Tensor]) -> int:
-    """Count the bytes that adapters move: forward and backward read A and B, and backward writes
-    their gradients."""
+    """Return the bytes of adapters that a step reads and writes.
+
+    The forward and backward pass read A and B, and the backward pass writes their gradients.
+    """
     return 3 * sum(tensor.nbytes for tensor in tensors)

@@ -94,11 +94,6 @@ def _parity(dtype: str, key: str) -> Callable[[Results], float | None]:
 
 
 def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Results], float | None]:
-    """Return a function that computes a figure from the results of the benchmark part `memory`.
-
-    `judged` reduces the relative errors of all predictions to one number.
-    """
-
     def error(results: Results) -> float | None:
         cases = results.get("memory", {}).values()
         errors = [
@@ -142,9 +137,6 @@ def _precision(case: str, *keys: str) -> Callable[[Results], float | None]:
 
 
 def _grpo(key: str, *case: str) -> Callable[[Results], float | None]:
-    """Make a function that computes the median of `key` over the rounds of `case` in part
-    `grpo`."""
-
     def figure(results: Results) -> float | None:
         figures = [
             float(result[key])

@@ -188,8 +188,6 @@ def long(name: str, device: torch.device) -> Result:
 
 
 def _pinned_peak() -> int | None:
-    """Return the peak of pinned memory since the last reset in bytes, or None if torch does not
-    report it."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

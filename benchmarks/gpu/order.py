@@ -91,7 +91,10 @@ def _speed(models: Sequence[str], tiny: bool, turn: int) -> Iterator[Job]:
 
 
 def _grpo(tiny: bool, turn: int) -> Iterator[Job]:
-    """Yield the jobs of GRPO steps. The first round also has our full tuning, and decoding."""
+    """Yield the jobs of GRPO steps.
+
+    Only the first round also has jobs with full tuning and jobs that only decode.
+    """
     model = TINY_GRPO_MODEL if tiny else GRPO_MODEL
     for case in step_cases(model, turn):
         yield _job("grpo", case, seconds=_LONG)

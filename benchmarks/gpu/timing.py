@@ -125,7 +125,6 @@ def _elapsed(runs: Sequence[Run], device: torch.device) -> float:
 def _operands(
     product: Product, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return random matrices [m, k] and [k, n], and an empty result [m, n]."""
     m, k, n = product
     a = torch.randn(m, k, device=device, dtype=dtype)
     b = torch.randn(k, n, device=device, dtype=dtype)

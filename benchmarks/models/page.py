@@ -142,7 +142,6 @@ def _exceptions(rows: Sequence[Row]) -> list[str]:
 
 
 def _reason(row: Row, detail: str) -> str:
-    """Shorten the message of a run to its cause, without names and figures of the small model."""
     text = detail.split("\n")[0].replace("|", "/").replace("<", "").replace(">", "")
     text = text.replace(f"`{row['class']}`", "the model").replace(row["class"], "the model")
     text = re.sub(r"^(Self-check before the first step: |Model 'model' |Step 1: )", "", text)

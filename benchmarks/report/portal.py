@@ -24,7 +24,7 @@ _ROWS = (
     ("restart", "missing", "steps missing after the restart", ""),
     ("restart", "doubled", "steps doubled after the restart", ""),
 )
-"""Part, figure, meaning and unit."""
+"""Columns: part of the result, key of the figure in this part, description, unit."""
 
 
 def portal(results: list[Result]) -> str:

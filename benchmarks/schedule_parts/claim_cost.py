@@ -94,8 +94,10 @@ def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> 
 
 
 def _server_process(database: Database) -> int | None:
-    """Return the id of PostgreSQL's process for the pool's only connection. The query also adds a
-    read transaction between two claims, which the service has too."""
+    """Return the process id of the PostgreSQL server for the pool's only connection.
+
+    The query adds a read transaction between two claims. The service also has such transactions.
+    """
     if database.engine.dialect.name != "postgresql":
         return None
     with database.read() as session:

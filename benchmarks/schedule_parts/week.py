@@ -89,7 +89,6 @@ def draw(
 
 
 def _project(chance: random.Random, weights: tuple[float, ...], number: int) -> int:
-    """Return the project of a job. Each project has jobs in proportion to its weight."""
     if number < len(weights):
         return number
     return chance.choices(range(len(weights)), weights)[0]

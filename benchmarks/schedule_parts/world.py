@@ -323,7 +323,6 @@ class World:
         return self._service_janitor._may_expire_leases(session)
 
     def _see_workers(self, session: Session) -> None:
-        """Mark the workers as live, because the simulation sends no heartbeats."""
         alive = [device.id for device in self._devices]
         session.execute(
             update(WorkerRow)

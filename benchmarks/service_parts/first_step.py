@@ -55,7 +55,6 @@ def measure(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _service(folder: Path, *, warm: bool) -> Iterator[tuple[Installation, Callable[[], Seconds]]]:
-    """Run a service inside `folder`. Yield the service and a function that trains one small job."""
     texts = [turn["content"] for row in ROWS.splitlines() for turn in json.loads(row)["messages"]]
     folder.mkdir()
     write_architecture(folder / "models" / BASE_MODEL, texts)

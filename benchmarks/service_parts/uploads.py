@@ -65,8 +65,10 @@ def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict
 
 
 def _watched_here(way: Way, service: Installation, path: Path) -> tuple[str, float]:
-    """Run `way` in this new process. Return the sha256 of the content and the memory growth in
-    MB."""
+    """Run `way` in this new process.
+
+    Return the sha256 of the received content and the memory growth in MB.
+    """
     with watched(os.getpid()) as use:
         received = way(service.url, service.api_key, path)
     return received, use.rss_growth_mb

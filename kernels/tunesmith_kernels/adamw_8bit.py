@@ -97,7 +97,6 @@ def adamw_8bit_(
 
 
 def _uniform(random: torch.Tensor) -> torch.Tensor:
-    """Convert the upper 16 bits of int32 numbers to fp32 numbers in [0, 1)."""
     return (random >> 16).float().mul_(2.0**-16).add_(0.5)
 
 

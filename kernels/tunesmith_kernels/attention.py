@@ -103,7 +103,6 @@ def segment_attention_reference(
 def _split(
     qkv: torch.Tensor, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return views q [T, H, D], k and v [T, KV, D]."""
     heads = qkv.unflatten(-1, (-1, shape.head_dim))
     q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     return q, k, v
@@ -221,13 +220,11 @@ def _tiles(segments: Segments, shape: AttentionShape, qkv: torch.Tensor) -> Iter
 
 
 def _seen(x: torch.Tensor, tile: _Tile) -> torch.Tensor:
-    """Return a tile's keys or values [keys, KV, D] from k or v [T, KV, D]."""
     own = x[tile.keys]
     return own if tile.prefix is None else torch.cat([x[tile.prefix], own])
 
 
 def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float = 1.0) -> None:
-    """Add a tile's gradient [KV, keys, D] to the gradient of all keys [KV, T, D]."""
     if tile.prefix is not None:
         before = tile.prefix.stop - tile.prefix.start
         total[:, tile.prefix].add_(part[:, :before], alpha=alpha)
@@ -276,7 +273,6 @@ def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device)
 
 
 def _stacked(x: torch.Tensor, tile: _Tile, shape: AttentionShape) -> torch.Tensor:
-    """Stack a tile's rows, [n, H, D] -> [KV, groups * n, D], for one GEMM per key/value head."""
     groups: torch.Tensor = x[tile.queries].unflatten(1, (shape.kv_heads, -1))
     return groups.permute(1, 2, 0, 3).flatten(1, 2)
 

@@ -104,7 +104,10 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Write d_gate_up; also write out unless out is None. out and d_out may be the same tensor."""
+    """Write d_gate_up, and also `out` unless it is None.
+
+    `out` and `d_out` may be the same tensor.
+    """
     if uses_triton(gate_up):
         from .gated_activation_triton import launch_backward
 
@@ -145,8 +148,6 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def _scratch_dtype(dtype: torch.dtype, activation: Activation) -> torch.dtype:
-    """Return the dtype of temporaries. gelu_tanh needs fp32 between its operations; the single ATen
-    kernels for silu and gelu compute in fp32 internally."""
     return wide(dtype) if activation == "gelu_tanh" else dtype
 
 
@@ -172,8 +173,6 @@ def _activate_backward(
     sigmoid: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write `d_activated * act'(gate)` [n, I] to out. out and gate may be the same tensor.
-    activated and sigmoid are the results of `_activate`."""
     if activation == "silu":
         torch.ops.aten.silu_backward.grad_input(d_activated, gate, grad_input=out)
     elif activation == "gelu":

@@ -23,7 +23,6 @@ BLOCK = 1024  # elements of a row per program
 @triton.jit
 @no_type_check
 def _activation_and_slope(gate, ACTIVATION: tl.constexpr):
-    """Return act(gate) and act'(gate) of an fp32 block."""
     if ACTIVATION == "silu":
         s = tl.sigmoid(gate)
         return gate * s, s * (1.0 + gate * (1.0 - s))

@@ -297,7 +297,6 @@ def _head_gradient_again(
     by_entropy: torch.Tensor | None,
     call: HeadCall,
 ) -> HeadGradient:
-    """Compute logits again, then the head's gradient for unequal upstream gradients."""
     asked = by_entropy is not None
     call = replace(call, entropy=asked, entropy_gradient=asked, top1=False)
     sums = HeadGradient(weight, bias, call)

@@ -77,8 +77,6 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """Non-tensor arguments of a node."""
-
     norm: tuple[float, NormKind] | None
     activation: Activation | None
     outs: tuple[int, ...]
@@ -347,7 +345,6 @@ def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch
 def _add_times_a(
     dh: torch.Tensor, whole_e: torch.Tensor, e: Tensors, a: Tensors, masks: Tensors
 ) -> None:
-    """Add each e_i A_i, with its dropout mask, to dh."""
     present = [one for one in a if one is not None]
     if not present:
         return

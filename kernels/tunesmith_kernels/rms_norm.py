@@ -173,8 +173,10 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [..., H] as [R, n, H], as a view if the strides allow it. n is 1 unless there
-    are gaps between the groups of n heads."""
+    """Return x [..., H] as [R, n, H], as a view if the strides allow it.
+
+    If the groups of n heads have gaps between them, n is kept; otherwise n is 1.
+    """
     x = _last_contiguous(x)
     if x.dim() > 3:
         x = x.flatten(0, -3)
@@ -184,7 +186,6 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _factor(weight: torch.Tensor, kind: NormKind, dtype: torch.dtype) -> torch.Tensor:
-    """Return the factor [H] by which x r is multiplied."""
     return weight.to(dtype) + 1 if kind is NormKind.GEMMA else weight.to(dtype)
 
 

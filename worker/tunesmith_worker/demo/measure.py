@@ -35,12 +35,10 @@ PLAIN_PROMPT_TOKENS = 16
 @dataclass(frozen=True, kw_only=True)
 class _Example:
     question: str | None
-    """Question of the row; None for plain text."""
     ids: list[int]
     labels: list[int]
 
     def split(self) -> tuple[list[int], list[int]]:
-        """Return the prompt and the expected answer, which is the last span with labels."""
         end = 1 + max(i for i, label in enumerate(self.labels) if label != IGNORED)
         start = 1 + max((i for i in range(end) if self.labels[i] == IGNORED), default=-1)
         if start <= 1:  # plain text: all tokens except the first have labels

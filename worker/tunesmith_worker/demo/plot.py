@@ -21,7 +21,6 @@ def plot_reward(job: JobResult, file: Path) -> None:
 
 
 def _panel(job: JobResult, metrics: Mapping[str, str], label: str, top: float | None) -> Panel:
-    """Return a panel; `metrics` has the legend text of each metric."""
     curves = []
     for (metric, name), colour in zip(metrics.items(), COLOURS, strict=False):
         steps, values = job.curve(metric)

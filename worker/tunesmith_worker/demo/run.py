@@ -71,7 +71,6 @@ def run_demo(
 def _train(
     client: tunesmith.Client, model: str, training: Training, result: Path, console: Console
 ) -> JobResult:
-    """Run a training job, and download its weights or adapter to `result`."""
     console.print(f"[bold]{training.title}[/bold]: {training.rows} rows")
     job = client.fine_tuning.jobs.create(
         model=model,

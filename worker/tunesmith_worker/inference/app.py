@@ -28,7 +28,7 @@ from .yielding import Yielding
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 """Pattern of the request ids that the API sends."""
 _MAX_BODY = 32 << 20
-"""Maximum bytes of a request with JSON."""
+"""Maximum size of a JSON request in bytes."""
 
 
 def create_app(settings: InferenceSettings, device: Device) -> Starlette:
@@ -136,8 +136,6 @@ class _Streamed(Response):
 
 
 class _Token:
-    """Middleware that refuses requests without the bearer token."""
-
     def __init__(self, app: Any, expected: bytes) -> None:
         self._app, self._expected = app, expected
 

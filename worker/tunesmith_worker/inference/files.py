@@ -95,7 +95,6 @@ class FileStore:
         self._lock.close()
 
     def _remove_leftovers(self) -> None:
-        """Remove models that an earlier process had registered, and incomplete files."""
         for folder in self._models.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
         for part in self._files.glob("*.part"):

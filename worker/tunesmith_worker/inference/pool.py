@@ -52,12 +52,9 @@ _FOR_TRAINING = "the model was unloaded, because a training job needs its memory
 
 @dataclass(frozen=True)
 class _Plan:
-    """Folders and adapter of a registered model."""
-
     name: str
     folder: str
     tokenizer: str | None = None
-    """Folder of the adapter's own tokenizer, if the adapter added tokens."""
     stock: bool = False
     """True if transformers and PEFT compute the adapter, because the native engine cannot."""
     adapter: str | None = None
@@ -227,7 +224,6 @@ class ModelPool:
 
     @property
     def _rest(self) -> float:
-        """Return the pause of the engines while jobs train on the same CPU."""
         return REST if self._trainers and not self.device.is_gpu else 0.0
 
     def _cache_bytes(self) -> int:
@@ -259,8 +255,6 @@ class ModelPool:
         return free_memory(self.device, self._trainers)
 
     def _drop_adapter(self, loaded: Loaded) -> bool:
-        """Remove the least recently used adapter without requests; return False if there is
-        none."""
         name = self._models.take_out_adapter(loaded)
         if name is not None:
             loaded.engine.remove_adapter(name)
@@ -269,7 +263,6 @@ class ModelPool:
     def _unload(
         self, *, reason: str, idle_seconds: float = 0.0, busy: bool = False, keep: Key | None = None
     ) -> bool:
-        """Unload the least recently used model; return False if there is none."""
         loaded = self._models.take_out(idle_seconds=idle_seconds, busy=busy, keep=keep)
         if loaded is None:
             return False

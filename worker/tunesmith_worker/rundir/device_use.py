@@ -191,7 +191,6 @@ def _is_dead(lock: Path) -> bool:
 
 
 def _is_private(folder: Path) -> bool:
-    """Create the folder; return True if it belongs to this user alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     return status.st_uid == os.getuid() and not status.st_mode & 0o022 and folder.is_dir()

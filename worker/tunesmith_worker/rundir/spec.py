@@ -100,7 +100,6 @@ def _check_file(root: Path, field: str, name: str) -> None:
 
 
 def _check_model(spec: RunSpec) -> None:
-    """Check that a model path exists. Hugging Face ids are checked when the model is loaded."""
     path = Path(spec.model_path)
     if not path.is_dir() and (path.is_absolute() or spec.model_path.startswith(".")):
         raise UnusableRunDirectory(

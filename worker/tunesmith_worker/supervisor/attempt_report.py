@@ -100,7 +100,6 @@ class AttemptReport:
         return max(0.0, seconds - report.phases.get(PhaseName.IMPORT, 0.0)) if seconds else 0.0
 
     def _exit_seconds(self, trainer_seconds: float) -> float:
-        """Return the seconds between the trainer's last report and its exit."""
         if self._spawned is None or self._trainer_ended is None:
             return 0.0
         lived = self._trainer_ended - self._spawned

@@ -135,7 +135,6 @@ def report_orphans(settings: WorkerSettings, api: ServerApi) -> None:
 
 
 def _report(content: str, api: ServerApi) -> bool:
-    """Report the outcome for a dead supervisor; return False if the record must stay."""
     try:
         held = HeldClaim.model_validate_json(content)
     except ValidationError:  # incomplete record; the server waits for the lease to expire

@@ -92,7 +92,6 @@ def supervise(
 
 
 def _fail_attempt(job: JobSession, error: Exception, outcome: Outcome) -> bool:
-    """Report the failure; return True if the server has the report."""
     try:
         job.stop_trainer(0.0, cancel=False)
         if isinstance(error, ServerRefused):

@@ -112,7 +112,6 @@ def compare_stock(folder: Path, steps: int) -> int:
 
 
 def _prepare(run: Path, folder: Path, spec: RunSpec, change: dict[str, object], steps: int) -> None:
-    """Create a run directory with the same data and seed, for `steps` steps without evaluation."""
     data = run / spec.training_file
     data.parent.mkdir(parents=True)
     data.symlink_to((folder / spec.training_file).resolve())
@@ -144,7 +143,6 @@ def _absolute(model_path: str) -> str:
 
 
 def _train(run: Path) -> JobFailure | None:
-    """Train one run directory; return the failure, or None."""
     command = [sys.executable, "-m", "tunesmith_worker.trainer", "--json", str(run)]
     with (run / "trainer.log").open("wb") as log:
         status = subprocess.run(command, stdout=log, stderr=log).returncode
@@ -189,7 +187,6 @@ def _number(value: JsonValue) -> float:
 def _report(
     stock: Side, ours: Side, stock_fp32: Side | None = None, ours_fp32: Side | None = None
 ) -> int:
-    """Print both curves and the verdict; return the exit status."""
     _print(f"{ours.patched}\n\n  step      stock       ours   difference")
     pairs = zip(stock.curves.losses, ours.curves.losses, strict=True)
     for step, (a, b) in enumerate(pairs, start=1):

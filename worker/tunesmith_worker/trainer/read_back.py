@@ -87,7 +87,6 @@ def read_back(
 
 
 def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> Comparison:
-    """Compare the saved files with the probe. The model must have no kernels."""
     folder, model = context.run.adapter, loaded.model
     probe = folder / PROBE_FILE
     if not probe.is_file():

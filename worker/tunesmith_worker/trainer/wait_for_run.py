@@ -102,8 +102,9 @@ def _stamp(path: str) -> Stamp:
 def _is_new(path: str, stamp: Stamp, began: float) -> bool:
     """Return True if a file changed after `began` (Unix seconds).
 
-    A run must not mix two versions of the code. Comparing stamps finds a change even if the clock
-    was set back."""
+    A run must not mix two versions of the code. The file's time stamp is also compared with the
+    saved stamp, because the clock may have been set back.
+    """
     return stamp[0] > began * 1e9 or _stamp(path) != stamp
 
 

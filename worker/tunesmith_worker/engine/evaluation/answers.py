@@ -73,7 +73,6 @@ def greedy_answers(
 
 
 def _answer(tokens: Sequence[int], end_tokens: frozenset[int]) -> Answer:
-    """Return the answer without the padding that follows its end token."""
     for place, token in enumerate(tokens):
         if token in end_tokens:
             return Answer(token_ids=list(tokens[: place + 1]), ended=True)

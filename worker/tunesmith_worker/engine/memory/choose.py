@@ -173,8 +173,6 @@ class Planner:
         return self._copy_seconds(part) <= self._layer_flops(part) / self.speed.flops
 
     def _best(self, parts: int) -> Option:
-        """Return the cheapest option with `parts` parts that fits into memory; if none fits, return
-        the option with the lowest peak."""
         layers = self.shape.layers
         if self.checkpointing is False or not self.can_recompute:
             return self.option(Policy(keep=layers, parts=parts))
@@ -210,7 +208,6 @@ class Planner:
         return self.engine.on_gpu and self.batch.part(parts).tokens >= MIN_OFFLOADED_TOKENS
 
     def _parts(self) -> list[int]:
-        """Return the numbers of micro-batch parts to try: 1, 2, 4, ..., and the number of rows."""
         counts = []
         count = 1
         while count < self.batch.rows:
@@ -219,8 +216,6 @@ class Planner:
         return [*counts, self.batch.rows]
 
     def _layer_flops(self, batch: MicroBatch) -> float:
-        """Number of FLOP of one layer's forward pass: 2 per weight and token, plus causal
-        attention."""
         return batch.tokens * (2 * self.shape.layer_parameters + 2 * self.shape.q * batch.longest)
 
     def _step_flops(self, batch: MicroBatch) -> float:

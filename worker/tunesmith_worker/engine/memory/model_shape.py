@@ -64,7 +64,6 @@ def count_shape(model: Untyped) -> ModelShape:
 
 
 def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
-    """Return the vocabulary size and the width of the residual stream."""
     weight: torch.Tensor | None = getattr(model.get_input_embeddings(), "weight", None)
     rows, columns = (1, 1) if weight is None else (int(weight.shape[0]), int(weight.shape[-1]))
     vocabulary = config_size(config, "vocab_size") or rows
@@ -80,7 +79,6 @@ def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
 
 
 def _active_weights(block: torch.nn.Module, config: Untyped) -> float:
-    """Return the number of matrix weights of a layer that one token uses."""
     experts = config_size(config, *EXPERTS)
     share = min(1.0, (config_size(config, *_ACTIVE) or 1) / experts) if experts else 1.0
     total = 0.0

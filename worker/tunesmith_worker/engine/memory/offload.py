@@ -76,7 +76,6 @@ class _OnHost:
         x.record_stream(stream)  # keeps x's memory until the copy ends
 
     def fetch(self) -> None:
-        """Start to copy the tensor back to the device."""
         if self._back is not None:
             return
         self.fetched_once = True
@@ -93,8 +92,6 @@ class _OnHost:
         self._event = self._stream.record_event()
 
     def take(self) -> torch.Tensor:
-        """Return the tensor on the device, and start to copy the tensor that backward needs
-        next."""
         self.fetch()
         back, self._back = self._back, None
         assert back is not None

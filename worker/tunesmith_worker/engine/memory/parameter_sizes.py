@@ -65,7 +65,6 @@ def _head_weight(model: Untyped) -> torch.Tensor | None:
 
 
 def _main_bytes(parameters: list[torch.nn.Parameter]) -> int:
-    """Bytes per element of the most frequent floating-point dtype."""
     counts: dict[int, int] = {}
     for p in parameters:
         if p.is_floating_point():

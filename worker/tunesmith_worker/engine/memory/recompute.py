@@ -122,8 +122,6 @@ def no_layer_recomputes(model: Untyped) -> Iterator[None]:
 
 
 class _Recompute:
-    """Replaces the function that a layer calls to run its forward pass."""
-
     def __init__(self, counts: LayerCounts, offload: InputOffload | None) -> None:
         self._counts = counts
         self._offload = offload

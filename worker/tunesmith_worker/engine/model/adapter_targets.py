@@ -23,7 +23,7 @@ from .quantization import is_nf4
 Untyped = Any  # Any: transformers is not typed
 
 _IN_LAYER = re.compile(r"\.\d+\.")
-"""Part of a module's path that shows that the module belongs to a numbered layer."""
+"""Pattern in the path of a module that belongs to a numbered layer."""
 _OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
 """Class names of modules whose linear layers belong neither to attention nor to an MLP."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")

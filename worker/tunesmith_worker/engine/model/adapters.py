@@ -81,7 +81,6 @@ def adapter_dtype(recipe: Recipe) -> torch.dtype:
 
 
 def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | list[str]:
-    """Return the LoRA targets without the fully trained embedding and head."""
     if isinstance(targets, str) or whole is None:
         return targets
     left = [target for target in targets if target not in whole.targets]
@@ -184,7 +183,6 @@ def _save_tokenizer(folder: Path, tokenizer: Untyped) -> None:
 
 
 def _save_lora(folder: Path, model: Untyped, base_name: str, dtype: torch.dtype) -> int:
-    """Write the adapter's files and return the bytes of adapter_model.safetensors."""
     # PeftModel.save_pretrained would add a model card and ask the hub about embeddings.
     file = folder / "adapter_model.safetensors"
     # safetensors cannot store tensors that share memory, so copy each one.

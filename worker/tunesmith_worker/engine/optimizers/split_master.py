@@ -122,7 +122,6 @@ class SplitMasterAdamW(torch.optim.Optimizer):
                 self.state[parameter][name] = value
 
     def _parameters(self) -> Iterator[tuple[State, torch.Tensor]]:
-        """Yield each parameter with its parameter group, in the order of a state dict."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter

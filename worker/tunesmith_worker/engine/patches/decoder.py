@@ -22,7 +22,7 @@ from .report import PatchReport
 Untyped = Any  # Any: transformers is not typed
 
 _CALL_RECOMPUTES = "__call__" in vars(GradientCheckpointingLayer)
-"""True if a layer's call recomputes whatever its forward is, as in transformers before 5.23. Later
+"""True if a layer recomputes activations in its `__call__`, as in transformers before 5.23. Later
 versions recompute in the stock forward, which our forward replaces."""
 
 

@@ -96,7 +96,6 @@ class AttentionHalf:
         return _add(x, out.unsqueeze(0), self._out, self._after, self._multiplier)
 
     def _normed(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Normalise the queries and keys of qkv in place, if the layer has norms for them."""
         if self._q_norm is None or self._k_norm is None or self._kind is None:
             return qkv
         weights = self._q_norm.weight, self._k_norm.weight

@@ -123,7 +123,6 @@ def _score(
 def _score_flat(
     model: Untyped, scored: ScoredTokens, *args: Untyped, **kwargs: Untyped
 ) -> FusedCausalLMOutput:
-    """Return the log-probs and entropies [N] of the pairs in `scored`."""
     kwargs["use_cache"] = False
     hidden = model.base_model(*args, **kwargs).last_hidden_state
     log_probs, entropy, _ = _log_probs(

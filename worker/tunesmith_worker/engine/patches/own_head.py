@@ -141,7 +141,6 @@ def _score(
 
 
 def _score_flat(output: Untyped, scored: ScoredTokens) -> FusedCausalLMOutput:
-    """Return the log-probs and entropies [N] of the pairs in `scored`."""
     logits = output.logits.flatten(0, 1).index_select(0, scored.sources).float()
     log_probs = log_softmax(logits / scored.temperature, dim=-1)
     entropy = None

@@ -83,7 +83,6 @@ def trial_rows(token_ids: Sequence[int], vocabulary: int) -> tuple[list[int], li
 
 
 def _pack(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Untyped]:
-    """Concatenate rows as the trainer does (trainer/methods/batches.py)."""
     lengths = [len(row) for row in rows]
     ends = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
     index = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))

@@ -83,7 +83,6 @@ class Batch:
                 self._rebuild()
 
     def _should_rebuild(self) -> bool:
-        """Return True if a rebuild saves time, or if a row needs other RoPE frequencies."""
         ended = sum(row.completion is not None for row in self._batch)
         if ended == len(self._batch) or ended >= max(1.0, _ENDED_SHARE * len(self._batch)):
             return True
@@ -94,8 +93,6 @@ class Batch:
         return any(self._rope_changed(row) for row in self._batch if row.completion is None)
 
     def _rope_changed(self, row: Row) -> bool:
-        """Return True if a row's newest token and the row's cached keys have different RoPE
-        frequencies."""
         assert row.prefix is not None
         length = len(row.request.prompt_ids) + len(row.tokens)
         return self._rope_tables.rope_key(length) != row.prefix.rope_key
@@ -157,8 +154,9 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        A row whose RoPE frequencies change with this token is prefilled again, and its next token
-        is sampled too."""
+        If this token changes the RoPE frequencies of a row, prefill the row again and sample its
+        next token too.
+        """
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             if row.prefix is None:
@@ -198,5 +196,4 @@ def _by_prompt(rows: Sequence[Row]) -> deque[deque[Row]]:
 
 
 def _prefix_logits(rows: Sequence[Row]) -> torch.Tensor:
-    """Return the logits [rows, V] after the last token of each row's prefix."""
     return torch.stack([row.prefix.logits for row in rows if row.prefix is not None])

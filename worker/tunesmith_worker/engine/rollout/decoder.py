@@ -181,7 +181,6 @@ class Decoder:
         return self._scaled(self._weights.head(self._weights.norm(x)))
 
     def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        """Apply the logit scale and the soft cap; return fp32."""
         scale, softcap = self._model.logit_scale, self._model.softcap
         if scale != 1.0:
             logits = logits * scale
@@ -224,7 +223,6 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def _gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return `activation(gate) * up` [N, I] for gate_up [N, 2 I]."""
     if gate_up.is_cuda or activation != "silu":
         return gated_forward(gate_up, activation)
     size = gate_up.shape[1] // 2

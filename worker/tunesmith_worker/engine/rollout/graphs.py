@@ -79,7 +79,6 @@ class CudaRecorder:
 
     @contextmanager
     def _on_own_stream(self) -> Iterator[None]:
-        """Switch to the recorder's stream within this block. Recordings need a separate stream."""
         default = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(default)
         try:

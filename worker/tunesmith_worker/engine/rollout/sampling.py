@@ -177,5 +177,4 @@ def _check_finite(per_row: torch.Tensor) -> None:
 
 
 def _log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the log-prob of one token per row: [B]."""
     return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)

@@ -135,7 +135,6 @@ class StockEngine:
         """Do nothing, because the engine keeps no memory between calls."""
 
     def _run(self, model: Untyped, batch: Sequence[Row], on_end: Callable[[Row], None]) -> None:
-        """Run `generate` until all rows have ended, or until a restart is faster."""
         known = [(*row.request.prompt_ids, *row.tokens) for row in batch]
         start = min(map(len, known))
         ids = torch.tensor([tokens[:start] for tokens in known], device=model.device)
@@ -198,7 +197,6 @@ def _samples_at(row: Row, place: int) -> bool:
 
 
 def _token_at(row: Row, place: int) -> int:
-    """Return the row's token at `place`; for a row that ended earlier, its last token."""
     prompt = row.request.prompt_ids
     if place < len(prompt):
         return prompt[place]
@@ -206,8 +204,11 @@ def _token_at(row: Row, place: int) -> int:
 
 
 def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
-    """Return True if a restart with the unfinished rows computes fewer tokens than ended rows would
-    need in the remaining steps."""
+    """Return True if a restart with only the unfinished rows computes fewer tokens.
+
+    A restart computes the tokens of these rows again. Without a restart, every step also computes a
+    token for each ended row.
+    """
     live = [row for row in batch if row.completion is None]
     steps = max((_longest(row) - length for row in live), default=0)
     return len(live) * length < (len(batch) - len(live)) * steps

@@ -61,10 +61,6 @@ class _StopTextMatcher:
         self._tail = ""
 
     def match(self, token: int) -> str | None:
-        """Add the next token. Return the stop text that this token completes, or None.
-
-        If the token completes several stop texts, return the one that starts first. A character
-        that spans several tokens is decoded with its last token."""
         new_text = self._stream.step(self._backend, token)
         if not new_text:
             return None

@@ -194,14 +194,16 @@ class _Decode:
 
 
 class _PartMasks:
-    """Attention masks of the prompt parts in one step, by size and window."""
+    """Attention masks for the prompt parts of one step.
+
+    Each mask is created once, for its size and window.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._masks: dict[tuple[int, int, int | None], torch.Tensor] = {}
 
     def get(self, start: int, count: int, window: int | None) -> torch.Tensor:
-        """Return a mask [count, start + count] that is True for visible keys."""
         key = (start, count, window)
         if key not in self._masks:
             query = torch.arange(start, start + count, device=self._device)[:, None]
@@ -216,7 +218,6 @@ class _PartMasks:
 def _attend_part(
     heads: torch.Tensor, part: Part, layer: int, shape: AttentionShape, masks: _PartMasks
 ) -> torch.Tensor:
-    """Cache the part's keys and values and return its attention [n, H D]."""
     count, stop = len(heads), part.start + len(heads)
     kv = part.buffer.kv[layer]
     new = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads)).permute(1, 2, 0, 3)

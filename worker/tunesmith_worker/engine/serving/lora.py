@@ -21,8 +21,8 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""Largest ratio of the sum of all ranks to the sum of the ranks in the batch for which a step uses
-the product with all adapters."""
+"""Limit for multiplying by all adapters at once: the sum of all ranks divided by the sum of the
+ranks that the batch uses."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class _Group:
 
     place: _Place
     tokens: torch.Tensor | None
-    """Index of the tokens; None means all tokens of the step."""
 
 
 class AdaptedLinear(Linear):
@@ -156,8 +155,6 @@ class AdapterBank:
     def _appended(
         self, layer: AdaptedLinear, a: torch.Tensor, b: torch.Tensor, start: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the matrices of a layer, including the matrices of a new adapter; None if no
-        adapter has a matrix for this layer."""
         before_a, before_b = layer.a, layer.b
         if before_a is None or before_b is None:
             if not a.shape[1]:

@@ -146,8 +146,6 @@ class NativeServing:
 
 
 class _OnThread(Scheduler):
-    """Scheduler whose steps run without autograd."""
-
     def step(self) -> Any:
         with torch.inference_mode():
             return super().step()

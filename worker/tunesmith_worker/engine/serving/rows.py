@@ -111,7 +111,10 @@ def _failed(row: Row, error: Exception) -> Output:
 
 
 def _sample(rows: list[Row], logits: torch.Tensor, masks: dict[int, torch.Tensor]) -> list[Output]:
-    """`masks`: tokens [V] that a row must not have, by identity."""
+    """Sample a token for each row.
+
+    `masks`: forbidden tokens as a bool mask [V], keyed by `id(row)`.
+    """
     scored = [i for i, row in enumerate(rows) if row.stream.request.top_logprobs is not None]
     log_probs = None
     if scored:

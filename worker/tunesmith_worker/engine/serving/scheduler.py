@@ -74,8 +74,11 @@ class Scheduler:
         return self._figures
 
     def _publish(self) -> None:
-        """Compute the figures. Only the engine's thread may call this, because a step changes the
-        numbers that the figures add up."""
+        """Compute the figures.
+
+        Only the engine's thread may call this method, because a step changes the numbers from which
+        the figures are computed.
+        """
         rows = [*self._prompts, *self._decoding]
         self._figures = replace(
             self._totals,
@@ -187,7 +190,6 @@ class Scheduler:
             self._prompts.remove(row)
 
     def _leave(self, slot: int) -> None:
-        """Free a slot; the last row moves into it."""
         self._cache.remove(slot)
         row = self._decoding[slot]
         self._decoding[slot] = self._decoding[-1]
@@ -202,7 +204,6 @@ class Scheduler:
         )
 
     def _keep(self, row: Row, slot: int | None = None) -> None:
-        """Copy the keys and values of a row from its slot or its buffer, after making room."""
         size = row.cached * self._shape.token_bytes
         space, tokens = row.stream.prefix_space, row.tokens[: row.cached]
         self._kept.make_room(space, row.rope_key, tokens, size)
@@ -221,8 +222,6 @@ class Scheduler:
         return self._cache.bytes + self._buffer_bytes()
 
     def _shrink_kept(self, rows: int = 0, tokens: int = 0, *, further: int = 0) -> None:
-        """Drop unused slots and kept sequences until the memory budget can hold `rows` rows of
-        `tokens` tokens each, and `further` bytes."""
         others = self._buffer_bytes() + further
         grown = self._cache.bytes_for(rows, tokens)
         if max(self._cache.bytes, grown) + others + self._kept.bytes > self._budget:
@@ -335,7 +334,6 @@ class Scheduler:
 
 
 def _same_start(row: Row, other: Row) -> bool:
-    """Return True if two rows start with enough equal tokens to compute them only once."""
     if row.stream.prefix_space != other.stream.prefix_space:
         return False
     return common_length_of(row.tokens, other.tokens) >= max(MIN_TOKENS, len(row.tokens) // 2)

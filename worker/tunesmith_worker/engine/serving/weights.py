@@ -54,8 +54,6 @@ class ServingWeights:
 
 
 def _drop_copied(architecture: Architecture) -> None:
-    """Free the weights of projections of which the decoder has packed or joined copies. A
-    projection without a copy keeps its weight."""
     packs = can_pack(architecture.dtype, architecture.device)
     for spec in architecture.layers:
         for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):

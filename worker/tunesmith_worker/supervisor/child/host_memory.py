@@ -62,7 +62,6 @@ class HostMemory:
         return float(match[1]) if match else None
 
     def _group_file(self, name: str, old_name: str) -> str:
-        """Return the text of a control group file: `name` in version 2, `old_name` in version 1."""
         for line in _text(self._proc / "self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":

@@ -124,7 +124,6 @@ def _fetched(
     retry: Retry,
     events: EventLog,
 ) -> bool:
-    """Download and verify a resume point; return False if it cannot be fetched."""
     target = root / "checkpoints" / f"{PREFIX}{point.step}"
     try:
         with new_folder(target) as part:

@@ -105,8 +105,6 @@ def evaluate_next(
 
 
 class _Run:
-    """Execution of one claimed evaluation."""
-
     def __init__(
         self,
         settings: WorkerSettings,
@@ -122,8 +120,6 @@ class _Run:
         self._process: TrainerProcess | None = None
 
     def outcome(self, is_lost: Callable[[], bool]) -> EvaluationOutcome:
-        """Fetch the inputs, run the process, and return the outcome of the evaluation."""
-
         def check() -> None:
             if is_lost() or self._stop_requested():
                 raise Interrupted
@@ -231,7 +227,6 @@ def _retry(check: Callable[[], None], transfer: Callable[[], None]) -> None:
 def _send(
     api: ServerApi, evaluation_id: str, outcome: EvaluationOutcome, is_lost: Callable[[], bool]
 ) -> None:
-    """Send the outcome; retry while the server is unreachable."""
     for _ in range(_TRIES):
         try:
             api.end_evaluation(evaluation_id, outcome)

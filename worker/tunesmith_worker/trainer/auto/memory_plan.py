@@ -208,7 +208,6 @@ class MemoryPlan:
         return replace(planner, batch=batch, engine=engine).option(whole).prediction
 
     def _held_tensors(self) -> HeldTensors | None:
-        """Return the predicted and the measured bytes of tensors; None if not measured."""
         tuning, first = self.planner.tuning, self.steps.first_step
         if self.planner.engine.on_gpu:
             assert self.steps.largest is not None, "a step ran"
@@ -224,8 +223,6 @@ class MemoryPlan:
         )
 
     def _of(self, layout: Layout, *, on_gpu: bool) -> tuple[MicroBatch, Engine]:
-        """Return the size of the longest micro-batch, and the engine that computes this
-        micro-batch."""
         batches = self._trainer.micro_batches(self._step, layout)
         sizes = [self._trainer.describe(item, count_labels=True) for item in batches]
         batch = max(sizes, key=lambda size: size.tokens)
@@ -294,8 +291,6 @@ class MemoryPlan:
             self.steps.recover(failure)
 
     def _corrected(self, probe: Probe, batch: MicroBatch) -> Correction:
-        """Return the correction that makes the estimate for `batch` equal to the trial's
-        measurement."""
         planner, policy = self.planner, self.steps.policy
         engine = replace(planner.engine, passes=1)  # the probe starts without gradients
         expected = layer_kept(planner.shape, planner.tuning, batch, engine)
@@ -319,7 +314,6 @@ class MemoryPlan:
         return Correction(kept=kept, workspace=(low + high) / 2, allocator=allocator)
 
     def _choose_again(self, tried: Option) -> Option:
-        """Choose again with the measured correction, but never a policy that ran out of memory."""
         chosen = self.planner.choose()
         failed = self._failed
         if failed is not None and chosen.policy.keep >= failed.keep and tried.fits:

@@ -194,8 +194,6 @@ def _max_completion_length(
 
 
 def _batch(recipe: Recipe, plan: GRPOPlan, choices: Choices) -> tuple[int, int]:
-    """Return the number of completions per forward pass, and the number of forward passes per
-    step."""
     total = plan.completions_per_step
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)

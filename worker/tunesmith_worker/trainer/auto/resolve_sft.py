@@ -137,8 +137,6 @@ def plan_schedule(
 def _batch(
     recipe: Recipe, hyperparameters: Hyperparameters, sequences: int, choices: Choices
 ) -> tuple[int, int]:
-    """Return the number of rows per forward pass, and the number of forward passes per optimiser
-    step."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     batch = hyperparameters.batch_size
     target = min(16, max(1, sequences // 16)) if batch == "auto" else batch

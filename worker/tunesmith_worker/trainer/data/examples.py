@@ -143,7 +143,6 @@ Example = tuple[list[int], list[int]]
 def _examples(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, name: str, counts: Counts
 ) -> Iterator[tuple[list[int], list[int], int]]:
-    """Yield the token ids, labels and row number of each example."""
     rendered = [render(tokenizer, row, assistant_only=plan.assistant_only_loss) for row in rows]
     # Plain text and messages are encoded differently; a file may mix them.
     encoded = {

@@ -52,7 +52,6 @@ class RowNumbers:
         return f"{rows}{more} of {self._work.name}{same}"
 
     def _examples(self, ids: Sequence[int], labels: Sequence[int]) -> Iterator[int]:
-        """Yield the indices of examples with these tokens and labels, ignoring the first label."""
         wanted = [*ids], [*labels][1:]
         start = 0
         for batch in self._dataset.data.to_batches():

@@ -115,7 +115,6 @@ class RowStatistics:
 
 
 def _texts(value: Any) -> Iterator[str]:  # Any: JSON, or what Parquet holds
-    """Yield the strings in a row, without names of fields and roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

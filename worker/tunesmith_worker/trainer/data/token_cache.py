@@ -38,10 +38,7 @@ Warn = Callable[[str], None]
 
 
 class _Entry(BaseModel):
-    """Content of entry.json."""
-
     sha256: str
-    """Hash of tokens.arrow."""
     counts: dict[str, int]
 
 

@@ -41,8 +41,6 @@ class HelperJob(BaseModel):
 
 
 class _RequestHeader(BaseModel):
-    """Header line before the content of a chunk."""
-
     first: int
     size: int
     kind: Literal["lines", "table"]

@@ -117,8 +117,6 @@ class TokenStream:
         return 2 * _MAX_PENDING * len(self._helpers)
 
     def _submit(self, chunk: Chunk) -> Future[Result | None]:
-        """Submit a chunk to the least busy helper, or tokenise the chunk now if all helpers are
-        busy."""
         free = [
             helper for helper in self._helpers if helper.usable and helper.pending < _MAX_PENDING
         ]

@@ -56,8 +56,6 @@ def validate_file(
 
 
 class _MethodCheck:
-    """Number of good and bad rows for one method, with the first problems."""
-
     def __init__(self, checker: Checker[Row] | Checker[ParsedPrompt]) -> None:
         self._checker = checker
         self._first: list[RowProblem] = []

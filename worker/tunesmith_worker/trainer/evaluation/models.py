@@ -115,7 +115,6 @@ Use = Callable[[], AbstractContextManager[Untyped]]
 def _in_order(
     weights: Weights, in_memory: Use, base: Use, stored: Callable[[Path], Use]
 ) -> list[EvaluatedModel]:
-    """Return the tuned model, the base model, and the last and best weights that differ from it."""
     ends_with_result = weights.result_step == weights.last_step or weights.last is not None
     tuned = in_memory if ends_with_result else stored(weights.result)
     last = in_memory if weights.last is None else stored(weights.last)

@@ -127,8 +127,6 @@ class ReinforcementEvaluation:
     def _complete(
         self, engine: RolloutEngine, prompts: Sequence[PromptRow], enough: Callable[[], bool]
     ) -> list[Completion]:
-        """Complete prompts in groups of growing size until all prompts are done or the time is
-        over."""
         done: list[Completion] = []
         while len(done) < len(prompts) and not (done and enough()):
             group = prompts[len(done) : len(done) + max(_FIRST, len(done) // 2)]
@@ -222,7 +220,6 @@ class ReinforcementEvaluation:
 
 
 def _reward(grading: Grading, graded: Graded) -> float:
-    """Return the weighted sum of the rewards, as in training; NaN without rewards."""
     known = [
         weight * reward
         for weight, reward in zip(grading.weights, graded.rewards, strict=True)

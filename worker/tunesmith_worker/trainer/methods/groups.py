@@ -238,8 +238,6 @@ class _Scores:
     places: list[range] = field(default_factory=list)
 
     def add(self, number: int, completion: tuple[int, ...], before: int, own: int) -> None:
-        """`before`: flat index of the token that predicts the first completion token.
-        `own`: flat index of the first completion token."""
         self.sources.append((before, *range(own, own + len(completion) - 1)))
         self.targets.append(completion)
         start = number * self.width

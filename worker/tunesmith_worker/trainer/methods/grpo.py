@@ -387,7 +387,6 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
 
 
 def _pad_columns(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Pad [B, C] with zeros to [B, width]."""
     return torch.nn.functional.pad(values, (0, width - values.shape[1]))
 
 

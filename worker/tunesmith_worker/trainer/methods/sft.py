@@ -272,16 +272,12 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
 
 class _Sums:
-    """Sums of metrics over the tokens with loss; the sums stay on the device, so that steps need no
-    device sync."""
-
     _NAMES = ("nll", "entropy", "top1")
 
     def __init__(self, device: torch.device) -> None:
         self.values = torch.zeros(1 + len(self._NAMES), dtype=torch.float64, device=device)
 
     def add(self, tokens: torch.Tensor, *sums: torch.Tensor) -> None:
-        """Add the metric sums, given in the order of _NAMES; missing sums count as zero."""
         now = torch.stack([value.detach().double() for value in (tokens, *sums)])
         self.values[: len(now)] += now
 

@@ -40,8 +40,6 @@ _AT_WORK = (PhaseName.SYNC, PhaseName.GENERATE, PhaseName.LOG_PROBS, *COMPUTE)
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """Counters at the time of the last live figures."""
-
     wall: float
     seconds: dict[str, float]
     slots: int

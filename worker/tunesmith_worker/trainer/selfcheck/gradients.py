@@ -194,7 +194,6 @@ def list_names(names: Sequence[str]) -> str:
 def _row_gradients(
     model: Untyped,
 ) -> Iterator[tuple[str, Sequence[int], torch.Tensor | None, int | None]]:
-    """Yield the embedding's name, ids of trained rows, their gradient [k, H] and the padding id."""
     embedding = model.get_input_embeddings()
     (name, *_) = (name for name, module in model.named_modules() if module is embedding)
     name = name.removeprefix("base_model.model.")

@@ -248,8 +248,6 @@ def _rows_to_read(context: SupervisedContext) -> int:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The assistant's text in a row, without white space."""
-
     parts: tuple[str, ...]
     """Text of each turn; for a tool call, the tool's name."""
     is_complete: bool

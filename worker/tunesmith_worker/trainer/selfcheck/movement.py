@@ -170,7 +170,6 @@ class Movement:
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return a view of the tensor as [rows, columns]."""
     return x.reshape(1, -1) if x.dim() < 2 else x.reshape(len(x), -1)
 
 

@@ -290,13 +290,18 @@ class _RolloutChecks:
         return training_run(self.context, rows, backward=True), stock_run(self.context, rows)
 
     def _short_rows(self, generated: Generated) -> list[PromptAndCompletion]:
-        """Return the rows of the two shortest prompts, including one group, and two long rows."""
+        """Return the completions of the two shortest prompts, and two long rows.
+
+        The two shortest prompts include a prompt with several completions.
+        """
         shortest = set(self.prompts[:2])
         rows = [row.row for row in generated.rows if row.request.prompt_ids in shortest]
         return [*rows, *self._long_rows()]
 
     def _long_rows(self) -> list[PromptAndCompletion]:
-        """Return two completions of a long prompt that joins the run's prompts (row_lengths.py)."""
+        """Return two completions of a long prompt, which repeats the run's prompts
+        (row_lengths.py).
+        """
         context = self.context
         parts = [prompt.prompt_ids for prompt in context.prompts]
         dtype = torch.float32 if context.load_plan.precision == "fp32" else torch.bfloat16

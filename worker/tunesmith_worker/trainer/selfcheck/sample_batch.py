@@ -119,7 +119,6 @@ def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
 
 
 def _unpack(example: dict[str, Any]) -> Sequence[IdsAndLabels]:  # Any: a row of a datasets.Dataset
-    """Split a packed example into its rows; an unpacked example is one row."""
     ids, labels = example["input_ids"], example["labels"]
     rows, start = [], 0
     for length in example.get("seq_lengths") or [len(ids)]:

@@ -69,10 +69,10 @@ class _Fit:
 
     tokens: int
     wrong_tokens: int
-    """Number of tokens that the random number does not select."""
+    """Number of sampled tokens that do not match the random number."""
     wrong: int
-    """Number of wrong tokens: tokens that the random number does not select, and tokens with a
-    wrong log-probability."""
+    """Number of wrong tokens: tokens that do not match the random number, or that have a wrong
+    log-probability."""
     token_distance: float
     """Largest distance between a token's interval and its random number."""
     log_prob_distance: float

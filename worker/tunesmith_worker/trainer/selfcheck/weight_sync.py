@@ -138,7 +138,6 @@ def _difference(changed: Generated, unchanged: Generated) -> float:
 
 
 def _modules_of_a_layer(model: Untyped, size: float) -> list[_Module]:
-    """List the trained modules of the middle layer, or of the first layer that has any."""
     layers = decoder_layers(model)
     if not layers:
         return []

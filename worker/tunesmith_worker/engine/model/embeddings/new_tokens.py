@@ -77,7 +77,6 @@ def add_tokens(
 
 
 def _pieces(tokenizer: Untyped, token: str) -> list[int]:
-    """Return the ids that `tokenizer` splits `token` into, without unknown tokens."""
     ids = tokenizer(token, add_special_tokens=False, return_attention_mask=False)["input_ids"]
     return [piece for piece in ids if piece != tokenizer.unk_token_id]
 

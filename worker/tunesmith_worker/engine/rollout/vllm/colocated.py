@@ -184,8 +184,6 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _release_cache_pages(worker: Untyped) -> None:
-    """Return the memory pages of the cached keys and values to the operating system. Later reads of
-    these pages return zeros."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     page = mmap.PAGESIZE

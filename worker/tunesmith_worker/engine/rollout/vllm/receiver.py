@@ -90,5 +90,4 @@ class _BaseModel:
         return tensor.to(self._device, self._dtype)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an adapter's matrix to the device without changing its dtype."""
         return tensor.to(self._device)

@@ -31,7 +31,6 @@ class _Row:
     uniforms: Uniforms
     prompt_ids: list[int]
     tokens: list[int]
-    """Tokens sampled so far. vLLM appends to this list."""
     penalty_state: PenaltyState | None = None
     counted: int = 0
     """Number of tokens in `penalty_state`."""

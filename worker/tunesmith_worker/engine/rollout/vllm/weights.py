@@ -88,8 +88,6 @@ class PolicyWeights:
 
 
 def _leaves(causal: Untyped) -> Iterator[tuple[str, Untyped]]:
-    """Yield the modules that have weights; a wrapper of PEFT counts as one module."""
-
     def visit(name: str, module: Untyped) -> Iterator[tuple[str, Untyped]]:
         if _is_wrapper(module):
             yield name, module

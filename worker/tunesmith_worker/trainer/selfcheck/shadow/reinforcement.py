@@ -49,15 +49,12 @@ _OLD = "old_per_token_logps"
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The compared part of a step."""
-
     run: RunStep
     places: frozenset[int]
     """Indices of the compared completions."""
     rows: str
     """Description of the completions."""
     note: str = ""
-    """Text to append to the description of the differences."""
 
 
 class ReinforcementStep:
@@ -93,8 +90,6 @@ class ReinforcementStep:
 
     @property
     def _rollout(self) -> Rollout | None:
-        """Rollout of the step; None if a resumed run trains on completions of an earlier
-        attempt."""
         return getattr(self._context.trainer, "rollout", None)
 
     def look(self) -> list[Finding]:

@@ -51,15 +51,12 @@ MOST_PARTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The compared part of a step."""
-
     run: RunStep
     batches: Sequence[Sequence[FedRow]]
     """Rows of each compared micro-batch."""
     rows: str
     """Description of the rows."""
     note: str = ""
-    """Text to append to the description of the differences."""
 
 
 class SupervisedStep:
@@ -113,8 +110,6 @@ class SupervisedStep:
         return []
 
     def _examples_wanted(self) -> int:
-        """Return the number of examples of the current step; the last step of an epoch may have
-        fewer."""
         trainer, per_step = self._context.trainer, self._context.train_plan.rows_per_step
         examples = len(trainer.train_dataset)
         place: int = trainer.state.global_step % -(-examples // per_step)
@@ -247,8 +242,6 @@ def _tokens(batches: Sequence[Sequence[FedRow]]) -> int:
 
 
 def _sample(rows: Sequence[FedRow], tokens: int, longest: int) -> list[FedRow]:
-    """Return the last tokens of evenly spaced rows, at most `longest` of each row and at most
-    `tokens` in total."""
     length = min(longest, tokens)
     cut = [FedRow(row.ids[-length:], row.labels[-length:]) for row in rows]
     cut = [row for row in cut if row.labelled] or cut

@@ -55,9 +55,7 @@ class _Kept:
     before: torch.Tensor
     """fp32 [n]: the first weights of the tensor."""
     gradient: torch.Tensor
-    """Gradient of the same weights, [n]."""
     updates: int
-    """Number of earlier updates."""
     moments: tuple[torch.Tensor, torch.Tensor] | None
     """fp32 [n] each: m and v of the same weights; None before the first update."""
 
