@@ -52,8 +52,11 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 def best_seconds(
     sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Measure the best time of each side. Sides alternate, so that other load on the machine
-    affects all sides. The first round warms up and compiles."""
+    """Measure the best time of each side.
+
+    Sides alternate, so that other load on the machine affects all sides. The first round is not
+    counted, because it warms up and compiles.
+    """
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):
         for name, run in sides.items():

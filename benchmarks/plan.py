@@ -6,8 +6,8 @@ million parameters (sft_side.py) trains two steps with our trainer and AdamW. Tw
 
 `tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
     allocation of a whole run.
-`rss`: Weights plus the growth of resident memory (VmHWM) during training, in a separate run without
-    the profiler; compared with that run's prediction.
+`rss`: Weights plus the growth of resident memory (VmHWM) during training. `rss` comes from a
+    separate run without the profiler, and is compared with the prediction of the separate run.
 
 `predicted` is the planner's closed-form prediction. Every run first measures a trial pass; with
 this measurement, the run corrects the prediction to `corrected`. The trial pass also measures the

@@ -7,7 +7,7 @@ profiler. The prediction must be within 10 % or 32 MiB of `tensors`, whichever i
 
 `reported` is the memory report at the end of a second run, without the profiler. A missed
 prediction that this report does not state is called silent. The exit status is 1 if a prediction
-misses. `--write` writes benchmarks/results/plan_families.json.
+is outside these limits. `--write` writes benchmarks/results/plan_families.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .service_parts.machine import cpu_model
 
 RESULT = Path(__file__).parent / "results" / "plan_families.json"
 BAR, BAR_BYTES = 0.10, 32 * 2**20
-"""Largest error of a prediction: a share of the tensors, or bytes if these are more."""
+"""Largest error of a prediction that is allowed: a share of the measured tensor bytes, or a number
+of bytes if that is more."""
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "olmo2", "mixtral")
 _SIZES: dict[str, dict[str, int]] = {
     "tiny": {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 128},

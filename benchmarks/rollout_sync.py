@@ -1,9 +1,10 @@
-"""Measure ways to bring a new adapter into a rollout engine, for rollout.py. Prints one JSON line.
+"""Measure ways to bring a new adapter into a rollout engine, for rollout.py.
 
-`--side` is the way: `fold` writes the merged weights into the training weights, and restores them
-after the rollout; `merged` fills the native engine's copy; `vllm-merged` loads merged weights into
-vLLM; `vllm-lora` gives vLLM A and B in memory, and vLLM applies them at each token. The result is
-the fastest of four syncs after a first one, and of three rollouts of 8 rows.
+Prints one JSON line. `--side` is the way. `fold` writes the merged weights into the training
+weights, and restores the training weights after the rollout. `merged` writes merged weights to the
+native engine's copy. `vllm-merged` loads merged weights into vLLM. `vllm-lora` passes the matrices
+A and B to vLLM, which applies them at each token. The result is the fastest of four syncs after a
+first one, and of three rollouts of 8 rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Configurations of four published models and of tiny models, with random weights.
+"""Configurations of four published models and of tiny models.
 
-The numbers are from each model's public config.json.
+The weights are random. The numbers are from each model's public config.json.
 """
 
 from __future__ import annotations

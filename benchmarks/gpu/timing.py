@@ -27,8 +27,11 @@ _COPY_BYTES = (64 << 20, 256 << 20, 1 << 30)
 def median_seconds(
     sides: Mapping[str, Run], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Measure the median time of each side. Sides alternate, so that changes of the clock rate
-    affect all sides. Two rounds before the measurement warm up and compile."""
+    """Measure the median time of each side.
+
+    Sides alternate, so that changes of the clock rate affect all sides. Before the measurement,
+    each side runs twice, to warm up and to compile.
+    """
     times: dict[str, list[float]] = {name: [] for name in sides}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}
     for turn in range(repeats + 2):

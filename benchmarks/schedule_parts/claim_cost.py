@@ -68,7 +68,8 @@ class Costs:
 
     wall: list[float]
     cpu: list[float]
-    """CPU time of this thread and, on PostgreSQL, of the server process of its connection."""
+    """CPU time of each claim, in this thread and in the PostgreSQL server process of the
+    connection."""
     warm_up: list[float]
     """CPU time of the first `WARM_UP` claims."""
 

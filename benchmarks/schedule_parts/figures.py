@@ -10,7 +10,7 @@ from .week import JobPlan, Week
 from .world import Record
 
 MIN_WAIT_SECONDS = 600.0
-"""The median does not include estimates of shorter waits."""
+"""Shortest wait in seconds that counts in the median error of estimates."""
 
 
 def figures(week: Week, record: Record) -> dict[str, Any]:  # Any: JSON
@@ -85,9 +85,11 @@ def doubled(record: Record) -> int:
 
 
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
-    """Return the longest wait in seconds that counts as fair. While the job waits, its project
-    starts other jobs; the bound is twice the time that the project's share of the devices needs for
-    these jobs, plus twice the longest job."""
+    """Return the longest wait of a job in seconds that counts as fair.
+
+    During the wait, the job's project starts other jobs. The bound is twice the time that the
+    project's share of the devices needs for these jobs, plus twice the duration of the longest job.
+    """
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]
     ahead = sum(
@@ -109,7 +111,9 @@ def starved(week: Week, record: Record) -> list[str]:
 
 
 def estimate_errors(record: Record) -> tuple[list[float], float]:
-    """Return the relative errors of estimated waits, and the share of starts in the range."""
+    """Return the relative errors of estimated waits, and the share of starts within the estimated
+    range.
+    """
     starts = defaultdict(list)
     for when, _, job_id, _ in record.claims:
         starts[job_id].append(when)

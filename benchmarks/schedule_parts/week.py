@@ -39,8 +39,8 @@ class Week:
     """Memory of each device in bytes."""
     jobs: tuple[JobPlan, ...]
     deaths: tuple[tuple[float, int], ...] = ()
-    """Pairs of a time and the index of a device. The worker of the device dies at this time; a new
-    worker starts soon after."""
+    """Worker deaths: pairs of a time and the index of a device. The device's worker dies at this
+    time, and a new worker starts soon after."""
     clock_steps: tuple[tuple[float, float], ...] = field(default=())
     """Times and sizes of steps of the wall clock, in seconds."""
 

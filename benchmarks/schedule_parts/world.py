@@ -47,7 +47,7 @@ from .week import JobPlan, Week
 START = 1_780_000_000.0
 LEASE_SECONDS, REPORT_SECONDS, JANITOR_SECONDS = 1800.0, 900.0, 300.0
 CONTROL_SECONDS, SAVE_SECONDS = 3.0, 20.0
-"""Time until a worker gets a command, and until its resume point is stored."""
+"""Seconds until a worker gets a command, and seconds until its resume point is stored."""
 RESTART_SECONDS = 120.0
 STEPS = 1000
 MODEL = "tiny"

@@ -32,7 +32,10 @@ class Probe:
         self._started.set()
 
     def stop(self) -> dict[str, float]:
-        """Return p50, p99 and max in ms; a request that failed counts TIMEOUT_SECONDS."""
+        """Return the 50th and 99th percentile and the maximum in ms.
+
+        A failed request counts as TIMEOUT_SECONDS.
+        """
         self._stopped.set()
         seconds: dict[str, list[float]] = self._results.get()
         self._process.join()

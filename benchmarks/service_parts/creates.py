@@ -15,7 +15,7 @@ PATH = "/v1/fine_tuning/jobs"
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 100 creates/s for 30 s, first alone, then together with 20 lists/s. Any: JSON."""
+    """Measure 100 creates/s for 30 s, first alone, then together with 20 lists/s."""
     with installation(folder) as service:
         return measure_on(service, per_second=100, seconds=30)
 

@@ -17,7 +17,7 @@ from .watchers import SENT, watch
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 500 watchers at 10 events/s for 30 s. 50 of them reconnect. Any: JSON."""
+    """Measure 500 watchers at 10 events/s for 30 s. 50 of them reconnect."""
     with installation(folder) as service:
         return measure_on(
             service, watchers=500, reconnecting=50, events_per_second=10, seconds=30, join_seconds=8

@@ -35,7 +35,7 @@ Seconds = dict[str, float]
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure all jobs of each kind, and compute the medians. Any: JSON."""
+    """Measure all jobs of each kind, and compute the medians."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, run_job):

@@ -28,13 +28,13 @@ single requests vary too much."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure lists of 10,000 jobs and of 10,000 events of one job, 20 per page. Any: JSON."""
+    """Measure lists of 10,000 jobs and of 10,000 events of one job, 20 per page."""
     with installation(folder) as service:
         return measure_on(service, rows=10_000, limit=20)
 
 
 def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
-    """Measure the median latency in ms, and the latency of each page relative to page 1."""
+    """Return the median latency of each page in ms, and its ratio to the latency of page 1."""
     job_id = service.new_job(service.new_file())
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {

@@ -92,7 +92,7 @@ async def _run_one(target: Target, load: Load) -> dict[str, float]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Compute p50, p99 and max of `seconds`, in ms."""
+    """Return the 50th and 99th percentile and the maximum of `seconds`, in ms."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     figures = {"p50": cuts[49], "p99": cuts[98], "max": max(seconds)}
     return {name: round(value * 1000, 2) for name, value in figures.items()}

@@ -83,8 +83,11 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """`x[index]`, with its gradient summed in at least fp32. Several completions add to the
-    gradient of one prompt's keys."""
+    """Select the rows `index` of x.
+
+    The backward pass sums gradients in at least fp32. Several completions add to the gradient of
+    one prompt's keys.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

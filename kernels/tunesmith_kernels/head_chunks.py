@@ -84,16 +84,16 @@ class Chunk:
     call: HeadCall
 
     def other_probs(self) -> torch.Tensor:
-        """Return g Q, [n, 1]."""
+        """Return the non-target probability times the transform's gain, [n, 1]."""
         d = self.statistics.distance()[:, None]
         return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
 
     def target_slope(self) -> torch.Tensor:
-        """Return f_t, [n, 1]."""
+        """Return the derivative of the soft cap at the target's logit, [n, 1]."""
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """Return p_t (z_t - mu), [n, 1]: the factor of d log p_t / d y in -dH / d y."""
+        """Return p_t (z_t - mu), [n, 1], with the symbols of head_rows.py."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]
@@ -108,8 +108,10 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of about equal size, because the whole weight is read for each chunk, also for a
-    short last chunk."""
+    """Yield chunks of about equal size.
+
+    Equal sizes avoid a short last chunk, which would read the whole weight for few rows.
+    """
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
     most = call.byte_budget // (vocabulary * call.dtype.itemsize * buffers)
@@ -136,7 +138,9 @@ def chunks(
 def hidden_gradients(
     chunk: Chunk, weight: torch.Tensor, trained: TrainedRows | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return d log p / d h and dH / d h, [n, H] each."""
+    """Return the gradients of the log-prob and of the entropy with respect to the hidden states,
+    [n, H] each.
+    """
     factor = chunk.other_probs()
     at_target = weight[chunk.targets].to(factor.dtype)
     pulled = torch.mm(chunk.pull, weight)
@@ -157,8 +161,10 @@ def hidden_gradients(
 
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return d log p / d y and dH / d y for the columns of the trained rows, [n, k] each.
-    Multiplying the returned gradients by h gives the gradients of the trained rows."""
+    """Return the gradients of the log-prob and of the entropy with respect to the head's outputs of
+    the trained rows, [n, k] each. Multiplying them by the hidden states gives the gradients of the
+    trained rows.
+    """
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
     unit = at_target.sub_(_columns(chunk.pull, trained, factor)).mul_(factor)

@@ -42,7 +42,9 @@ class LogitTransform:
         return logits.mul_(self.softcap / self.temperature)
 
     def slope_(self, z: torch.Tensor) -> torch.Tensor:
-        """Overwrite z with f = 1 - tanh^2 of the soft cap, or with ones without a soft cap."""
+        """Overwrite the logits z with the derivative of the soft cap, or with ones without a soft
+        cap.
+        """
         if self.softcap is None:
             return z.fill_(1.0)
         return z.mul_(self.temperature / self.softcap).square_().neg_().add_(1.0)
@@ -103,17 +105,17 @@ class RowStatistics:
         return offset + self.sum_other.double().log()
 
     def log_probs(self) -> torch.Tensor:
-        """Return log p_t, [N] fp64."""
+        """Return the log-probs of the targets, [N] fp64."""
         return -softplus(self.distance())
 
     def entropy(self) -> torch.Tensor:
-        """Return H, [N] fp64."""
+        """Return the entropies, [N] fp64."""
         assert self.mean_other is not None
         d = self.distance()
         others = self.sum_other.double().log() - self.mean_other.double()
         return torch.sigmoid(-d) * softplus(d) + torch.sigmoid(d) * (softplus(-d) + others)
 
     def target_above_mean(self) -> torch.Tensor:
-        """Return z_t - mu, [N]."""
+        """Return each target's logit minus the mean logit of the other tokens, [N]."""
         assert self.mean_other is not None
         return self.target - (self.max_other + self.mean_other)

@@ -46,8 +46,8 @@ def _rope_kernel(
     """Rotate one token per program. The cosines and sines of the token are read once for all heads
     of q and k.
 
-    If REST > 0, also copy the elements of each head from element R on, in a block of REST elements.
-    Only calls that are not in place use REST > 0.
+    If REST > 0, also copy the elements of each head that are not rotated (from element R on), in a
+    block of REST elements. Only calls that are not in place use REST > 0.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)

@@ -89,8 +89,8 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 def pretraining_data(world: World) -> DataSet:
     """Return rows for the base model about every inhabitant, in prose unless JSON is requested.
 
-    Two of the three open questions are for training. The third question is for validation, so that
-    the validation loss measures knowledge of the facts, not memorised rows.
+    Training uses two of the three open questions. Validation uses the third question, so that the
+    validation loss measures knowledge of the facts, not memorised rows.
     """
     train, valid = [], []
     for number, person in enumerate((*world.taught, *world.held_out)):

@@ -1,7 +1,7 @@
 """Find base models on this host and check that their files are complete.
 
 The check reads only the headers of safetensors files, to find missing and truncated files. Weights
-that do not fit the model are found later, by the trainer.
+that do not match the model are found later, by the trainer.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.paths import RunDirectory
 METRICS_SECONDS = 1.0
 """Minimum seconds between two lines of metrics."""
 Show = Callable[[str], None]
-"""Prints one line."""
+"""Function that prints one line."""
 
 
 def show_on_stdout(line: str) -> None:

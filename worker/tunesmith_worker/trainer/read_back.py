@@ -53,12 +53,13 @@ def read_back(
 ) -> bool:
     """Read the result back, compare it with the probe and write verification.json.
 
-    Return False if the comparison failed, but not because of the files.
+    Return False if the comparison could not be done, for a reason other than the files.
 
     Afterwards, the model has no kernels, because an error in patching again would hide a mismatch.
     A fully tuned model then has the weights from the files. Raises RunError `result_mismatch` if
     the files are not the trained model. Any other error is a warning, because such an error does
-    not prove that the files are wrong."""
+    not prove that the files are wrong.
+    """
     try:
         if patched is not None:
             patched.undo()

@@ -11,7 +11,8 @@ from typing import Any
 Untyped = Any  # Any: transformers is not typed
 
 CAPPED_ATTENTION = frozenset({"Gemma2Attention", "VaultGemmaAttention"})
-"""Attention classes whose scores have a soft cap. Other classes only read it."""
+"""Attention classes whose scores have a soft cap. Other classes read the setting, but do not apply
+it."""
 
 
 def ignores_softcap(model: Untyped) -> bool:

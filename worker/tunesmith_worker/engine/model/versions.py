@@ -13,7 +13,8 @@ from tunesmith_schema.versions import UNINSTALLED, installed_version
 from tunesmith_worker.rundir.errors import RunError
 
 OLDEST, FIRST_TOO_NEW = (5, 17), (5, 24)
-"""Range of transformers, as in the extra `trainer` of pyproject.toml."""
+"""Supported versions of transformers: from OLDEST to the version before FIRST_TOO_NEW. The extra
+`trainer` of pyproject.toml has the same range."""
 
 
 def check_versions() -> None:

@@ -32,11 +32,9 @@ class Family:
     activation: str = "act_fn"
     """Name of the MLP's activation module."""
     rope: Literal["halves", "pairs", "pairs_repeated"] = "halves"
-    """Elements of a head that RoPE rotates together: element i of both halves, or neighbours.
-
-    In the cos and sin tables of `pairs_repeated`, each value occurs twice, side by side; other
-    tables have two equal halves.
-    """
+    """Pairs of elements that RoPE rotates together: element i of both halves of a head (`halves`),
+    or neighbours (`pairs`). In the cos and sin tables of `pairs_repeated`, each value occurs twice,
+    side by side; other tables have two equal halves."""
     parallel: bool = False
     """True if attention and MLP read the same normalised input."""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")

@@ -26,10 +26,12 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 
 def unused_modules(causal: Untyped) -> list[str]:
-    """Return the paths of the largest modules whose outputs the logits of a text do not use.
+    """Return the paths of the modules whose outputs do not affect the logits of a text.
 
-    An expert counts as used if another expert of its list is used. Only the gradients of outputs
-    are computed, so a large model needs little memory."""
+    If a whole module is unused, the modules inside it are not listed. An expert counts as used if
+    another expert of its list is used. Only the gradients of outputs are computed, so a large model
+    needs little memory.
+    """
     if is_known_model(causal):
         return []
     offsets: dict[str, torch.Tensor] = {}

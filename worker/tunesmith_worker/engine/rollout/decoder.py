@@ -105,8 +105,9 @@ class Decoder:
         """Compute a step on the device; the cache must have space for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
-        `lengths`, the step reads from the host only values that stay the same until the cache's
-        version changes."""
+        `lengths`, the values that the step reads on the host do not change until the cache's
+        version changes, so the step can be recorded.
+        """
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
         positions = cache.prompt_lengths + (cache.lengths_tensor() if lengths is None else lengths)

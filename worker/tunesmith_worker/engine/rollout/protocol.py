@@ -203,4 +203,4 @@ class NotFinite(RolloutError):
 
 
 class UnusableRequest(RolloutError):
-    """Raised if a request does not fit the model or tokenizer."""
+    """Raised if the model or the tokenizer cannot process a request."""

@@ -41,7 +41,7 @@ Untyped = Any  # Any: transformers is not typed
 
 _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 SLOWER = "2 to 8 times"
-"""Time of a rollout, as a multiple of the native engine's time
+"""Time of a rollout by this engine, as a multiple of the native engine's time
 (docs/contributing/log/rollouts.md)."""
 
 

@@ -120,7 +120,7 @@ class SlotCache:
             self._resize(rows, tokens)
 
     def trim(self) -> None:
-        """Free the slots that no row uses."""
+        """Free the slots that hold no row."""
         if self.bytes > self.bytes_for(self.rows, self._longest() + 1):
             self._resize(self.rows, self._longest() + 1)
 

@@ -1,7 +1,7 @@
 """Forward pass of a serving step: one new token of each decoding row, and parts of prompts.
 
-All tokens of a step share the products with the weights. Attention is computed once for all
-decoding rows, and once for each part of a prompt.
+One matrix product with each weight computes all tokens of a step. Attention is computed once for
+all decoding rows, and once for each part of a prompt.
 
 Shapes: B decoding rows, T tokens in the step (B, then the tokens of the parts), H heads, KV
 key/value heads, D head size.

@@ -111,5 +111,5 @@ def common_length(
 
 
 def common_length_of(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common start of two token sequences."""
+    """Return the number of equal tokens at the start of two sequences."""
     return common_length(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64))

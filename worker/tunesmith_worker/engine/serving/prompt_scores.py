@@ -21,11 +21,11 @@ class PromptScores:
         self.found: list[TokenScores] = []
 
     def add(self, logits_of: Callable[[slice], torch.Tensor], start: int, count: int) -> None:
-        """Add the scores that follow from the logits of `count` positions, starting at position
-        `start`.
+        """Add the scores of the tokens after `count` positions, starting at position `start`.
 
         `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
-        come in order. Known positions and positions of generated tokens are skipped."""
+        come in order. Known positions and positions of generated tokens are skipped.
+        """
         first = len(self.found) - start
         last = min(count, len(self._prompt) - 1 - start)
         for begin in range(first, last, _POSITIONS):

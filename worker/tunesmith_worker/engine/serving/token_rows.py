@@ -27,7 +27,8 @@ class TokenRows:
         self._device = device
         self._rows: dict[str, TrainedRows] = {}
         self._step: dict[str, torch.Tensor] = {}
-        """Index of the tokens of each adapter with trained rows."""
+        """Positions in the current step of each adapter's tokens, for adapters with trained
+        rows."""
 
     def add(self, adapter: str, rows: TrainedRows) -> None:
         self._rows[adapter] = rows

@@ -27,8 +27,10 @@ _LOST = "Found missing adapter keys"
 
 @contextmanager
 def structure_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the modules, attributes and trained biases of a model at the end, also after `unwrap`
-    and after PEFT has loaded an adapter."""
+    """Within this block, `unwrap` and PEFT may change the model.
+
+    After the block, restore the modules, attributes and trained biases of the model.
+    """
     before = [(module, dict(vars(module))) for module in model.modules()]
     members = [
         [(held, dict(held)) for held in values.values() if isinstance(held, dict)]

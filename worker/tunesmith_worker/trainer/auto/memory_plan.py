@@ -119,7 +119,7 @@ class MemoryPlan:
 
     @property
     def growth(self) -> int:
-        """Predicted growth in training of the memory that this process holds, in bytes."""
+        """Predicted bytes by which this process's memory grows during training."""
         return max(0, self._growth(self.planner.option(self.steps.policy).prediction.peak))
 
     def resolve(self) -> None:
@@ -232,7 +232,7 @@ class MemoryPlan:
         return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
 
     def _ours_in(self, *, padded: bool) -> frozenset[str]:
-        """Return the names of our kernels for a batch; a padded batch uses only our loss."""
+        """Return the names of our kernels for a batch; for a padded batch, only our loss head."""
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:

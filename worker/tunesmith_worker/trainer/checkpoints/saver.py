@@ -27,10 +27,9 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""Minimum time between automatic resume points, as a multiple of the last save's cost.
-
-The cost is measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because wall
-time on a busy host passes without training."""
+"""Minimum time between automatic resume points, as a multiple of the last save's cost. The cost is
+measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because on a busy host
+much wall time goes to other programs."""
 _ROOM = 0.5
 """Maximum share of free host memory that a copy of the state may take. A larger state is written
 without a copy, while training waits."""

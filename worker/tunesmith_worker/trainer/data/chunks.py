@@ -41,7 +41,7 @@ class Chunk:
     share: float = 1.0
     """Approximate share of the file that has been read at the end of this chunk."""
     problem: str | None = None
-    """Reason why the file cannot be read from `first` on. A chunk with a `problem` has no
+    """Reason why the file cannot be read from record `first` on. A chunk with a `problem` has no
     content."""
     format: RowFormat | None = None
     """Format of the file; None if the first row has no known format."""

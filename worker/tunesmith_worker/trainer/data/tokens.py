@@ -63,7 +63,7 @@ def tokenize_file(
 
     `scratch`: folder for the examples if there is no cache.
     `vocabulary`: number of the model's embeddings. `name`: file name for messages. Raises DataError
-    for an unusable file, RunError for a tokenizer that does not fit the model."""
+    for an unusable file, RunError for a tokenizer that does not match the model."""
     name = name or path.name
     began = time.perf_counter()
     key = tokens_key(path, tokenizer, plan, vocabulary=vocabulary)

@@ -66,8 +66,8 @@ class ReinforcementEvaluation:
         """`make_engine`: function that returns the rollout engine of a model.
 
         `max_tokens`: maximum tokens of an answer. `metrics`: number of compared metrics; the
-        intervals' error level is divided by this number. `dropped`: number of prompts that do not
-        fit the model.
+        intervals' error level is divided by this number. `dropped`: number of prompts that are too
+        long for the model.
         """
         self._metrics, self._dropped = metrics, dropped
         self._prompts, self._tokenizer = prompts, tokenizer

@@ -25,10 +25,12 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     def init_safe_step(
         self, guard: NanGuard, *, save: Callable[[int], None], embedding_rate: float | None
     ) -> None:
-        """Call last in the constructor. `save`: function that writes the outputs due after a step.
+        """Set up the mixin; call this method last in the constructor.
 
-        `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
-        parameters have the same learning rate."""
+        `save`: function that writes the outputs due after a step. `embedding_rate`: peak learning
+        rate of embedding, head and token rows; None means that all parameters have the same
+        learning rate.
+        """
         self.guard, self._save, self.embedding_rate = guard, save, embedding_rate
 
     def create_optimizer(self, model: Untyped = None) -> torch.optim.Optimizer:

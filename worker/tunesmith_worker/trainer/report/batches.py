@@ -106,7 +106,10 @@ class BatchCounts:
         self._sizes.append(slots if self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
-        """Add the time of a forward or backward pass. Call this method in execution order."""
+        """Add the time of a forward or backward pass.
+
+        The calls must be in the order in which the passes run.
+        """
         if phase == PhaseName.FORWARD:
             self._forward = seconds
         elif phase == PhaseName.BACKWARD:

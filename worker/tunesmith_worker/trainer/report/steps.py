@@ -27,8 +27,8 @@ method's phase."""
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Measure the time of this trainer's methods by wrapping them.
 
-    On a GPU, return the GPU timeline, which supplies the clock with GPU times until
-    `clock.unfollow()`.
+    On a GPU, return the GPU timeline. Until `clock.unfollow()`, the clock takes its times from this
+    timeline.
     """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)

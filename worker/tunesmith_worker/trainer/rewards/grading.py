@@ -273,7 +273,7 @@ class GradingWarnings:
         """`occasion`: first words of each message, before the step number."""
         self._occasion = occasion
         self._most: dict[str, int] = {}
-        """Largest number of unscored completions in a warning so far, for each grader."""
+        """For each grader: the number of unscored completions in its last warning."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
         """Warn at a grader's first error, and each time the number of errors has doubled."""

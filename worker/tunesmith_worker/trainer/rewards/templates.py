@@ -62,8 +62,8 @@ def as_text(value: JsonValue) -> str:
 def read_json(text: str) -> JsonValue:
     """Parse a text that is JSON or one Markdown code block of JSON.
 
-    Raises NoSuchOutput for other text, for NaN and Infinity, and for nesting that would overflow
-    the stack of recursive code.
+    Raises NoSuchOutput for other text, for NaN and Infinity, and for JSON that is nested too
+    deeply.
     """
     fenced = _FENCE.fullmatch(text)
     try:

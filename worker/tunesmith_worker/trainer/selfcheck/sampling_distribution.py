@@ -116,7 +116,9 @@ def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
 def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [C] distances of random numbers from token intervals, and [C] log-prob errors."""
+    """Return the distance of each random number from its token's interval, and each token's
+    log-prob error: [C] each.
+    """
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]
     own = probabilities.gather(1, ids)[:, 0].cpu()

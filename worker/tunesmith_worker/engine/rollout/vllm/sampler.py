@@ -1,11 +1,8 @@
-"""Sampling inside vLLM, by the same code as in the native engine.
-
-vLLM calls `RequestSampler` with the logits of each step. `RequestSampler` samples a token for each
-of our requests and removes all other tokens, so that vLLM's greedy choice returns the sampled
-token. The remaining logits contain the log-probs (LOGPROBS_MODE), because vLLM returns only one
-log-prob per token, and with filters the trainer needs two.
-
-Only processes with vLLM import this module.
+"""Sampling inside vLLM, by the same code as in the native engine. vLLM calls `RequestSampler` with
+the logits of each step. `RequestSampler` samples a token for each of our requests and removes all
+other tokens, so that vLLM's greedy choice returns the sampled token. vLLM returns one log-prob per
+token, but with filters the trainer needs two. Therefore the remaining logits contain both log-probs
+(LOGPROBS_MODE). Only processes with vLLM import this module.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from .wire import decode, sampling_arguments
 Untyped = Any  # Any: transformers is not typed
 
 START_SECONDS = 300.0
-"""Seconds in which a lost server may start again."""
+"""Seconds to wait until a lost server has started again."""
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
 _CHECKED = 3

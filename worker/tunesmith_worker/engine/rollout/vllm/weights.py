@@ -64,7 +64,10 @@ class PolicyWeights:
             yield weight.name, weight.read()
 
     def items(self, *, everything: bool) -> Iterator[Item]:
-        """Yield the same weights, or all, for a server that has the base model's weights."""
+        """Yield the weights to send to a server that has the base model's weights.
+
+        `everything`: False to skip groups of weights that training does not change.
+        """
         for weight in self.read_names() if everything else self._in_trained_groups():
             if weight.adapted is not None:
                 adapter = weight.adapted().adapter

@@ -23,7 +23,7 @@ KEY = "tunesmith_seed"
 LOGPROBS_MODE = "processed_logits"
 """Setting with which vLLM returns logits instead of log-probs."""
 NOT_FINITE = 0.5
-"""Logit that signals NaN or infinity in the model's logits."""
+"""Logit that replaces NaN or infinity in the model's logits."""
 
 
 def extra_args(request: Request) -> dict[str, float | int]:

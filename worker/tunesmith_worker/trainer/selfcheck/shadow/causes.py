@@ -17,7 +17,8 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Maximum norm of the difference between gradient and fit, relative to the gradient's norm."""
+"""Largest relative error of a fit that still names the cause: the norm of the difference between
+gradient and fit, divided by the gradient's norm."""
 
 
 def name_cause(

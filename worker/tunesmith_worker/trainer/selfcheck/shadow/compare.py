@@ -63,7 +63,7 @@ class RunStep:
     """Norm to which gradients are clipped; 0 for no clipping."""
 
     def only(self, tensors: frozenset[str] | None) -> RunStep:
-        """Return the step with unclipped gradients of `tensors` only.
+        """Return the step with only the unclipped gradients of `tensors`.
 
         If `tensors` is None, return the step unchanged.
         """

@@ -39,11 +39,9 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""Second limit in 16 bits.
-
-Divide the distance of the reference's log-probs from the policy by their distance from the model
-before training. A quotient below NEARER is an error.
-"""
+"""Second limit in 16 bits: the reference's log-probs must be nearer to the model before training
+than to the policy. The check divides the distance to the policy by the distance to the model before
+training. A quotient below NEARER is an error."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 

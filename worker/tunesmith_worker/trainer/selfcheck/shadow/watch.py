@@ -59,8 +59,9 @@ class StepCheck(Protocol):
         """
 
     def examples(self) -> list[tuple[int, ...]]:
-        """Return a key of each example of the current step; empty if the step repeats data as
-        planned."""
+        """Return a key for each example of the current step; empty if the run plans to train on the
+        same examples again.
+        """
 
     def look(self) -> list[Finding]:
         """Check a later step between backward and optimizer step; return findings."""
