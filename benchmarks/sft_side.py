@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, int]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 352},
 }
-"""Further sizes of tiny models with experts, by model type."""
+"""Additional sizes in the configuration of tiny models with experts, keyed by model type."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--models",
         nargs="+",
-        help="model types of tiny models, each measured after a line on stdin; default: the Llama",
+        help="model types of tiny models (default: the Llama); each measurement waits for a line "
+        "on stdin",
     )
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments.add_argument("--tuning", choices=["lora", "full"], default="lora")

@@ -41,7 +41,8 @@ GRPO is slower on stock models, because transformers generates the completions. 
 _LISTS = {
     "fast": (
         "## Fast\n",
-        "Our kernels compute the layers. Models with dropout in their layers train as stock.\n",
+        "Our kernels compute the layers. Models with dropout in their layers train with stock "
+        "layers.\n",
     ),
     "stock": (
         "\n## Stock\n",

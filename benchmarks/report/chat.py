@@ -35,11 +35,11 @@ def chat(results: list[Result]) -> str:
 def beside_training(results: list[Result]) -> str:
     words = (
         "### A training job beside a busy chat\n\n"
-        "Step times of a job while eight clients stream without pause, relative to step times "
-        "while chat is stopped, in turn every four seconds, on two cores (`python -m "
-        "benchmarks.chat --part training`; `chat_training.json`). `interval`: 90 %, by a "
-        "bootstrap over pairs of windows. `load`: load average of the machine; more than 2 means "
-        "that other programs ran too.\n"
+        "Step times of a job while eight clients stream without pause, relative to its step times "
+        "while chat is stopped. Chat runs and stops in turn, every four seconds, on two cores "
+        "(`python -m benchmarks.chat --part training`; `chat_training.json`). `interval` is a 90 % "
+        "confidence interval, by a bootstrap over pairs of windows. `load` is the load average of "
+        "the machine; more than 2 means that other programs ran too.\n"
     )
     if not results:
         return words + "\n**Open**: no result yet (`chat_training.json`).\n"

@@ -66,10 +66,10 @@ def engines(results: list[Result], syncs: list[Result]) -> str:
     ]
     first = table(("dtype, rows x prompt tokens", *ENGINES, "date"), rows)
     about = (
-        "Ways to bring a new adapter into an engine, and the speed of 8 rows after it (`--sync`; "
+        "Ways to bring a new adapter into an engine, and the speed of 8 rows afterwards (`--sync`; "
         "`rollout_sync.json`). `fold` writes into the training weights, and restores them after "
-        "the rollout; `merged` and `vllm-merged` fill the engine's copy, and are in use; with "
-        "`vllm-lora`, vLLM applies A and B at each token.\n"
+        "the rollout. `merged` and `vllm-merged` write to the engine's copy; Tunesmith uses these "
+        "two. With `vllm-lora`, vLLM applies A and B at each token.\n"
     )
     ways = [
         (

@@ -13,9 +13,10 @@ PARTS = ("equal", "weighted", "replay")
 def schedule(results: list[Result]) -> str:
     words = (
         "## The queue\n\n"
-        "A claim with 10,000 queued jobs, and weeks of 2,000 jobs on the real claim code with a "
-        "virtual clock (`python -m benchmarks.schedule`; `schedule.json`; the newest run of each "
-        "week). `CPU` includes the database server.\n"
+        "The first table has the cost of a claim with 10,000 queued jobs; `CPU` includes the "
+        "database server. The second table has simulated weeks of 2,000 jobs, with the real claim "
+        "code and a virtual clock (`python -m benchmarks.schedule`; `schedule.json`; the newest "
+        "run of each week).\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"

@@ -342,8 +342,8 @@ def test_a_full_result_that_was_not_read_back_says_why_it_has_no_evaluation(
     run = make_run(QUESTIONS, recipe=FULL | {"evaluate": True})
     assert main(run) == 0
     reason = (
-        "with full tuning, the result is read back in the memory of the trained weights, and it "
-        "could not be read back"
+        "with full tuning, reading the result back replaces the trained weights in memory, and "
+        "the result could not be read back"
     )
     report = RunReport.model_validate_json((run / "report.json").read_bytes())
     assert report.no_evaluation == reason

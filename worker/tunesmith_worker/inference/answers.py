@@ -268,4 +268,4 @@ def _start(headers: dict[str, str]) -> Message:
 
 
 async def _no_messages() -> Message:
-    raise ApiError(500, "a JSON response reads no messages")
+    raise ApiError(500, "a JSON response does not receive ASGI messages")

@@ -157,7 +157,7 @@ def _report(content: str, api: ServerApi) -> bool:
         # The dead worker holds the lease, so the report carries the dead worker's credential.
         dead = WorkerIdentity(worker_id=held.worker_id, queue="train", secret=held.secret)
         api.acting_as(dead).report(held.job_id, report, timeout=10.0)
-        log.warning("reported %s for dead supervisor %d", held.job_id, held.pid)
+        log.warning("reported the outcome of %s for the dead supervisor %d", held.job_id, held.pid)
     except ServerUnreachable as error:
         log.info("report of %s delayed: %s", held.job_id, error)
         return False

@@ -127,8 +127,8 @@ def evaluation_of(
     def models() -> Sequence[EvaluatedModel]:
         if not intact and ready.reference is None:
             raise LeftOut(
-                "with full tuning, the result is read back in the memory of the trained weights, "
-                "and it could not be read back"
+                "with full tuning, reading the result back replaces the trained weights in memory, "
+                "and the result could not be read back"
             )
         if ready.patched is not None:
             ready.patched.redo()  # `read_back` removed the kernels

@@ -89,7 +89,7 @@ def test_checkpointing_that_somebody_switches_behind_our_back_is_named() -> None
     patch(model)
     layers.layers[0].forward = type(layers.layers[0]).forward.__get__(layers.layers[0])
     layers.counts[0].forwards += 1  # a forward that no backward followed
-    assert "layer 0 recomputed 0 of 1 forwards" in layers.deviations()
+    assert "layer 0 recomputed 0 of 1 forward passes" in layers.deviations()
 
 
 def test_evaluation_recomputes_nothing() -> None:

@@ -78,7 +78,7 @@ def test_a_miss_is_said_with_its_size(make_run: MakeRun, monkeypatch: pytest.Mon
     assert main(run) == 0, read_result(run).error
     assert not report_of(run)["within_tolerance"]
     (said,) = [e.message for e in read_events(run) if e.message.startswith("Peak memory: ")]
-    assert "a miss of more than 10% and 32 MiB" in said
+    assert "an error of more than 10% and 32 MiB" in said
 
 
 @pytest.mark.parametrize(

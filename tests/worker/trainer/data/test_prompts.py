@@ -200,7 +200,7 @@ def test_long_prompts_are_dropped_and_counted_or_refused_but_never_cut(tmp_path:
     assert loss.startswith(
         f"rows.jsonl: 2 of 3 prompts dropped, longer than the prompt limit of {limit}"
     )
-    with pytest.raises(DataError, match=f"row 2: {len(whole[1].prompt_ids)} tokens") as refused:
+    with pytest.raises(DataError, match=f"row 2 has {len(whole[1].prompt_ids)} tokens") as refused:
         read(path, limit=limit, refuse=True)
     assert refused.value.failure.code == ErrorCode.ROW_TOO_LONG
     with pytest.raises(DataError, match=f"all 3 prompts were dropped, .* of {limit - 1} ") as none:

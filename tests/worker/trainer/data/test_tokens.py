@@ -115,7 +115,7 @@ def test_long_rows_are_dropped_cut_or_refused_as_asked() -> None:
     cut = tokenized(tokenizer, QA, long, max_seq_length=60, overlong="truncate")
     assert (cut.counts.kept, cut.counts.truncated, cut.counts.longest) == (2, 1, 60)
     assert (cut.counts.answers_cut, cut.counts.without_end_token) == (1, 0)
-    with pytest.raises(RunError, match=r"row 2: \d+ tokens are more than max_seq_length=60"):
+    with pytest.raises(RunError, match=r"row 2 has \d+ tokens, more than max_seq_length=60"):
         tokenized(tokenizer, QA, long, max_seq_length=60, overlong="error")
 
 

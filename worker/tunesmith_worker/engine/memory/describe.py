@@ -42,7 +42,7 @@ class HeldTensors:
         )
         if self.within_tolerance:
             return text
-        return f"{text}, a miss of more than {TOLERANCE:.0%} and {format_bytes(TOLERANCE_BYTES)}"
+        return f"{text}, an error of more than {TOLERANCE:.0%} and {format_bytes(TOLERANCE_BYTES)}"
 
 
 def to_choice(planner: Planner, option: Option, reason: str) -> Choice:

@@ -78,7 +78,8 @@ class LayerModes:
                 )
             elif counts.recomputes != counts.forwards:
                 deviations.append(
-                    f"layer {number} recomputed {counts.recomputes} of {counts.forwards} forwards"
+                    f"layer {number} recomputed {counts.recomputes} of {counts.forwards} "
+                    "forward passes"
                 )
         return deviations
 

@@ -103,7 +103,7 @@ def _read(causal: Untyped) -> Architecture:
     _check_model(causal, layers[0])
     config = backbone.config
     kind = family.norm
-    assert kind is not None, "families that decode have RMSNorm"
+    assert kind is not None, "the decoder supports only families with RMSNorm"
     several_ropes = isinstance(backbone.rotary_emb.rope_type, dict)
     # layer_types has too many entries if a model is cut to its first layers.
     types = config.layer_types[: len(layers)] if several_ropes else [None] * len(layers)
@@ -157,7 +157,7 @@ def _layer(layer: Untyped, layer_type: str | None) -> LayerSpec:
         module = get_norm(layer, name, parent)
         if module is None:
             return None
-        assert family.norm is not None, "families that decode have RMSNorm"
+        assert family.norm is not None, "the decoder supports only families with RMSNorm"
         return NormSpec(module=module, eps=norm_eps(module), kind=family.norm)
 
     return LayerSpec(

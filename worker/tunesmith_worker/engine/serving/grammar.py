@@ -81,7 +81,7 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = self._matcher.get_error().splitlines()[0]
-            raise UnusableOutput(f"the JSON schema cannot be followed further: {reason}")
+            raise UnusableOutput(f"the completion cannot continue within the JSON schema: {reason}")
 
 
 def any_object() -> str:

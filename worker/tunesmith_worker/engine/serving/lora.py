@@ -95,7 +95,7 @@ class AdaptedLinear(Linear):
     def _check(self, part: int, pair: LoraPair, size: int, out: int) -> None:
         if pair.a.shape[1] != size or pair.b.shape[0] != out:
             raise UnsupportedAdapter(
-                f"the adapter's matrices for {self.paths[part]} do not fit the model: "
+                f"the adapter's matrices for {self.paths[part]} do not match the model's sizes: "
                 f"{list(pair.b.shape)} and {list(pair.a.shape)}"
             )
 

@@ -41,7 +41,7 @@ def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
 
 
 def _number(value: JsonValue) -> float:
-    assert isinstance(value, int | float), f"not a number from engine/memory/describe.py: {value!r}"
+    assert isinstance(value, int | float), f"a figure of the memory plan is not a number: {value!r}"
     return float(value)
 
 

@@ -92,7 +92,8 @@ def _padding(report: RunReport, settings: TrainingSettings) -> Suggestion | None
     passes = phase_seconds(report, PhaseName.FORWARD, PhaseName.BACKWARD)
     return (
         'recipe.patches="auto", which removes padding if the model supports it, or a '
-        f"per_device_train_batch_size below {rows}: {share:.0%} of the batches was padding",
+        f"per_device_train_batch_size below {rows}: {share:.0%} of the token positions were "
+        "padding",
         share * passes,
     )
 

@@ -44,7 +44,7 @@ class Counts:
     dropped_untrainable: int = 0
     """Rows without a token that carries loss, at any length."""
     dropped_truncated: int = 0
-    """Rows without an example that carries loss after the cut to max_seq_length."""
+    """Rows whose examples have no token with loss after the cut to max_seq_length."""
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     answers_cut: int = 0
@@ -224,7 +224,7 @@ def _fit(
     if len(ids) > limit:
         if plan.overlong == "error":
             raise DataError(
-                f"{name}, row {row.number}: {len(ids)} tokens are more than "
+                f"{name}, row {row.number} has {len(ids)} tokens, more than "
                 f"max_seq_length={limit}.",
                 code=ErrorCode.ROW_TOO_LONG,
                 hint=f"{_longer_rows_hint(plan)}, or set recipe.overlong to 'drop' or 'truncate'.",

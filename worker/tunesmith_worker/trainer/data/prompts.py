@@ -70,8 +70,8 @@ class Prompts:
     rows: Sequence[PromptRow]
     """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
-    """Validation prompts: of the validation file, or prompts kept out of training; None without
-    either."""
+    """Validation prompts, from the validation file or held out of the training file; None if there
+    are none."""
 
     @property
     def longest(self) -> int:
@@ -90,8 +90,9 @@ def read_prompts(
     """Return the prompts of the spec's files. Prompts over the limit are dropped or raise an error,
     depending on `recipe.overlong`.
 
-    Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not fit the
-    model, or if the grader reads a field that a row lacks."""
+    Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not match
+    the model, or if the grader reads a field that a row lacks.
+    """
 
     def read(file: str) -> tuple[PromptRow, ...]:
         path, name = run.root / file, spec.display_name(file)
@@ -200,8 +201,8 @@ def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[
 
 def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
     return DataError(
-        f"{name}, row {row.number}: {len(row.prompt_ids)} tokens are more than the prompt "
-        f"limit of {limit} tokens (context minus completion).",
+        f"{name}, row {row.number} has {len(row.prompt_ids)} tokens, more than the prompt limit "
+        f"of {limit} tokens (context minus completion).",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {remedy}, or set "
         "recipe.overlong to 'drop'.",

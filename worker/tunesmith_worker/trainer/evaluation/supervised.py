@@ -62,7 +62,7 @@ class SupervisedEvaluation:
         """`max_tokens`: see `score_rows`.
 
         `metrics`: number of compared metrics; the intervals' error level is divided by this number.
-        `dropped`: number of rows that do not fit the model.
+        `dropped`: number of rows that are too long for the model.
         """
         self._metrics, self._dropped = metrics, dropped
         self._rows, self._tokenizer, self._seed = rows, tokenizer, seed
@@ -91,7 +91,7 @@ class SupervisedEvaluation:
         scores = {name: found.first(len(rows)) for name, found in scores.items()}
         available = len(self._rows.dataset)
         if self._dropped:
-            left_out.append(f"{self._dropped} rows without an answer that fits the model's context")
+            left_out.append(f"{self._dropped} rows whose answers do not fit the model's context")
         if len(rows) < available:
             left_out.append(f"{available - len(rows)} of {available} rows")
         if cuts := [found.cut_after for found in answers.values() if found.cut_after is not None]:

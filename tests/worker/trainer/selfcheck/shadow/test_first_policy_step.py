@@ -168,7 +168,7 @@ def test_a_good_run_gives_no_alarm(make_run: MakeRun, name: str) -> None:
     assert main(run) == 0, read_result(run).error
     (detail,) = [d["first_step"] for d in event_data(run, EventKind.MESSAGE) if "first_step" in d]
     assert detail.startswith(
-        "advantages equal those of the recorded rewards; rewards of length were graded again for 6 "
+        "advantages match the recorded rewards; rewards of length were graded again for 6 "
         "of 6 completions; all 6 completions"
     )
     assert "loss, gradient norm and gradient equal plain torch" in detail

@@ -2,8 +2,8 @@
 
 The original tokenizer splits a new token into several old tokens. In the embedding and in the head,
 the new token's row starts as the mean of the old tokens' rows. The new token's logit is then the
-mean of the old tokens' logits, so at least one old token stays at least as likely (Hewitt 2021,
-https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+mean of the old tokens' logits, so the new token is never more likely than the most likely of these
+old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def add_tokens(
     present = [token for token in tokens if _is_one(tokenizer, token, pieces[token])]
     if present:
         events.message(
-            "recipe.add_tokens: not added, because the tokenizer already has them as one token: "
-            f"{', '.join(map(repr, present))}.",
+            "recipe.add_tokens: the tokenizer already has these texts as single tokens, so they "
+            f"were not added: {', '.join(map(repr, present))}.",
             level="warn",
         )
     fresh = [token for token in tokens if token not in present]

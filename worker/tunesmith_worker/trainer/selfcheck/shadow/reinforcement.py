@@ -77,7 +77,7 @@ class ReinforcementStep:
         findings, count = self._check_rewards(rollout)
         if any(finding.level == "error" for finding in findings):
             return StepReport(detail="", findings=tuple(findings))
-        text = f"advantages equal those of the recorded rewards; {self._regraded(count, rollout)}"
+        text = f"advantages match the recorded rewards; {self._regraded(count, rollout)}"
         report = self._loss(rollout, trainer.guard.current_step.rows)
         return StepReport(detail=f"{text}; {report.detail}", findings=(*findings, *report.findings))
 
