@@ -16,7 +16,7 @@ samples. Prints one JSON line:
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other
     (optimizer, logs).
 
-The first step's figures are printed but not counted. In bf16, stock TRL runs once with bf16 weights
+The first step's results are printed but not counted. In bf16, stock TRL runs once with bf16 weights
 and once with autocast; the result of a round is the faster run. `--ragged` forces completions of 16
 to 128 tokens (log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL
 as well.
@@ -146,7 +146,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """For each round, divide the figure `of` in `above` by the same figure in `below`."""
+    """For each round, divide the result `of` in `above` by the same result in `below`."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -4,7 +4,7 @@
 
 All sides run alternately in one process; the best of --repeats counts. On a CPU, times are
 CPU-seconds; on a GPU, they are seconds between two CUDA events. `gb_per_s` is the minimum traffic
-divided by the time. Liger needs a GPU; if Liger cannot run, its figures are null and `reason`
+divided by the time. Liger needs a GPU; if Liger cannot run, its results are null and `reason`
 explains why. Prints one JSON line with the environment variables of the allocator.
 """
 

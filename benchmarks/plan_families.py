@@ -137,7 +137,7 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_of(setting: dict[str, Any]) -> dict[str, Any]:
-    """Train a setting without the profiler. Return the memory figures of the run's own report."""
+    """Train a setting without the profiler. Return the memory values of the run's own report."""
     from tunesmith_worker.rundir.events import EventLog
 
     from .plan import run_once

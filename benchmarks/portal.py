@@ -2,8 +2,8 @@
 
 Starts the API in a separate process on SQLite, with 10,000 jobs, a run of 100,000 steps and 10,000
 samples, and opens the portal's pages in Chromium (`make browser`). Prints one JSON line with the
-figures of each part, the bars, and the missed bars. `--write` stores this line.
-docs/reference/benchmarks.md explains each figure.
+results of each part, the bars, and the missed bars. `--write` stores this line.
+docs/reference/benchmarks.md explains each result.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ PARTS: dict[str, tuple[Callable[[Bench], Figures], dict[str, float]]] = {
 
 
 def missed(figures: Figures, bars: dict[str, float]) -> dict[str, float]:
-    """Return the figures that are above their bar."""
+    """Return the results that are above their bar."""
     return {name: figures[name] for name, bar in bars.items() if figures.get(name, 0) > bar}
 
 

@@ -2,7 +2,7 @@
 
 Simulates a week of jobs with the real claim code and a virtual clock, and measures the cost of a
 claim with 10,000 queued jobs. Prints one JSON line. docs/reference/benchmarks.md explains each
-figure.
+result.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Starts the real processes in a temporary folder, on SQLite and the embedded broker, and runs the
 tests. Prints one JSON line; progress goes to standard error. docs/reference/benchmarks.md explains
-each figure.
+each result.
 """
 
 from __future__ import annotations

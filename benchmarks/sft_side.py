@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, model_type: str | None) -> dict[str, Any]:  # Any: JSON
-    """Train a model, and return the side's figures. `model_type`: None for the Llama."""
+    """Train a model, and return the results of this side. `model_type`: None for the Llama."""
     dtype = getattr(torch, arguments.dtype)
     full, ours = arguments.tuning == "full", arguments.side == "ours"
     loaded = torch.float32 if full else dtype

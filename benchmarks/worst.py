@@ -1,4 +1,4 @@
-"""Convert NaN to the worst possible figure."""
+"""Convert NaN to the worst possible value."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ Needs torch, triton, transformers, peft, accelerate and the wheels in requiremen
 Our packages need not be installed, and nothing is downloaded. The cases that matter most come first
 (order.py). The results file FOLDER/gpu-DEVICE.json is written after every case. If a case fails,
 the other cases still run, and the exit status is 1. After `--minutes`, the remaining cases are
-recorded as skipped. A figure that
-misses its bar (required value) is printed and recorded; the exit status does not change.
+recorded as skipped. A result that misses its bar (required value) is printed and recorded; the exit
+status does not change.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def environment(tiny: bool) -> dict[str, str]:
 
 
 def summary(record: Record) -> str:
-    """Return a table of figures and required values, the numbers of failed and skipped cases, and
-    the results file's name."""
+    """Return a table of results and required values, the numbers of failed and skipped cases, and
+    the results file's name.
+    """
     met = {True: "met", False: "MISSED", None: "open"}
     lines = [""]
     for bar in record.results["bars"]:

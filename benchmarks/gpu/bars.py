@@ -1,4 +1,4 @@
-"""Bars (required values) of the GPU benchmarks. Each bar has a name, a bound and a measured figure.
+"""Bars (required values) of the GPU benchmarks. Each bar has a name, a bound and a measured value.
 
 This module depends only on the format of the results.
 """
@@ -22,7 +22,7 @@ class Bar:
     least: float | None = None
     most: float | None = None
     figure: Callable[[Results], float | None]
-    """Function that computes the figure from the results; returns None if the figure was not
+    """Function that computes the value from the results; returns None if the value was not
     measured."""
 
     def judged(self, results: Results) -> dict[str, Any]:  # Any: JSON
@@ -38,7 +38,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """Return the median of figure `key` over all rounds of `model/side/setting`."""
+    """Return the median of result `key` over all rounds of `model/side/setting`."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()

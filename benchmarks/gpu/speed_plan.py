@@ -6,7 +6,7 @@ This module imports nothing, to keep the parent process small.
 from __future__ import annotations
 
 BARRED = ("llama-3.1-8b", "qwen2.5-1.5b")
-"""Models whose figures have a required value."""
+"""Models whose results have a required value."""
 OTHERS = ("llama-3.2-1b", "qwen2.5-0.5b")
 REAL = (*BARRED, *OTHERS)
 PROFILED = (*BARRED, "qwen2.5-0.5b")

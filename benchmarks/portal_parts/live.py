@@ -34,7 +34,7 @@ _OBSERVE = """() => {
 
 
 def value_of(step: int) -> float:
-    """Return a loss with four figures that identifies the step."""
+    """Return a loss with four significant digits that identifies the step."""
     return float(f"{1 + step % 9000 / 1000:.3f}")
 
 

@@ -75,9 +75,12 @@ def _rate(runs: list[Result]) -> float:
 
 
 def service(results: list[Result]) -> str:
-    """Write the section on the service. The time to the first step is from the newest run that
-    measured this time. All other figures are from the first entry that has all figures; during that
-    measurement, the machine had no other load."""
+    """Write the section on the service.
+
+    The time to the first step is from the newest run that measured this time. All other results are
+    from the first entry that has all of them; during that measurement, the machine had no other
+    load.
+    """
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]
     alone, beside = (create[key]["create"] for key in ("alone", "beside_lists"))

@@ -1,5 +1,7 @@
-"""Write the sections on GPU results, one for each device. Without results, the page lists the
-figures that are still open."""
+"""Write the sections on GPU results, one for each device.
+
+Without results, the page lists what is not measured yet.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from .tables import NOT_MEASURED, Result, date, table, versions
 SIDES = {"ours": "ours", "stock": "stock TRL + PEFT", "liger": "Liger", "unsloth": "Unsloth"}
 
 MAIN = ("tokens/s", "relative to stock", "relative to stock TRL")
-"""Ends of the names of figures that the page shows before a GPU was measured."""
+"""Ends of the names of results that the page lists before a GPU was measured."""
 
 
 def gpus(results: list[Result]) -> str:

@@ -1,4 +1,4 @@
-"""Section of the portal: its figures and bars."""
+"""Section of the portal: its results and bars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS = (
     ("restart", "missing", "steps missing after the restart", ""),
     ("restart", "doubled", "steps doubled after the restart", ""),
 )
-"""Columns: part of the result, key of the figure in this part, description, unit."""
+"""Columns: part of the results, key in this part, description, unit."""
 
 
 def portal(results: list[Result]) -> str:

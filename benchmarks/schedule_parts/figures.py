@@ -1,4 +1,4 @@
-"""Figures of a simulation: shares, waits, estimates, and numbers of forbidden events."""
+"""Results of a simulation: shares, waits, estimates, and numbers of forbidden events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_WAIT_SECONDS = 600.0
 
 
 def figures(week: Week, record: Record) -> dict[str, Any]:  # Any: JSON
-    """Return the figures of a simulation as JSON."""
+    """Return the results of a simulation as JSON."""
     start, end = contested(week, record)
     shares = device_time(record, len(week.weights), start, end)
     per_weight = [share / weight for share, weight in zip(shares, week.weights, strict=True)]

@@ -38,8 +38,11 @@ class Load:
 
 
 def run(target: Target, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """Run the loads. Return latency figures in ms, by the name of the load. Raises RuntimeError if
-    a response has a status other than 200."""
+    """Run the loads.
+
+    Return latencies in ms, keyed by the name of the load. Raises RuntimeError if a response has a
+    status other than 200.
+    """
     with ProcessPoolExecutor(1, get_context("spawn")) as client:
         return client.submit(_run_here, target, loads).result()
 

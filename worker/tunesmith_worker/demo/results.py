@@ -73,7 +73,7 @@ class Summary:
         return [job for job in (self.pretrain, self.tune, self.grpo) if job is not None]
 
     def figures(self) -> dict[str, tuple[float, float]]:
-        """Return each figure as a pair: base model, model with adapter."""
+        """Return each result as a pair: base model, model with adapter."""
         expected, models = self.comparison.expected, (self.comparison.base, self.comparison.tuned)
         figures = {}
         if self.pretrain is not None:  # prompts of the invented world have one right answer

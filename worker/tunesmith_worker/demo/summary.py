@@ -40,7 +40,7 @@ tunesmith jobs report {job}     # where the time and memory went
 
 
 def render_short(summary: Summary) -> str:
-    """Return the figures, two answers and the rewards, for the terminal."""
+    """Return the results, two answers and the rewards, for the terminal."""
     parts = [_figures(summary), *_answers(summary, 2)]
     if summary.grpo is not None:
         parts.append(_rewards(summary))

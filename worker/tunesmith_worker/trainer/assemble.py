@@ -216,7 +216,7 @@ def start_recording(
     data_plan: DataPlan,
     train_plan: TrainPlan,
 ) -> None:
-    """Start to record figures for the run report."""
+    """Start to record measurements for the run report."""
     settings = training_settings(
         loaded.load_plan,
         data_plan,

@@ -119,10 +119,11 @@ def _expanded_tail(n: int, level: float) -> float:
 
 @cache
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t distribution for a probability of 0.5 to 1.
+    """Return the quantile of Student's t distribution for a probability from 0.5 to 1.
 
-    Bisection on the integral of the density after the substitution `t = sqrt(freedom) tan(u)`,
-    under which the density is proportional to `cos(u) ** (freedom - 1)`."""
+    The quantile is found by bisection on the integral of the density. After the substitution `t =
+    sqrt(freedom) tan(u)`, the density is proportional to `cos(u) ** (freedom - 1)`.
+    """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
 
     def above_median(angle: float) -> float:

@@ -13,8 +13,8 @@ from .choose import Option, Planner
 from .estimate import Policy
 
 NAME = "memory_plan"
-"""Key of this choice in plan.json. The choice's value is the policy; the choice's figures hold the
-predictions."""
+"""Key of this choice in plan.json. The choice's value is the policy; the field `figures` of the
+choice holds the predictions."""
 
 TOLERANCE, TOLERANCE_BYTES = 0.10, 32 * 2**20
 """Largest accepted error of a memory prediction: a share of the measured bytes or a number of

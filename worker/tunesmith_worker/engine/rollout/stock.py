@@ -60,7 +60,7 @@ class StockEngine:
         self._own_cache = False
         """True if the model's cache has more than keys and values."""
         self.figures = RolloutFigures()
-        """Figures of the last `generate` call."""
+        """Times, token counts and memory of the last `generate` call."""
         self.interrupted: Callable[[], bool] = lambda: False
         """Function that is called before each step; generation raises Interrupted if it returns
         True."""

@@ -74,10 +74,9 @@ class Scheduler:
         return self._figures
 
     def _publish(self) -> None:
-        """Compute the figures.
+        """Compute the numbers that `figures` returns.
 
-        Only the engine's thread may call this method, because a step changes the numbers from which
-        the figures are computed.
+        Only the engine's thread may call this method, because a step changes its inputs.
         """
         rows = [*self._prompts, *self._decoding]
         self._figures = replace(

@@ -67,7 +67,7 @@ def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) 
     """Check that the same layers have LoRA with the same lora_alpha / r."""
     if missing := sorted(recorded.keys() ^ actual.keys()):
         raise ResultMismatch(
-            f"adapter_config.json gives LoRA to other layers than training (tolerance: 0): "
+            f"adapter_config.json has LoRA on other layers than in training (tolerance: 0): "
             f"{_some(missing)}"
         )
     other = [name for name, value in recorded.items() if actual[name] != value]

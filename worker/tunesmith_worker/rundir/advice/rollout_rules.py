@@ -1,6 +1,6 @@
-"""Advice for reinforcement runs: figures, and suggested changes with their maximum savings.
+"""Advice for reinforcement runs: measured values, and suggested changes with their maximum savings.
 
-`rules.py` builds advice rules from these functions. All figures are None for supervised runs.
+`rules.py` builds advice rules from these functions. All values are None for supervised runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Choose the advice of a run report: the change that saves the most time, from a table of rules.
 
-A rule applies if its figure is above its threshold. All savings are upper bounds of the time saved.
+A rule applies if its measured value is above its threshold. All savings are upper bounds of the
+time saved.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ RULES: tuple[Rule, ...] = (
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
-"""All advice rules, with name, figure, threshold and suggestion. Most figures are shares of the
-wall time. Some figures are shares of training time (data_wait), batch slots (padding), steps
+"""All advice rules, with name, measured value, threshold and suggestion. Most values are shares of
+the wall time. Some values are shares of training time (data_wait), batch slots (padding), steps
 (host), predicted step time (recompute), groups (zero_std), completions (ungraded, truncated) or
 generation time (grading)."""

@@ -43,10 +43,11 @@ def check_upload(
     seconds: float = MAX_SECONDS,
     stopped: Callable[[], bool] = lambda: False,
 ) -> FileFindings:
-    """Validate a file and return its contents, problems and figures; an unreadable file has one
+    """Validate a file and return its contents, problems and statistics; an unreadable file has one
     problem.
 
-    Once `stopped` returns True, the reader is killed."""
+    Once `stopped` returns True, the reader is killed.
+    """
     env = {
         **without_secrets(os.environ),
         # Arrow's own allocator reserves more memory than it uses, which counts against the limit.

@@ -1,7 +1,7 @@
-"""Read this host's memory figures from the kernel: out-of-memory kills, limits and pressure.
+"""Read this host's memory data from the kernel: out-of-memory kills, limits and pressure.
 
 The sources are /proc and the control group (version 2 or 1) that this process shares with the
-trainer. Figures that the host does not provide are None.
+trainer. Values that the host does not provide are None.
 """
 
 from __future__ import annotations

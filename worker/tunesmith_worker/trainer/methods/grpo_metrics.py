@@ -1,4 +1,4 @@
-"""Metrics of a reinforcement step: names, log-probs per step, and figures for the run report."""
+"""Metrics of a reinforcement step: names, log-probs per step, and values for the run report."""
 
 from __future__ import annotations
 
@@ -139,10 +139,11 @@ def round_figures(
     weights: Literal["merged", "in_place"],
     layout: GroupLayout,
 ) -> RoundFigures:
-    """Return figures about a step's completions for the run report.
+    """Return statistics of a step's completions for the run report.
 
-    `rows` and `completions` are in the same order, with groups adjacent. `engine`: figures from
-    the rollout engine. `layout`: layout of the training forward pass."""
+    `rows` and `completions` are in the same order, with groups adjacent. `engine`: measurements of
+    the rollout engine. `layout`: layout of the training forward pass.
+    """
     lengths = [len(completion.token_ids) for completion in completions]
     sizes = sizes_of(rows)
     return RoundFigures(

@@ -79,7 +79,7 @@ class RolloutRunner:
     ) -> None:
         """`write_samples`: function that stores the samples of a step, numbered from 1.
 
-        `record_figures`: function that receives the figures of each step. `stop_requested`:
+        `record_figures`: function that receives the measurements of each step. `stop_requested`:
         function that returns True if generation should be interrupted.
         """
         self.engine, self.prompts, self.grading = engine, prompts, grading

@@ -46,14 +46,12 @@ PEAK_TFLOPS: Mapping[str, float] = MappingProxyType(
         "RTX 3090": 71.0,
     }
 )
-"""Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation; the keys are GPU names.
-
-Sources: NVIDIA's data sheets; for GeForce cards, the architecture white papers (Ada, Ampere GA102).
-If a data sheet gives only the figure with sparsity, the value here is half of that figure.
-
-The values of B200, H200, H100 (SXM), A100 and A30 agree with secondary tables (2026-11-20; data
-sheets were not available). The values of GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and
-all RTX cards are not verified."""
+"""Peak dense bf16 tensor-core TFLOP/s with fp32 accumulation; the keys are GPU names. Sources:
+NVIDIA's data sheets; for GeForce cards, the architecture white papers (Ada, Ampere GA102). If a
+data sheet gives only the value with sparsity, the value here is half of that value. The values of
+B200, H200, H100 (SXM), A100 and A30 agree with secondary tables (2026-11-20; data sheets were not
+available). The values of GH200, the PCIe and NVL cards, A40, A10, L40S, L40, L4 and all RTX cards
+are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:

@@ -95,7 +95,7 @@ class RunRecorder:
             self.clock.unfollow()
 
     def write(self, outcome: Literal["succeeded", "failed", "stopped"] | None = None) -> None:
-        """Write report.json with all figures so far."""
+        """Write report.json with all measurements so far."""
         content = self.report(outcome).model_dump_json(indent=1)
         part = self._path.with_name(f".{self._path.name}.part")
         # A missing report must not end the run. Checkpoints report a full disk.

@@ -1,4 +1,4 @@
-"""Generation figures of a reinforcement run, summed over its rounds."""
+"""Measurements of generation in a reinforcement run, summed over its rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RewardCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFigures:
-    """Figures of one round of generation."""
+    """Measurements of one round of generation."""
 
     num_iterations: int
     """Number of optimizer steps that train on the round."""
@@ -76,7 +76,7 @@ class RolloutCounts:
         self._last = figures
 
     def read(self, generate_seconds: float) -> Rollouts | None:
-        """Return the report's figures; None if nothing was generated."""
+        """Return the part of the report about generation; None if nothing was generated."""
         if self._last is None:
             return None
         return Rollouts(

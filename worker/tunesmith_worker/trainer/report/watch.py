@@ -1,4 +1,4 @@
-"""Training figures for the report and for the live metrics."""
+"""Measurements of training for the report and for the live metrics."""
 
 from __future__ import annotations
 
@@ -100,8 +100,9 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return mean figures since the last call that returned figures; {} if that call was less
-        than `LIVE_SECONDS` ago."""
+        """Return mean values since the last call that returned any; {} if that call was less than
+        `LIVE_SECONDS` ago.
+        """
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
         before, now = self._last, self._now()
