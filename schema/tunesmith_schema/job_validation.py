@@ -31,5 +31,7 @@ class JobValidation(Response):
     """Reasons why the inference server will not load the tuned model. The job can still be
     created."""
     problems: list[RequestProblem]
-    """All problems of fields, of the files and model that they name, and of limits. Contradictions
-    between fields are reported after each field is valid."""
+    """All problems of fields, of the files and model that they name, and of limits.
+
+    Contradictions between fields are reported only when every field is valid.
+    """

@@ -32,7 +32,7 @@ class JobState(StrEnum):
     PAUSING = "pausing"
     """A pause was requested; the worker saves a resume point and releases the job."""
     PAUSED = "paused"
-    """No worker holds the job until it is resumed."""
+    """No worker holds the job; `resume` queues it again."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"

@@ -1,7 +1,7 @@
 """The portal: a web interface at `/portal`, served by the API's process.
 
-The server renders the pages with the service functions that the `/v1` routes use too. If a page
-needs more than these functions, the API lacks something. The library htmx replaces parts of a page,
+The server renders the pages with the service functions that the `/v1` routes use too. A page that
+needs other functions needs a new route in the API first. The library htmx replaces parts of a page,
 uPlot draws curves, and small ES modules do the rest. Pages have no inline script or style, no
 `style=`, and no address of another host.
 

@@ -61,7 +61,7 @@ class View:
 
 
 def compute(seen: Snapshot, examples: list[durations.Example]) -> View:
-    """Return the view of a snapshot."""
+    """Compute the expected starts and the reasons from a snapshot of the queue."""
     plays = {
         factor: forecast.play(seen, Durations(examples, factor=factor))
         for factor in (1.0, FAST, SLOW)

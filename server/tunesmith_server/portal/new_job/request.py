@@ -17,7 +17,7 @@ PLAIN = ("model", "training_file", "validation_file", "suffix")
 OTHER = ("seed", "metadata", "hyperparameters", "scheduling")
 """Fields of the request that are entered in one text field, as JSON."""
 NAMES = (*PLAIN, "method", "grader", "other", "step", "token")
-"""Fields of the form outside the recipe."""
+"""Fields of the form that are not part of the recipe."""
 KEPT_BY_A_FORK = (*PLAIN[:3], "method", "other", fields.TUNING)
 """Fields of the form that a fork copies from the original job."""
 Texts = Mapping[str, str]

@@ -38,7 +38,7 @@ COLUMNS = {
     "curve": "Curve", "method": "Method", "model": "Base model", "owner": "Owner",
     "took": "Took", "when": "Created",
 }  # fmt: skip
-"""Titles of the columns that can be hidden, by CSS class of their cells."""
+"""Columns that can be hidden: CSS class of the cells, and title."""
 _MOST_PICKS = 8
 _CSV_ROWS = 1000
 _CSV = (
