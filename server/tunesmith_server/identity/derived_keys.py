@@ -1,6 +1,8 @@
-"""Bounds of a key that another key creates: the new key has no more rights than its maker and does
-not outlive its maker. A limit of a key applies to this key alone; a limit of the project applies to
-all its keys together."""
+"""Bounds of a key that another key creates.
+
+The new key has no more rights than the key that creates it (its maker), and does not live longer. A
+limit of a key applies to this key alone; a limit of the project applies to all its keys together.
+"""
 
 from __future__ import annotations
 

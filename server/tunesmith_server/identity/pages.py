@@ -1,4 +1,4 @@
-"""Pages of the organization's lists, which are short, oldest first."""
+"""Pages of the organization's lists. The lists are short, and the oldest item comes first."""
 
 from __future__ import annotations
 
