@@ -75,7 +75,7 @@ class Costs:
 
 
 def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> Costs:
-    """Measure `count` claims, each by another worker."""
+    """Measure `count` claims, each by a different worker."""
     wall, cpu = [], []
     for number in range(WARM_UP + count):
         body = WorkerHello(

@@ -141,8 +141,9 @@ class FileStore:
         """Delete files until their total size is within the limit; return the models that lost
         files.
 
-        The files that were unused for the longest time are deleted first. Files of the last minutes
-        stay, because the registration of their model may follow."""
+        The files that were unused for the longest time are deleted first. Files that were stored in
+        the last minutes stay, because the registration of their model may follow.
+        """
         found = [(path, path.stat()) for path in self._files.iterdir()]
         too_much = sum(status.st_size for _, status in found) - self._most_bytes
         latest = time.time() - _FRESH_SECONDS

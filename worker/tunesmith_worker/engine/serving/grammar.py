@@ -23,7 +23,7 @@ class Grammars:
         self._tokenizer, self._vocabulary, self._eos = tokenizer, vocabulary, sorted(eos_ids)
         self._guide: Untyped = None
         self._compiled: tuple[str, Untyped] | None = None
-        """The last schema, and its matcher before any token."""
+        """The schema that was compiled last, and its matcher before the first token."""
 
     def matcher(self, schema: str) -> Matcher:
         """Compile a JSON schema.

@@ -21,7 +21,7 @@ class PromptScores:
         self.found: list[TokenScores] = []
 
     def add(self, logits_of: Callable[[slice], torch.Tensor], start: int, count: int) -> None:
-        """Add the scores of the tokens after `count` positions, starting at position `start`.
+        """Add the scores of the tokens that the positions `start` to `start + count - 1` predict.
 
         `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
         come in order. Known positions and positions of generated tokens are skipped.

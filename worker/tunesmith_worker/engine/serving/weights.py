@@ -1,5 +1,6 @@
-"""Weights of a base model for serving: packed for few rows, with a bank of adapters. The packed
-weights replace the model's own weights, so that the process holds only one copy.
+"""Weights of a base model for serving: optimized for steps with few rows, with several adapters.
+
+The packed weights replace the model's own weights, so that the process holds only one copy.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ RULE = "RMS(logits) * (u + 2^-24 sqrt(W)) * sqrt(8 M ln(N) / 3)"
 
 
 def arithmetic_of(dtype: torch.dtype, quantization: str, device: torch.device) -> Arithmetic:
-    """Return the coarsest arithmetic of a model's matrix multiplications."""
+    """Return the least precise number format in a model's matrix multiplications."""
     if quantization == "int8":
         return "int8"
     if dtype != torch.float32:

@@ -111,7 +111,7 @@ def _from_lines(path: Path) -> Iterator[Chunk]:
 
 
 def _from_records(path: Path) -> Iterator[Chunk]:
-    """Yield chunks of CSV files and JSON arrays, converted to JSON lines without loss."""
+    """Yield chunks of CSV files and JSON arrays, converted to JSON lines with the same values."""
     size, read, first, length = max(1, path.stat().st_size), 0, 1, 0
     lines: list[bytes] = []
     problem = None

@@ -68,8 +68,10 @@ class MismatchCorrection:
     ) -> torch.Tensor:
         """Return TRL's ratio of each token [B, C], or of each completion [B, 1].
 
-        `log_probs`: the trainer's log-probs [B, C]. The weights are those that generated the
-        completions, unless `inputs` has `old_per_token_logps`. Skipped rows have the ratio 1."""
+        `log_probs`: the trainer's log-probs [B, C]. If `inputs` has `old_per_token_logps`, these
+        log-probs replace `log_probs`, because the weights have changed since the completions were
+        generated. Skipped rows have the ratio 1.
+        """
         old = inputs.get("old_per_token_logps", log_probs.detach())
         skipped = torch.tensor([row.skip for row in rows], device=old.device)[:, None]
         mask = inputs["completion_mask"].bool() & ~skipped

@@ -212,7 +212,9 @@ def _is_dynamic(rotary: Untyped) -> bool:
 def _table_error(
     rotary: Untyped, expected: Untyped, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """Return the largest difference between the engine's tables and a new module's tables."""
+    """Return the largest difference between the engine's RoPE tables and the tables of a newly
+    created RoPE module.
+    """
     tables = RopeTables(rotary, dtype, device)
     kinds = rotary.rope_type
     worst = 0.0

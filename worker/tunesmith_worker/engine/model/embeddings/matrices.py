@@ -31,7 +31,8 @@ class Matrices:
 
     embedding: Matrix
     head: Matrix | None
-    """Shares the embedding's weight if tied; None for a model without a head."""
+    """The head, which shares the embedding's weight if it is tied; None for a model without a
+    head."""
 
     @classmethod
     def of(cls, model: Untyped) -> Matrices:
