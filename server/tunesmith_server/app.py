@@ -112,6 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
     portal.install(app)
     api_docs.install(app)
     app.add_middleware(RequestEnvelope, max_upload_bytes=settings.max_file_bytes)
+    app.add_middleware(portal.DefaultHeaders)
     return app
 
 

@@ -30,7 +30,10 @@ from tunesmith_server.core.errors import NotFound
 
 from . import assets, live, pages, routing, security
 from .playground import answers
+from .security import DefaultHeaders
 from .visit import Page, Visit
+
+__all__ = ["DefaultHeaders", "install"]
 
 
 def install(app: FastAPI) -> None:
@@ -56,8 +59,13 @@ async def _to_portal(request: Request) -> Response:
 
 
 def _nothing_here(visit: Visit) -> Response:
+    """Show that the page does not exist. An address with a slash at its end leads to the one
+    without."""
+    path = visit.request.url.path
+    if path.endswith("/"):
+        return visit.go(security.own_path(path.rstrip("/")))
     raise NotFound(
         ErrorCode.NOT_FOUND,
-        f"no page {visit.request.url.path}",
+        f"no page {path}",
         hint="the navigation lists the pages; a job or a file may have been deleted",
     )

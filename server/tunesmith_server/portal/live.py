@@ -47,6 +47,7 @@ SESSION_SECONDS = 30.0
 _ROWS = 50
 _WAITING = 64
 """Maximum number of pieces that wait for a slow browser; if this many wait, the feeds wait too."""
+_TYPE = "text/event-stream"
 _HELLO = b"retry: 1000\nevent: hello\ndata: {}\n\n"
 _PING = b"event: ping\ndata: {}\n\n"
 
@@ -144,6 +145,8 @@ async def answer(request: Request) -> Response:
     if principal is None or "read" not in principal.verbs:
         return Response(status_code=401, headers=security.HEADERS)
     state.rate_limits.check(principal)
+    if request.method == "HEAD":
+        return Response(media_type=_TYPE, headers=security.HEADERS)
     topics = request.query_params.get("watch", "").split(",")[:MAX_TOPICS]
     positions = dict(map(_position, filter(None, topics)))
     wants_list = positions.pop(LIST, None) is not None
@@ -153,7 +156,7 @@ async def answer(request: Request) -> Response:
         feeds.append(request.app.state.portal_rows.follow(request, principal))
     headers = {**security.HEADERS, "x-accel-buffering": "no"}
     pieces = _stream(state, principal.use, secret, feeds)
-    return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
+    return StreamingResponse(pieces, media_type=_TYPE, headers=headers)
 
 
 def _position(topic: str) -> tuple[str, int]:

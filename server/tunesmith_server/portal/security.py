@@ -9,9 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
     "content-security-policy": (
@@ -32,6 +34,31 @@ MOST_FAILURES = 10
 FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
 """Number of addresses above which addresses without recent failures are dropped."""
+_MAX_PATH = 2000
+"""Maximum length of an address to return to; proxies refuse long headers."""
+
+
+class DefaultHeaders:
+    """ASGI middleware that adds `HEADERS` to each response outside the API which does not set them:
+    static files, refused methods and bodies, missing pages."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(("/v1/", "/internal/")):
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message.get("headers", [])))
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 def is_cross_site(request: Request) -> bool:
@@ -47,12 +74,19 @@ def is_cross_site(request: Request) -> bool:
 
 
 def own_path(address: str) -> str:
-    """Return `address` if it is a path of the portal, else the path of its first page."""
-    parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
-    if parts is None or parts.scheme or parts.netloc:
+    """Return `address` if it is a path of the portal, else the path of its first page. The result
+    is ASCII, as headers must be."""
+    if not address.isprintable() or "\\" in address or len(address) > _MAX_PATH:
         return HOME
-    inside = parts.path == HOME or parts.path.startswith(f"{HOME}/")
-    return address if inside and ".." not in parts.path.split("/") else HOME
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # not an address, such as "//["
+        return HOME
+    path = unquote(parts.path)  # browsers resolve "%2e%2e" like ".."
+    is_inside = path == HOME or path.startswith(f"{HOME}/")
+    if parts.scheme or parts.netloc or not is_inside or ".." in path.split("/"):
+        return HOME
+    return quote(address, safe="%/?#[]@:!$&'()*+,;=")
 
 
 class FailedSignIns:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlencode
 
 import pytest
 from sqlalchemy import select, update
 
+from tunesmith_server.identity import policy
 from tunesmith_server.models import SessionRow
 from tunesmith_server.portal import security
 from tunesmith_server.portal.pages import all_pages
@@ -63,10 +65,15 @@ def test_the_cookie_is_of_the_host_only_over_https(server: Server) -> None:
     assert "Path=/portal" in plain
 
 
-def test_the_cookie_does_not_open_the_api(server: Server) -> None:
+def test_the_cookie_opens_only_the_portal_and_a_key_only_the_api(server: Server) -> None:
     browser = Browser(server, "https://testserver")
     browser.sign_in(server.user)
-    assert browser.get("/v1/files").status_code == 401
+    for route in policy.RULES:
+        method, _, path = route.partition(" ")
+        path = re.sub(r"\{[^}]*\}", "x", f"/v1{path}")
+        reply = browser._client.request(method, path, json={}, headers=SAME_SITE)
+        assert reply.status_code == 401, (route, reply.status_code)
+    assert Browser(server).get(JOBS, headers=server.user.headers).status_code == 303
 
 
 def test_a_revoked_key_ends_its_sessions(server: Server) -> None:
@@ -107,11 +114,29 @@ def test_a_session_slides_for_12_hours_and_ends_after_7_days(server: Server) -> 
     [
         "//evil.example", "https://evil.example", "/v1/files", "/portal/../v1/files", "/portalx",
         "/portal\\evil", "\\\\evil", "javascript:alert(1)", "/portal\r\nx: y", "", "portal/jobs",
+        "//[", "http://[", "/portal/%2e%2e/v1/files", "/portal/.%2E/docs", f"/portal/{'a' * 2000}",
     ],
 )  # fmt: skip
 def test_the_way_back_is_a_path_of_the_portal(address: str) -> None:
     assert security.own_path(address) == "/portal"
     assert security.own_path("/portal/jobs?q=1#x") == "/portal/jobs?q=1#x"
+
+
+@pytest.mark.parametrize("address", ["//[", f"{JOBS}?q=\u65e5"])
+def test_any_way_back_is_survived(server: Server, address: str) -> None:
+    browser, query = Browser(server), urlencode({"to": address})
+    check_page(browser.page(f"/portal/sign-in?{query}"))
+    assert browser.sign_in(server.user, address).status_code == 303
+    headers = SAME_SITE | {"hx-request": "true"}
+    sent = browser.post("/portal/columns", data={"to": address}, headers=headers)
+    assert sent.headers["hx-redirect"].startswith("/portal")
+
+
+def test_a_slash_at_the_end_of_an_address_is_left_out(server: Server) -> None:
+    browser = signed_in(server)
+    assert browser.get("/portal/").headers["location"] == "/portal"
+    assert browser.get(f"{JOBS}/").headers["location"] == JOBS
+    assert browser.get("/portal//evil.example//").headers["location"] == "/portal//evil.example"
 
 
 def test_ten_failed_sign_ins_make_an_address_wait(server: Server) -> None:
@@ -122,6 +147,20 @@ def test_ten_failed_sign_ins_make_an_address_wait(server: Server) -> None:
     assert refused.status_code == 429
     assert 0 < int(refused.headers["retry-after"]) <= 60
     check_page(refused.text)
+
+
+def test_other_addresses_do_not_wait_and_the_wait_ends_after_a_minute() -> None:
+    now = 100.0
+    failures = security.FailedSignIns(lambda: now)
+    for _ in range(security.MOST_FAILURES):
+        failures.add("192.0.2.1")
+        failures.add("2001:db8::1")
+        now += 2
+    assert failures.seconds_to_wait("192.0.2.1") == 40
+    assert failures.seconds_to_wait("2001:db8::ffff") == 40
+    assert failures.seconds_to_wait("192.0.2.2") == failures.seconds_to_wait("2001:db8:1::1") == 0
+    now = 160.0
+    assert failures.seconds_to_wait("192.0.2.1") == 0
 
 
 def test_a_link_signs_in_one_browser_once_and_only_after_a_press(server: Server) -> None:
@@ -145,14 +184,6 @@ def test_a_display_session_only_reads_until_it_is_ended(server: Server) -> None:
     assert screen.post("/portal/sign-in", data={"link": secret}).status_code == 303
     assert screen.get(JOBS).status_code == 200
     assert screen.post("/portal/settings/displays", data={"name": "x"}).status_code == 403
+    assert made["expires_at"] - made["created_at"] == 90 * 86_400
     assert server.user.delete(f"/v1/sessions/{made['id']}").status_code == 200
     assert screen.get(JOBS).status_code == 303
-
-
-def test_every_answer_has_the_security_headers(server: Server) -> None:
-    browser = signed_in(server)
-    replies = [browser.get(JOBS), browser.get("/portal/nothing"), browser.get("/portal")]
-    replies.append(browser.post("/portal/theme", data={"theme": "dark"}, headers=SAME_SITE))
-    for reply in replies:
-        for name, value in security.HEADERS.items():
-            assert reply.headers[name] == value
