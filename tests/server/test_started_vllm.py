@@ -104,3 +104,8 @@ def test_an_adapter_that_vllm_refuses_is_answered_by_our_process(
 def test_only_one_of_two_settings_may_name_a_server() -> None:
     with pytest.raises(ValueError, match="set only one"):
         Settings(inference_url="http://h:1", inference_vllm_model="a")
+
+
+def test_options_with_an_open_quotation_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"inference_vllm_options\n.*No closing quotation"):
+        Settings(inference_vllm_options="--a 'b")

@@ -125,15 +125,21 @@ def test_it_ends_with_a_killed_parent(child: VLLMChild, tmp_path: Path, started:
 def test_a_start_that_fails_is_repeated_later(
     child: VLLMChild, caplog: pytest.LogCaptureFixture
 ) -> None:
-    child.env["FAKE_VLLM_PROBLEM"] = "out of memory"
+    child.env["FAKE_VLLM_PROBLEM"] = "old"
+    child.start()
+    until(lambda: not ready(child) and child.process is None)
+    assert "did not start (its log has no error)" in caplog.text
+    caplog.clear()
+    child.env["FAKE_VLLM_PROBLEM"] = "(pid=1) ERROR 11-27 ValueError: too little\nRuntimeError: b"
+    child.crashes = 0
     child.start()
     until(lambda: not ready(child) and child.process is None)
     for _ in range(3):
         child.restart_if_ended()
     assert child.process is None, "it waits"
     [line] = [text for text in caplog.messages if "did not start" in text]
+    assert "did not start (ValueError: too little), so our own" in line
     assert f"answers for {BASE}; the next start is in 10 s" in line
-    assert "out of memory" in child.log_file.read_text()
 
 
 def test_without_vllm_one_line_says_what_answers(
@@ -149,6 +155,14 @@ def test_without_vllm_one_line_says_what_answers(
     settings.inference_vllm_model = "unknown"
     with pytest.raises(ValueError, match="no base model 'unknown'"):
         vllm_child(settings, local_folders(settings), tmp_path)
+
+
+def test_vllm_gets_no_secret(child: VLLMChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TUNESMITH_WORKER_TOKEN", "TUNESMITH_ROLLOUT_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    assert "secret" not in module._environment().values()
+    assert module._environment()["PATH"] == os.environ["PATH"]
+    assert not [name for name in child.env if name.startswith("TUNESMITH_")]
 
 
 def test_trainers_keep_the_first_gpu(

@@ -13,7 +13,7 @@ import transformers
 from tests.worker.engine.patches.models import model_of, packed_batch, with_lora
 from tests.worker.trainer.test_run_engine import Run
 from tunesmith_schema import PROJECTIONS
-from tunesmith_worker.engine.rollout import EngineLost, SamplingParams
+from tunesmith_worker.engine.rollout import Completion, EngineLost, SamplingParams
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
 
 from .engines import PLAN, SHAPE, Engines, engines_of, gap, moved, requests_of
@@ -82,9 +82,13 @@ def test_training_steps_reach_the_next_rollout(engines: Engines) -> None:
 def test_each_projection_of_each_layer_moves_the_rollout(engines: Engines) -> None:
     requests = requests_of(2, GREEDY, tokens=3)
     unchanged = engines.vllm.generate(requests)
-    for name, module in engines.model.named_modules():
-        if name.rpartition(".")[2] not in PROJECTIONS or not hasattr(module, "lora_B"):
-            continue
+    adapters = {
+        name: module
+        for name, module in engines.model.named_modules()
+        if name.rpartition(".")[2] in PROJECTIONS and hasattr(module, "lora_B")
+    }
+    assert len(adapters) == 7 * SHAPE["num_hidden_layers"]
+    for name, module in adapters.items():
         weight = module.lora_B["default"].weight
         with torch.no_grad():
             kept = weight.clone()
@@ -109,6 +113,28 @@ def test_full_tuning_sends_all_weights(
     # The next job has the base model's embedding and norms again.
     ours, native = engines.both(requests_of(6, GREEDY))
     assert [one.token_ids for one in ours] == [one.token_ids for one in native]
+
+
+def test_a_second_trainer_never_changes_the_completions_of_the_first(engines: Engines) -> None:
+    """The first loses the server, and gets its own completions after it has loaded again."""
+    requests = requests_of(24, GREEDY, tokens=60)
+    expected = engines.vllm.generate(requests)
+    other = engines_of(with_lora(_base(), seed=9))
+    assert other.vllm.generate(requests) != expected
+    arrived: dict[int, Completion] = {}
+
+    def load_the_other_weights(index: int, completion: Completion) -> None:
+        arrived[index] = completion
+        if len(arrived) == 1:
+            assert other.vllm._vllm is not None
+            other.vllm._vllm.load()
+
+    with pytest.raises(EngineLost, match="lost this run's weights"):
+        engines.vllm.generate(requests, load_the_other_weights)
+    assert 0 < len(arrived) < len(requests)
+    assert all(expected[index] == completion for index, completion in arrived.items())
+    assert engines.vllm.generate(requests) == expected
+    other.vllm.close()
 
 
 def test_another_base_model_is_refused(engines: Engines) -> None:

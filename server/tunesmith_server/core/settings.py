@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import socket
 from ipaddress import ip_network
 from pathlib import Path
@@ -147,6 +148,15 @@ class Settings(BaseSettings):
         if value and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", value):
             raise ValueError("must be an http or https URL, for example http://127.0.0.1:8001")
         return value.rstrip("/").removesuffix("/v1")
+
+    @field_validator("inference_vllm_options")
+    @classmethod
+    def _is_split(cls, value: str) -> str:
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"must be options as in a shell: {error}") from error
+        return value
 
     @model_validator(mode="after")
     def _refuse_unsafe_values(self) -> Self:

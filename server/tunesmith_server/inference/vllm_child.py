@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -38,6 +39,9 @@ _ANSWER_SECONDS = 2.0
 _FIRST_DELAY, _MAX_DELAY = 10.0, 600.0
 """Shortest and longest delay after a start that failed, in seconds."""
 _FIND_SECONDS = 60.0
+_ERROR = re.compile(rb"\b\w*(?:Error|Exception): [^\r\n]+|\berror: [^\r\n]+")
+"""First line of an error in vLLM's log. The first error is the cause of the others."""
+_LOG_BYTES, _REASON_CHARACTERS = 1 << 20, 500
 
 
 @dataclass(kw_only=True)
@@ -51,10 +55,13 @@ class VLLMChild(Child):
     """Time of the last healthy answer, or of the start."""
     asked_at: float = 0.0
     """Time of the last health check."""
+    log_start: int = 0
+    """Size of the log at the last start."""
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
         super().start()
+        self.log_start = self.log_file.stat().st_size
         self.is_ready, self.healthy_at = False, self.started_at
 
     def restart_if_ended(self) -> None:
@@ -66,9 +73,9 @@ class VLLMChild(Child):
             _kill_group(self.process.pid)
             if not self.is_ready:
                 log.warning(
-                    "vLLM did not start, so our own inference process answers for %s; "
+                    "vLLM did not start (%s), so our own inference process answers for %s; "
                     "the next start is in %.0f s",
-                    self.model, self.restart_delay(),
+                    self._reason(), self.model, self.restart_delay(),
                 )  # fmt: skip
         super().restart_if_ended()
         self.is_ready = self.is_ready and self.process is not None
@@ -88,6 +95,14 @@ class VLLMChild(Child):
         super().kill()
         if self.process is not None:
             _kill_group(self.process.pid)
+
+    def _reason(self) -> str:
+        """Return the first error in the log since the last start."""
+        with self.log_file.open("rb") as file:
+            file.seek(self.log_start)
+            found = _ERROR.search(file.read(_LOG_BYTES))
+        text = found[0].decode(errors="replace") if found else "its log has no error"
+        return text.strip()[:_REASON_CHARACTERS]
 
     def _check_health(self, pid: int) -> None:
         now = time.monotonic()
@@ -146,7 +161,9 @@ def vllm_child(settings: Settings, folders: Mapping[str, Path], logs: Path) -> V
 
 
 def _environment() -> dict[str, str]:
-    env = without_secrets({**os.environ})
+    """Return the environment without our settings and keys, which vLLM does not need."""
+    ours = without_secrets({**os.environ})
+    env = {name: value for name, value in ours.items() if not name.startswith("TUNESMITH_")}
     env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # share the cores with trainers
     env |= {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -20,6 +20,7 @@ from tunesmith_worker.engine.rollout import (
     OnCompletion,
     Request,
     RolloutPlan,
+    UnsupportedModel,
 )
 from tunesmith_worker.engine.rollout import choose as module
 from tunesmith_worker.engine.rollout.choose import EngineKind, EngineUnavailable
@@ -48,6 +49,8 @@ class DyingEngine(NativeEngine):
     closed = 0
     starts: Sequence[bool] = ()
     """True for each following start that succeeds; then all starts do."""
+    problem: Exception | None = None
+    """Error of all starts."""
 
     def __init__(self, *given: Untyped) -> None:
         super().__init__(*given)
@@ -65,6 +68,8 @@ class DyingEngine(NativeEngine):
         raise EngineLost("the process of vLLM ended by signal 9")
 
     def start(self) -> None:
+        if self.problem is not None:
+            raise self.problem
         (starts, *type(self).starts) = type(self).starts or [True]
         if not starts:
             raise EngineLost("vLLM has not started")
@@ -176,10 +181,24 @@ def test_an_engine_that_does_not_start_is_lost(
     assert engine.name == then
     (said,) = run.warnings
     assert "vLLM has not started" in said
-    dying.starts = [False] * (RESTARTS + 1)
+    dying.starts = [False] * RESTARTS
     if fast_inference is True:
+        engine.start()
         with pytest.raises(EngineLost, match="vLLM has not started"):
             engine.start()
+    engine.start()
+    assert (engine.name, len(run.warnings)) == (then, 2 if fast_inference is True else 1)
+
+
+def test_a_model_that_vllm_does_not_support_gets_the_next_engine(dying: type[DyingEngine]) -> None:
+    dying.problem = UnsupportedModel("lm_head: an adapter")
+    run = Run()
+    engine = run.engine(make_model("llama"))
+    engine.start()
+    assert engine.name == "native"
+    assert run.warnings[0].endswith("vllm to native: vllm does not support lm_head: an adapter.")
+    with pytest.raises(UnsupportedModel):
+        Run().engine(make_model("llama"), True).start()
 
 
 def test_a_resumed_run_keeps_its_engine(dying: type[DyingEngine]) -> None:

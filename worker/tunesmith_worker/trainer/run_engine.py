@@ -15,6 +15,7 @@ from tunesmith_worker.engine.rollout import (
     Request,
     RolloutFigures,
     RolloutPlan,
+    UnsupportedModel,
 )
 from tunesmith_worker.engine.rollout.choose import (
     EngineChoice,
@@ -127,12 +128,15 @@ class RunEngine:
                 return [done[place] for place in range(len(requests))]
 
     def start(self) -> None:
-        """Start the engine in use. Raises EngineLost if no engine can be started."""
-        while True:
-            try:
-                return self._current.start()
-            except EngineLost as error:
-                self._recover(error)
+        """Start the engine in use. If it does not start, it is replaced, or starts in `generate`.
+        Raises UnsupportedModel if the recipe allows no other engine."""
+        try:
+            self._current.start()
+        except EngineLost as error:
+            self._recover(error)
+        except UnsupportedModel as error:
+            if not self.fall_back(f"{self.name} does not support {error}."):
+                raise
 
     def fall_back(self, why: str) -> bool:
         """Replace the engine if the recipe allows it, with an event that says `why`. Return False

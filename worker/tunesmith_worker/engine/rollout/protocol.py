@@ -174,8 +174,8 @@ class ModelEngine(RolloutEngine, Protocol):
         the dtype and layers with which it was made."""
 
     def start(self) -> None:
-        """Start what `generate` needs and does not have yet, for example vLLM. Raises
-        EngineLost."""
+        """Start what `generate` needs and does not have yet, for example vLLM. Raises EngineLost
+        and UnsupportedModel."""
 
     def close(self) -> None:
         """Free memory and processes. The engine must not be used afterwards."""

@@ -24,7 +24,7 @@ from ..protocol import (
 )
 from .colocated import ColocatedVLLM
 from .plan import server_address
-from .server import ServedVLLM
+from .server import FIRST_SECONDS, START_SECONDS, ServedVLLM
 from .serves import why_not
 
 Untyped = Any  # Any: transformers is not typed
@@ -107,8 +107,8 @@ class VLLMEngine:
         return done
 
     def start(self) -> None:
-        """Start vLLM, or connect to its server and wait for it. Raises EngineLost."""
-        self._started()
+        """Start vLLM, or connect to its server. Raises EngineLost and UnsupportedModel."""
+        self._started(FIRST_SECONDS)
 
     def close(self) -> None:
         """Stop vLLM and free its memory."""
@@ -116,14 +116,17 @@ class VLLMEngine:
             self._vllm.close()
             self._vllm = None
 
-    def _started(self) -> ColocatedVLLM | ServedVLLM:
+    def _started(self, seconds: float = START_SECONDS) -> ColocatedVLLM | ServedVLLM:
+        """`seconds`: time in which a server must answer."""
         if self._vllm is None:
             address = server_address()
             with _engine_errors():
                 if address is None:
                     self._vllm = ColocatedVLLM(self._model, self._plan)
                 else:
-                    self._vllm = ServedVLLM(self._model, *address)
+                    self._vllm = ServedVLLM(
+                        self._model, *address, seconds=seconds, interrupted=self.interrupted
+                    )
         return self._vllm
 
     def _check(self, requests: Sequence[Request]) -> None:

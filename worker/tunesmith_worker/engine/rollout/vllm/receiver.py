@@ -20,8 +20,10 @@ from tunesmith_kernels.lora import Adapter, Projection
 
 from ..fold import checksum
 from ..weights import merged_weight
+from . import loaded
 from .parcel import unpack
 from .tied_head import refresh_tied_head
+from .wire import LOGPROBS_MODE
 
 Untyped = Any  # Any: vLLM is not typed here
 
@@ -42,8 +44,9 @@ class WeightReceiver:
         self.tunesmith_parts.append(base64.b64decode(part))
         return {}
 
-    def tunesmith_load(self) -> dict[str, int]:
-        """Load the weights of the parcel."""
+    def tunesmith_load(self, weights_id: str) -> dict[str, int]:
+        """Load the weights of the parcel, which get the id `weights_id`."""
+        loaded.weights = ""
         parcel = unpack(b"".join(self.tunesmith_parts))
         self.tunesmith_parts = []
         base = _BaseModel(self.model_runner)
@@ -62,7 +65,22 @@ class WeightReceiver:
         with torch.no_grad():
             self.model_runner.reload_weights(weights_iterator=weights())
             refresh_tied_head(self.model_runner.get_model())
+        loaded.weights = weights_id
         return {"weights": len(parcel)}
+
+    def tunesmith_missing_options(self) -> dict[str, str]:
+        """Return the options with which the server should have been started, by name."""
+        model, scheduler = (
+            self.model_runner.vllm_config.model_config,
+            self.model_runner.vllm_config.scheduler_config,
+        )
+        options = {
+            "--logits-processors and VLLM_USE_V2_MODEL_RUNNER=0": loaded.has_sampler,
+            f"--logprobs-mode {LOGPROBS_MODE}": model.logprobs_mode == LOGPROBS_MODE,
+            "--max-logprobs 2": model.max_logprobs == -1 or model.max_logprobs >= 2,
+            "--no-async-scheduling": not scheduler.async_scheduling,
+        }
+        return {name: "missing" for name, is_set in options.items() if not is_set}
 
     def tunesmith_checksums(self, *names: str) -> dict[str, int]:
         """Return a checksum of each named weight of the base model."""

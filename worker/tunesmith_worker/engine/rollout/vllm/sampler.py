@@ -17,7 +17,8 @@ from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
 from ..protocol import NotFinite, SamplingParams
 from ..sampling import PenaltyState, Uniforms, sample
-from .wire import KEY, NOT_FINITE, encode, read_extra_args
+from . import loaded
+from .wire import KEY, NOT_FINITE, OTHER_WEIGHTS, encode, read_extra_args
 
 Untyped = Any  # Any: vLLM is not typed here
 
@@ -25,6 +26,8 @@ Untyped = Any  # Any: vLLM is not typed here
 @dataclass
 class _Row:
     params: SamplingParams
+    weights: str
+    """Id of the weights that must be loaded; empty for no check."""
     uniforms: Uniforms
     prompt_ids: list[int]
     tokens: list[int]
@@ -47,6 +50,7 @@ class RequestSampler(LogitsProcessor):  # type: ignore[misc]  # vLLM is not type
 
     def __init__(self, vllm_config: Untyped, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
+        loaded.has_sampler = True
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -59,8 +63,10 @@ class RequestSampler(LogitsProcessor):  # type: ignore[misc]  # vLLM is not type
         for index, params, prompt_ids, output_ids in batch_update.added:
             self._rows.pop(index, None)
             if params.extra_args and KEY in params.extra_args:
-                seed, sampling = read_extra_args(params.extra_args)
-                self._rows[index] = _Row(sampling, Uniforms(seed), prompt_ids or [], output_ids)
+                seed, weights, sampling = read_extra_args(params.extra_args)
+                self._rows[index] = _Row(
+                    sampling, weights, Uniforms(seed), prompt_ids or [], output_ids
+                )
         for first, second, direction in batch_update.moved:
             row, other = self._rows.pop(first, None), self._rows.pop(second, None)
             if row is not None:
@@ -71,7 +77,10 @@ class RequestSampler(LogitsProcessor):  # type: ignore[misc]  # vLLM is not type
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         groups: dict[SamplingParams, list[int]] = {}
         for index, row in self._rows.items():
-            groups.setdefault(row.params, []).append(index)
+            if row.weights in ("", loaded.weights):
+                groups.setdefault(row.params, []).append(index)
+            else:
+                _signal(logits, index, OTHER_WEIGHTS)
         for params, indices in groups.items():
             _sample_rows(logits, params, indices, [self._rows[index] for index in indices])
         return logits
@@ -90,11 +99,15 @@ def _sample_rows(
             [row.penalties(logits) for row in rows] if params.has_penalties else [],
         )
     except NotFinite:
-        logits[places] = -torch.inf
-        logits[places, 0] = NOT_FINITE
-        return
+        return _signal(logits, places, NOT_FINITE)
     tokens, first, second = encode(sampled, logits.shape[1])
     logits[places] = -torch.inf
     logits[places, tokens[0].to(logits.device)] = first.to(logits)
     if params.has_filters or params.has_penalties:
         logits[places, tokens[1].to(logits.device)] = second.to(logits)
+
+
+def _signal(logits: torch.Tensor, places: torch.Tensor | int, value: float) -> None:
+    """Leave only token 0, with the logit `value`."""
+    logits[places] = -torch.inf
+    logits[places, 0] = value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -26,8 +27,11 @@ Untyped = Any  # Any: transformers is not typed
 
 START_SECONDS = 300.0
 """Seconds to wait until a lost server has started again."""
+FIRST_SECONDS = 30.0
+"""Seconds in which a server must answer at the start of a run."""
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
+_HINT = "was it started with all options in docs/how-to/vllm.md?"
 _CHECKED = 3
 """Number of weights that are compared with the server's weights."""
 
@@ -35,11 +39,24 @@ _CHECKED = 3
 class ServedVLLM:
     """Client of the server at `url`, for a model in training."""
 
-    def __init__(self, model: Untyped, url: str, token: str) -> None:
-        """Raises EngineLost if there is no server, or if the server has another base model."""
+    def __init__(
+        self,
+        model: Untyped,
+        url: str,
+        token: str,
+        *,
+        seconds: float = START_SECONDS,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`seconds`: time in which the server must answer. `interrupted`: see ModelEngine.
+
+        Raises EngineLost if there is no server, or if the server has another base model, and
+        Interrupted."""
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
+        self._weights_id = ""
+        """Id of the weights of the last load."""
         self._complete = False
         """True after the first load, which also replaces weights that an earlier job has
         trained."""
@@ -48,12 +65,14 @@ class ServedVLLM:
             "base_url": self._url,
             "headers": headers,
             "timeout": httpx.Timeout(600.0, connect=10.0),
+            "trust_env": False,  # no proxy
         }
         self._client = httpx.Client(**self._settings)
         try:
-            self._wait_for_start()
+            self._wait_for_start(seconds, interrupted)
+            self._check_options()
             self._check_base_model()
-        except EngineLost:
+        except BaseException:
             self._client.close()
             raise
 
@@ -65,7 +84,8 @@ class ServedVLLM:
             self._call(
                 "tunesmith_add", base64.b64encode(data[start : start + _PART_BYTES]).decode()
             )
-        self._call("tunesmith_load")
+        self._weights_id = secrets.token_hex(8)
+        self._call("tunesmith_load", self._weights_id)
         self._post("/reset_prefix_cache")
         self._complete = True
 
@@ -125,14 +145,14 @@ class ServedVLLM:
     ) -> tuple[list[int], list[dict[int, float]]]:
         body = {
             "token_ids": list(request.prompt_ids),
-            "sampling_params": sampling_arguments(request),
+            "sampling_params": sampling_arguments(request, self._weights_id),
         }
         try:
             reply = await client.post("/inference/v1/generate", json=body)
         except httpx.TransportError as error:
             raise self._lost(error) from error
         if not reply.is_success:
-            raise EngineLost(f"the vLLM server answers {reply.status_code}: {reply.text[:300]}")
+            raise self._refused(reply)
         [choice] = reply.json()["choices"]
         values = [
             {entry["token_id"]: entry["logprob"] for entry in (*at["top_logprobs"], at)}
@@ -140,18 +160,28 @@ class ServedVLLM:
         ]
         return choice["token_ids"], values
 
-    def _wait_for_start(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _wait_for_start(self, seconds: float, interrupted: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
         while True:
+            if interrupted():
+                raise Interrupted("generation was interrupted")
             try:
-                if self._client.get("/health", timeout=5.0).is_success:
+                reply = self._client.get("/health", timeout=5.0)
+                if reply.is_success:
                     return
-                problem: Exception = RuntimeError("it is not healthy")
+                problem: Exception = RuntimeError(f"{reply.status_code} to /health")
             except httpx.TransportError as error:
                 problem = error
             if time.monotonic() > deadline:
                 raise self._lost(problem)
             time.sleep(1.0)
+
+    def _check_options(self) -> None:
+        missing = self._call("tunesmith_missing_options")
+        if missing:
+            raise EngineLost(
+                f"the vLLM server at {self._url} was started without {', '.join(missing)}"
+            )
 
     def _check_base_model(self) -> None:
         ours = {name: weight for name, weight in islice(self._policy.untrained(), _CHECKED)}
@@ -176,10 +206,14 @@ class ServedVLLM:
         except httpx.TransportError as error:
             raise self._lost(error) from error
         if not reply.is_success:
-            raise EngineLost(
-                f"the vLLM server answers {reply.status_code} to {path}: {reply.text[:300]}"
-            )
+            raise self._refused(reply)
         return reply
+
+    def _refused(self, reply: httpx.Response) -> EngineLost:
+        return EngineLost(
+            f"the vLLM server at {self._url} answers {reply.status_code} to "
+            f"{reply.request.url.path}: {reply.text[:300]} ({_HINT})"
+        )
 
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"the vLLM server at {self._url} does not answer ({error})")

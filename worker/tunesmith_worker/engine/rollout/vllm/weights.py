@@ -51,6 +51,8 @@ class PolicyWeights:
         for name, module in _leaves(causal):
             if name != tied:
                 weights += _weights_of(name, module, causal.dtype)
+            elif isinstance(module, peft.tuners.lora.LoraLayer):
+                raise UnsupportedModel(f"{name}: an adapter on a head tied to the embedding")
         return weights
 
     def everything(self) -> Iterator[tuple[str, torch.Tensor]]:

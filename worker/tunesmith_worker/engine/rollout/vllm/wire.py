@@ -13,32 +13,38 @@ from typing import Any
 
 import torch
 
-from ..protocol import Completion, FinishReason, NotFinite, Request, SamplingParams
+from ..protocol import Completion, EngineLost, FinishReason, NotFinite, Request, SamplingParams
 from ..sampling import SampledTokens
 from ..stopping import StopChecker
 
 Untyped = Any  # Any: vLLM is not typed here
 
 KEY = "tunesmith_seed"
+WEIGHTS_KEY = "tunesmith_weights"
 LOGPROBS_MODE = "processed_logits"
 """Setting with which vLLM returns logits instead of log-probs."""
 NOT_FINITE = 0.5
 """Logit that replaces NaN or infinity in the model's logits."""
+OTHER_WEIGHTS = 0.25
+"""Logit that signals that the server no longer has the request's weights."""
 
 
-def extra_args(request: Request) -> dict[str, float | int]:
+def extra_args(request: Request, weights: str) -> dict[str, float | int | str]:
     """Return the arguments that `RequestSampler` reads."""
-    return {KEY: request.seed, **asdict(request.sampling)}
+    return {KEY: request.seed, WEIGHTS_KEY: weights, **asdict(request.sampling)}
 
 
-def read_extra_args(arguments: Mapping[str, Untyped]) -> tuple[int, SamplingParams]:
-    """Return the seed and the sampling parameters in `extra_args`."""
+def read_extra_args(arguments: Mapping[str, Untyped]) -> tuple[int, str, SamplingParams]:
+    """Return the seed, the id of the weights and the sampling parameters in `extra_args`."""
     values = dict(arguments)
-    return int(values.pop(KEY)), SamplingParams(**values)
+    seed, weights = int(values.pop(KEY)), str(values.pop(WEIGHTS_KEY))
+    return seed, weights, SamplingParams(**values)
 
 
-def sampling_arguments(request: Request) -> dict[str, Untyped]:
-    """Return the arguments of vLLM's SamplingParams for a request."""
+def sampling_arguments(request: Request, weights: str = "") -> dict[str, Untyped]:
+    """Return the arguments of vLLM's SamplingParams for a request.
+
+    `weights`: id of the weights that a server must have; empty in the trainer's process."""
     sampling = request.sampling
     return {
         "temperature": 0.0,  # RequestSampler leaves vLLM one token to choose from
@@ -48,7 +54,7 @@ def sampling_arguments(request: Request) -> dict[str, Untyped]:
         "logprobs": 2 if sampling.has_filters or sampling.has_penalties else 0,
         "detokenize": False,
         "skip_special_tokens": False,
-        "extra_args": extra_args(request),
+        "extra_args": extra_args(request, weights),
     }
 
 
@@ -72,12 +78,17 @@ def decode(
     """Return the completion of a request.
 
     `values`: the returned logits of each token, by token id. Tokens after a stop text are removed,
-    because vLLM does not get the stop texts. Raises NotFinite."""
+    because vLLM does not get the stop texts. Raises NotFinite and EngineLost."""
     checker = StopChecker(request, tokenizer)
     sampling = request.sampling
     policies, samplings = [], []
     end: tuple[FinishReason, int | str | None] | None = None
     for token, value in zip(tokens, values, strict=True):
+        if value[token] == OTHER_WEIGHTS:
+            raise EngineLost(
+                "the vLLM server has lost this run's weights in a rollout: it has started again, "
+                "or another job uses it; only one worker may have its URL"
+            )
         if value[token] == NOT_FINITE:
             raise NotFinite(
                 "the model's logits are not finite: check its weights for NaN, and the loss and "
