@@ -15,7 +15,7 @@ from tunesmith_worker.supervisor.app import OneProcessPool, PrivateLocksPool, ma
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_killed_process_is_replaced_by_one_that_takes_work(busy: bool) -> None:
-    pool = PrivateLocksPool(1, threads=True)
+    pool = PrivateLocksPool(1, threads=True, lost_worker_timeout=1.0)  # terminate() waits for it
     try:
         for _ in range(2):
             pid = pool.apply_async(os.getpid).get(timeout=30)
