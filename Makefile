@@ -1,7 +1,8 @@
 # Every target installs what it needs. On a new machine, the first target takes a few minutes longer.
 PYTHON ?= python3
-# Number of parallel test processes. Each may start a service and a trainer (1 GB of memory).
-JOBS ?= 2
+# Number of parallel test processes. Each needs 1 GB of memory, and 2 GB more while it runs a service with
+# a trainer. Two would leave a quarter of two cores idle: tests wait for disks, timers and processes.
+JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
