@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,17 +34,22 @@ def graded(grader: dict[str, Any]) -> dict[str, Any]:
     return {"model": "m", "training_file": "f", "method": method}
 
 
-NAMED: dict[str, dict[str, int]] = {str(number): {} for number in range(BYTES // 12)}
 JOBS, CHAT, TEXT = "/v1/fine_tuning/jobs", "/v1/chat/completions", "/v1/completions"
-HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
-    "prompts": (TEXT, {"model": "m", "prompt": [x for _ in range(BYTES // 5) for x in ("", 1)]}),
-    "lists": (TEXT, {"model": "m", "prompt": [x for _ in range(BYTES // 9) for x in ([""], [1])]}),
-    "messages": (CHAT, {"model": "m", "messages": filled({"x": 1})[:10_000]}),
-    "parts": (
+HOSTILE: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
+    "prompts": lambda: (
+        TEXT,
+        {"model": "m", "prompt": [x for _ in range(BYTES // 5) for x in ("", 1)]},
+    ),
+    "lists": lambda: (
+        TEXT,
+        {"model": "m", "prompt": [x for _ in range(BYTES // 9) for x in ([""], [1])]},
+    ),
+    "messages": lambda: (CHAT, {"model": "m", "messages": filled({"x": 1})[:10_000]}),
+    "parts": lambda: (
         CHAT,
         {"model": "m", "messages": filled({"role": "user", "content": [{"x": 1}] * 900})},
     ),
-    "metadata": (
+    "metadata": lambda: (
         JOBS,
         {
             "model": "m",
@@ -52,19 +57,29 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
             "metadata": {str(number): 1 for number in range(BYTES // 11)},
         },
     ),
-    "graders": (JOBS, graded({"type": "multi", "calculate_output": "a", "graders": NAMED})),
-    "a template": (
+    "graders": lambda: (
+        JOBS,
+        graded(
+            {
+                "type": "multi",
+                "calculate_output": "a",
+                "graders": {str(number): {} for number in range(BYTES // 12)},
+            }
+        ),
+    ),
+    "a template": lambda: (
         JOBS,
         graded(
             {"type": "string_check", "input": "{{" * 50_000, "reference": "", "operation": "eq"}
         ),
     ),
 }
+"""Functions that make the bodies: all together are large."""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_wrong_items_are_refused_quickly(server: Server, name: str) -> None:
-    path, body = HOSTILE[name]
+    path, body = HOSTILE[name]()
     content = json.dumps(body, separators=(",", ":")).encode()
     assert len(content) < 1024 * 1024
     seconds: list[float] = []
