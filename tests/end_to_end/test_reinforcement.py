@@ -134,9 +134,11 @@ def in_training(run: Path) -> bool:
     return drawn >= 3 and drawn > max(steps[EventKind.METRICS], default=0)
 
 
-def kill_when(service: Service, in_the_middle: Callable[[Path], bool]) -> None:
+def kill_when(
+    service: Service, in_the_middle: Callable[[Path], bool], seconds: float = 150
+) -> None:
     """Lets the trainer go on a few milliseconds at a time, and kills it at that moment."""
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for trainer in service.trainers():
             run = Path(f"/proc/{trainer}/cwd").readlink()

@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         child.kill()
 
 
-def until(what: Callable[[], object], seconds: float = 10) -> None:
+def until(what: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen"

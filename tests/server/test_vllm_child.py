@@ -119,7 +119,7 @@ def test_it_ends_with_a_killed_parent(child: VLLMChild, tmp_path: Path, started:
         leader = int(parent.stdout.readline())
         until(lambda: len(group(leader)) == 3 and module.is_healthy(child.socket) == started)
         parent.kill()
-    until(lambda: group(leader) == [], 15)
+    until(lambda: group(leader) == [])
 
 
 def test_a_start_that_fails_is_repeated_later(

@@ -114,14 +114,14 @@ def test_vllm_is_killed_and_then_serve(service: Service, client: tunesmith.Clien
     asked = _ask(client, BASE, QUESTIONS[0])
     [first] = service.processes(ENGINE)
     os.kill(service.processes(SERVER)[0], signal.SIGKILL)
-    until(lambda: not alive(first), 15)
+    until(lambda: not alive(first))
     assert _engine(service) == "native"
     assert _ask(client, BASE, QUESTIONS[0])[0] == asked[0]
     until(lambda: _engine(service) == "vllm", START_SECONDS)
     assert _ask(client, BASE, QUESTIONS[0])[0] == asked[0]
     vllm = [*service.processes(SERVER), *service.processes(ENGINE)]
     os.kill(service.pid, signal.SIGKILL)
-    until(lambda: not any(map(alive, vllm)), 15)
+    until(lambda: not any(map(alive, vllm)))
 
 
 def _engine(service: Service, model: str = BASE) -> str:

@@ -78,7 +78,7 @@ def start(service: Service, prompts: str, fast_inference: bool) -> tunesmith.Job
 @pytest.fixture(scope="module")
 def expected(service: Service, prompts: str) -> list[Sample]:
     """Completions of the native engine."""
-    job = start(service, prompts, fast_inference=False).wait(timeout=200)
+    job = start(service, prompts, fast_inference=False).wait(timeout=400)
     assert job.status == "succeeded"
     return completions(job)
 
@@ -87,7 +87,7 @@ def test_the_process_of_trainer_and_vllm_is_killed(
     service: Service, prompts: str, expected: list[Sample]
 ) -> None:
     job = start(service, prompts, fast_inference=True)
-    kill_when(service, in_generation)
+    kill_when(service, in_generation, 400)
     job.wait(timeout=600)
     assert job.attempt == 2
     check(job, expected)
@@ -141,7 +141,7 @@ def kill_in_generation(service: Service, server: VLLMServer) -> None:
     """Let the server run a few milliseconds at a time, and kill it while some of the completions of
     the second step are missing."""
     assert server.process is not None
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         os.killpg(server.process.pid, signal.SIGSTOP)
         runs = [Path(f"/proc/{pid}/cwd").readlink() for pid in service.trainers()]

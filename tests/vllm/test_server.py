@@ -117,7 +117,7 @@ def test_full_tuning_sends_all_weights(
 
 def test_a_second_trainer_never_changes_the_completions_of_the_first(engines: Engines) -> None:
     """The first loses the server, and gets its own completions after it has loaded again."""
-    requests = requests_of(24, GREEDY, tokens=60)
+    requests = requests_of(24, GREEDY, tokens=140)  # long, because loading takes some steps
     expected = engines.vllm.generate(requests)
     other = engines_of(with_lora(_base(), seed=9))
     assert other.vllm.generate(requests) != expected
