@@ -11,8 +11,13 @@ NOT_MEASURED = "-"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines) + "\n"
+    """Return a table. If all rows have the same date in a last column `date`, a line after the
+    table has the date instead."""
+    body, note = [list(row) for row in rows], ""
+    if head[-1] == "date" and len({row[-1] for row in body}) == 1:
+        head, note = head[:-1], f"\nMeasured: {body[0][-1]}.\n"
+    lines = [head, ["---"] * len(head), *(row[: len(head)] for row in body)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + f"\n{note}"
 
 
 def date(result: Result) -> str:
