@@ -14,6 +14,7 @@ from ._cli import (
     control,
     evaluations,
     files,
+    job_links,
     jobs,
     models,
     projects,
@@ -62,6 +63,7 @@ def _connection(
 
 control.add_to(jobs.app)
 about_job.add_to(jobs.app)
+job_links.add_to(jobs.app)
 compare.add_to(jobs.app)
 samples.add_to(jobs.app)
 app.add_typer(jobs.app, name="jobs")

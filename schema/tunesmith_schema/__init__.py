@@ -59,6 +59,7 @@ from .graders import Grader, MultiGrader, SingleGrader
 from .grpo import GRPORecipe, RolloutRecipe
 from .health import HealthState, JobHealth
 from .job_files import JobFile
+from .job_links import JobLink, JobLinkCreate, JobLinkCreated
 from .job_validation import JobValidation, RequestProblem
 from .jobs import (
     TERMINAL,
@@ -224,7 +225,8 @@ __all__ = [
     "FileFindings", "FileObject", "FileOverlap", "FilePurpose", "FileReading", "FileStats",
     "FileUse", "FileValidation", "GRPORecipe", "Grader",
     "HealthState", "Hyperparameters", "Job", "JobCreate", "JobCurve", "JobDeleted", "JobError",
-    "JobEvaluation", "JobFailure", "JobFile", "JobFork", "JobHealth", "JobLineage", "JobPatch",
+    "JobEvaluation", "JobFailure", "JobFile", "JobFork", "JobHealth", "JobLineage", "JobLink",
+    "JobLinkCreate", "JobLinkCreated", "JobPatch",
     "JobReport", "JobState", "JobValidation", "KeyLimits", "KeyOwner", "KeyService", "KeyUser",
     "LayerMemory", "LengthBin", "Limits", "LoraRecipe", "Me", "Method", "MethodName",
     "MetricColumns", "MetricPoint", "Model", "ModelComparison", "ModelDeleted", "ModelScores",

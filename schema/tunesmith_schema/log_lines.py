@@ -1,6 +1,6 @@
 """Formatter for the log lines of server and worker. No text from a request, a file or a worker can
-forge a line: control characters are escaped, and the lines of a traceback are indented. API keys,
-for example in a URL, are cut off after their prefix."""
+forge a line: control characters are escaped, and the lines of a traceback are indented. API keys
+and secrets of links, for example in a URL, are cut off after their prefix."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 """Control characters, line and paragraph separators, marks that change the direction of text, and
 halves of surrogate pairs."""
 
-_KEY = re.compile(r"\b(tunesk-|ts-)[A-Za-z0-9_-]{43}")
-"""API keys of this and of earlier releases."""
+_KEY = re.compile(r"(\btunesk-|\bts-|[?&]link=)[A-Za-z0-9_-]{43}")
+"""API keys of this and of earlier releases, and secrets of links."""
 
 
 class LineFormatter(logging.Formatter):

@@ -23,6 +23,7 @@ from tunesmith_server.api import (
     internal,
     internal_evaluations,
     job_create,
+    job_links,
     jobs,
     me,
     models,
@@ -130,8 +131,20 @@ def all_routes() -> list[BaseRoute]:
     # For the OpenAPI document only: the routes check the key before they read the body.
     bearer = Security(HTTPBearer(auto_error=False))
     for api in (
-        *(files, uploads, job_create, jobs, events, samples, fine_tuning, permissions, models),
-        *(adapters, evaluations, chat, recipe, me, sessions, organization, queue, workers, usage),
+        *(files, uploads, job_create, jobs, job_links, events, samples, fine_tuning, permissions),
+        *(
+            models,
+            adapters,
+            evaluations,
+            chat,
+            recipe,
+            me,
+            sessions,
+            organization,
+            queue,
+            workers,
+            usage,
+        ),
     ):
         root.include_router(api.router, prefix="/v1", responses=REFUSALS, dependencies=[bearer])
     root.include_router(internal.enrollment, prefix="/internal")

@@ -21,6 +21,7 @@ from tunesmith_server.core.database import Database, epoch_now
 from tunesmith_server.core.queue import WakeUps
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import BLOB_GRACE, Storage
+from tunesmith_server.identity import job_links
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.scheduling.eligibility import may_start
 from tunesmith_server.services import keys, sessions, workers
@@ -76,6 +77,7 @@ class Janitor(threading.Thread):
             "delete old rows": _delete_old_rows,
             "delete expired files": files.delete_expired,
             "delete ended sessions": sessions.delete_ended,
+            "delete expired links": job_links.delete_expired,
             "drop resume points": lambda session: resume_points.drop_unneeded(session, settings),
             "expire uploads": lambda session: upload_completion.expire(session),
             "make room": making_room.make_room,

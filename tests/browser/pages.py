@@ -24,7 +24,8 @@ class Visit:
     """Name of the test and of the screenshots."""
     path: str
     """Path and query. `{running}` is the id of the world's job of this name, `{file train}` that of
-    a file, `{model of succeeded}` the name of the job's model; see seeding."""
+    a file, `{model of succeeded}` the name of the job's model, `{link of running}` the path of a
+    link that shows the job; see seeding."""
     ready: str
     """Selector of an element that shows that the page is complete."""
     anonymous: bool = False
@@ -41,7 +42,8 @@ class Visit:
         """Return path and query, with ids of the service's world."""
         files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
         models = {f"model of {what}": name for what, name in service.world.results.items()}
-        return self.path.format_map(service.world.jobs | files | models)
+        links = {f"link of {what}": path for what, path in service.world.links.items()}
+        return self.path.format_map(service.world.jobs | files | models | links)
 
     def open(self, page: Page, service: Service) -> None:
         """Open the page and wait until it is complete."""
@@ -123,6 +125,16 @@ VISITS = (
     Visit(name="model", path="/portal/models/{model of succeeded}", ready=".verdict .num"),
     Visit(name="model-base", path="/portal/models/tiny-llama", ready="#h-workers"),
     Visit(name="playground", path="/portal/playground?user=3+plus+3%3F", ready="#answers"),
+    Visit(name="job-links", path="/portal/jobs/{running}/links", ready="#share"),
+    Visit(
+        name="job-links-made",
+        path="/portal/jobs/{queued}/links",
+        click="#share form button",
+        ready="#made",
+    ),
+    Visit(name="shared", path="{link of running}", ready="#shared img", anonymous=True),
+    Visit(name="shared-queued", path="{link of queued}", ready="#shared", anonymous=True),
+    Visit(name="shared-hostile", path="{link of hostile}", ready="#shared", anonymous=True),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.

@@ -40,6 +40,7 @@ class Team:
     permission_id: str
     key_id: str
     user_id: str
+    link_id: str
     reservation_id: str
     session_id: str
 
@@ -93,8 +94,11 @@ def team(server: Server, admin: Caller, project_id: str, share_with: str) -> Tea
     key = admin.post(f"{members}/api_keys", json={"name": "spare", "user_id": person}).json()
     window = {"worker": "here", "starts_at": 4_000_000_000}
     screen = user.post("/v1/sessions", json={"name": "wall"})
+    link = user.post(f"/v1/fine_tuning/jobs/{job_id}/links")
+    assert link.status_code == 200, link.text
     return Team(
         server=mine,
+        link_id=link.json()["id"],
         session_id=screen.json()["id"],
         reservation_id=admin.post("/v1/reservations", json=window).json()["id"],
         project_id=project_id,

@@ -57,6 +57,10 @@ def _jobs() -> Iterator[Attack]:
     yield "GET", "/v1/fine_tuning/events?stream=true&jobs={job_id}", {}
     yield "GET", "/v1/fine_tuning/events?stream=true&jobs=[job_id],{job_id}:1", {}
     yield "GET", "/v1/fine_tuning/compare?jobs=[job_id],{job_id}", {}
+    yield "GET", f"{JOBS}/{{job_id}}/links", {}
+    yield "POST", f"{JOBS}/{{job_id}}/links", {}
+    yield "DELETE", f"{JOBS}/{{job_id}}/links/{{link_id}}", {}
+    yield "DELETE", f"{JOBS}/[job_id]/links/{{link_id}}", {}
     yield "PATCH", f"{JOBS}/{{job_id}}", {"json": {"name": "n"}}
     yield "GET", f"{JOBS}/{{job_id}}/metrics?format=columns", {}
     for query in (

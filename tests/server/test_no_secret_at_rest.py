@@ -116,6 +116,16 @@ def made_keys(admin: Caller) -> list[tuple[str, str, str]]:
     return [(key["value"], key["id"], path) for path, key in made]
 
 
+def made_link(server: Server, user: Caller, job_id: str) -> str:
+    """Make a link that shows a job, open it rightly and wrongly, and return its secret."""
+    path = f"/v1/fine_tuning/jobs/{job_id}/links"
+    made = user.post(path).json()
+    server.anonymous.get(made["path"])
+    for wrong in (f"{made['path']}x", made["path"].replace("?", "/curve.png?")):
+        server.anonymous.get(wrong)
+    return str(made["path"].partition("link=")[2])
+
+
 def use_and_revoke(server: Server, admin: Caller, own: Team, other: Team) -> list[str]:
     """Use keys of every kind in every kind of request, then revoke them and use them again."""
     values, names = [], names_of(other)
@@ -153,7 +163,8 @@ def test_no_secret_is_stored_logged_or_shown_again(
     log_paths(server, values[0])
     token = server.settings.worker_token.get_secret_value()
     canaries = [value[SHOWN_LETTERS:] for value in values]
-    canaries += [credential.rpartition(":")[2], token]
+    link = made_link(server, own.server.user, own.job_id)
+    canaries += [credential.rpartition(":")[2], token, link]
     assert all(len(canary) >= 32 for canary in canaries)
     stored = at_rest(server)
     places = {
@@ -164,7 +175,7 @@ def test_no_secret_is_stored_logged_or_shown_again(
     for place, content in places.items():
         for canary in canaries:
             assert canary.encode() not in content, place
-    for value in values:
+    for value in (*values, link):
         assert key_hash(value).encode() in stored, "the search reads the rows of keys"
         assert key_hash(value).encode() not in places["replies"]
         assert key_hash(value).encode() not in places["log"]

@@ -29,6 +29,7 @@ from .follow import follow
 from .follow_many import Item, follow_many
 from .grader_argument import with_grader
 from .job import Job, raise_unless_succeeded
+from .job_links import JobLinks
 from .job_output import JobOutput
 from .permissions import Checkpoints
 from .status_poll import StatusPoll
@@ -47,6 +48,7 @@ class Jobs(JobOutput):
     def __init__(self, http: Http, files: Files) -> None:
         super().__init__(http)
         self._files = files
+        self.links = JobLinks(http)
 
     def create(
         self,

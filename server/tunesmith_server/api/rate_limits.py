@@ -1,4 +1,5 @@
-"""Rate limits of API keys: one token bucket per key, in the memory of each API process.
+"""Rate limits: one token bucket per API key, in the memory of each API process. Pages that need no
+sign-in have one bucket per client address.
 
 The buckets are not shared by several API processes: a shared bucket would need a database write per
 request, and SQLite has only one writer at a time. With N processes behind a proxy, a key may send
@@ -28,7 +29,7 @@ class _Bucket:
 
 
 class RateLimits:
-    """Buckets of all keys. Only the event loop's thread uses them."""
+    """Buckets of all senders. Only the event loop's thread uses them."""
 
     def __init__(self, default: int, now: Callable[[], float] = time.monotonic) -> None:
         self._default = default
@@ -39,21 +40,27 @@ class RateLimits:
     def check(self, principal: Principal) -> None:
         """Count one request. Raises TooManyRequests with the time to wait if the key has exceeded
         its limit."""
-        per_minute = principal.requests_per_minute or self._default
-        if not per_minute:
-            return
+        if per_minute := principal.requests_per_minute or self._default:
+            self._take(principal.key_id, per_minute, "this key")
+
+    def check_address(self, network: str, per_minute: int) -> None:
+        """Count one request without a key, from the network of a client address. Raises
+        TooManyRequests like `check`."""
+        self._take(f"address {network}", per_minute, "your address")
+
+    def _take(self, sender: str, per_minute: int, shown: str) -> None:
         now = self._now()
-        bucket = self._buckets.get(principal.key_id)
+        bucket = self._buckets.get(sender)
         if bucket is None:
             self._drop_full(now)
-            bucket = self._buckets[principal.key_id] = _Bucket(left=per_minute, at=now)
+            bucket = self._buckets[sender] = _Bucket(left=per_minute, at=now)
         bucket.left = min(per_minute, bucket.left + (now - bucket.at) * per_minute / 60)
         bucket.at = now
         if bucket.left < 1:
             seconds = max(1, math.ceil((1 - bucket.left) * 60 / per_minute))
             raise TooManyRequests(
                 ErrorCode.RATE_LIMIT_EXCEEDED,
-                f"this key may send {per_minute} requests per minute",
+                f"{shown} may send {per_minute} requests per minute",
                 hint=f"repeat the request after {seconds} s",
                 headers={"retry-after": str(seconds)},
             )

@@ -65,6 +65,9 @@ RULES: dict[str, Verb] = {
         f"POST {_JOB}/{verb}": "write"
         for verb in ("cancel", "pause", "resume", "stop", "fork", "retry")
     },
+    f"GET {_JOB}/links": "read",
+    f"POST {_JOB}/links": "write",
+    f"DELETE {_JOB}/links/{{link_id}}": "write",
     f"GET {_PERMISSIONS}": "manage",
     f"POST {_PERMISSIONS}": "manage",
     f"DELETE {_PERMISSIONS}/{{permission_id}}": "manage",

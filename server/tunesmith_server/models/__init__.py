@@ -11,6 +11,7 @@ from .file import FileRow
 from .file_stats import FileStatsRow
 from .idempotency import IdempotencyRow
 from .job import JobRow
+from .job_link import JobLinkRow
 from .owned import DEFAULT_PROJECT, Owned
 from .project import ModelPermissionRow, ProjectMemberRow, ProjectRow
 from .report import ReportRow
@@ -39,6 +40,7 @@ __all__ = [
     "IdempotencyRow",
     "IdleRow",
     "InstallationRow",
+    "JobLinkRow",
     "JobRow",
     "MetricRow",
     "ModelPermissionRow",

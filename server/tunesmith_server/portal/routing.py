@@ -52,6 +52,9 @@ def _endpoint(page: Page) -> Endpoint:
 
 async def _answer(page: Page, request: Request) -> Response:
     state, changing = state_of(request), page.method != "GET"
+    if page.per_minute:
+        address = request.client.host if request.client else None
+        state.rate_limits.check_address(security.network_of(address), page.per_minute)
     signed_in = await visitor(request)
     if not page.is_public:
         if signed_in is None:

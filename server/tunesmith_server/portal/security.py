@@ -100,13 +100,13 @@ class FailedSignIns:
     def seconds_to_wait(self, address: str | None) -> int:
         """Return the seconds until the address may try to sign in again; 0 if it may try now."""
         with self._lock:
-            moments = self._failures.get(_network(address))
+            moments = self._failures.get(network_of(address))
         if moments is None or len(moments) < MOST_FAILURES:
             return 0
         return max(0, math.ceil(moments[0] + FAILURE_SECONDS - self._now()))
 
     def add(self, address: str | None) -> None:
-        now, network = self._now(), _network(address)
+        now, network = self._now(), network_of(address)
         with self._lock:
             if len(self._failures) >= _MAX_ADDRESSES:
                 recent = now - FAILURE_SECONDS
@@ -115,7 +115,7 @@ class FailedSignIns:
             self._failures.setdefault(network, deque(maxlen=MOST_FAILURES)).append(now)
 
 
-def _network(address: str | None) -> str:
+def network_of(address: str | None) -> str:
     """Return the network that one client can use: an IPv4 address, or a /64 network of IPv6
     addresses."""
     try:

@@ -119,6 +119,8 @@ class Page:
     route names the request in the audit log."""
     is_public: bool = False
     """True if the page needs no sign-in."""
+    per_minute: int = 0
+    """Maximum requests per minute of one client address to such pages; 0 means no limit."""
     is_bulk: bool = False
     """True if the page reads or stores contents of files, which may take time.
 

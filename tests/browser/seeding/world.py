@@ -46,6 +46,7 @@ from tunesmith_server.services.training.job_create import Requester
 from ...server.callers import VERDICT
 from . import curves, history
 from .hostile import of_length
+from .links import link
 from .quiet import Quiet
 
 MODEL = "tiny-llama"
@@ -74,6 +75,8 @@ class World:
     """Names of the tuned models."""
     results: dict[str, str] = field(default_factory=dict)
     """Name of the tuned model by what its job is."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Path of a link that shows a job without a sign-in, by what the job is."""
 
 
 def fill(settings: Settings, database: Database, storage: Storage, owner: str) -> World:
@@ -92,6 +95,8 @@ def fill(settings: Settings, database: Database, storage: Storage, owner: str) -
         _ended_and_waiting(maker)
         _reinforcement(maker)
         _hostile(maker)
+        for what, job_id in world.jobs.items():
+            world.links[what] = link(session, job_id, owner, now)
     return world
 
 

@@ -23,6 +23,7 @@ from .page_checks import Document
 
 FOREIGN_TAGS = ("iframe", "object", "embed", "base", "style", "math", "plaintext")
 OWN_SCRIPT = re.compile(r"/portal/static/[0-9a-f]{12}/[\w./-]+\.js")
+NOT_MARKUP = ("application/json", "image/png", "")
 MANY = 6
 """Things of each kind that a page is opened with; texts of all 60 are on the pages of jobs."""
 
@@ -47,6 +48,10 @@ def things(world: World, parameter: str) -> list[str]:
 
 def addresses(world: World, page: Page) -> Iterator[str]:
     """Yield the page's address with hostile things, and with a hostile query."""
+    if page.path.startswith("/portal/shared/"):
+        picture = page.path.rpartition("/")[2] if page.path.endswith(".png") else ""
+        for address in world.links.values():
+            yield address.replace("?", f"/{picture}?") if picture else address
     names = re.findall(r"\{(\w+)(?::path)?\}", page.path)
     pattern = page.path.replace(":path}", "}")
     for number in range(max((len(things(world, name)) for name in names), default=1)):
@@ -70,7 +75,7 @@ def check_inert(reply: Response, path: str) -> None:
     assert "unsafe" not in reply.headers["content-security-policy"], path
     if not kind.startswith("text/html"):
         disposition = reply.headers.get("content-disposition", "")
-        assert disposition.startswith("attachment") or kind in ("application/json", ""), path
+        assert disposition.startswith("attachment") or kind in NOT_MARKUP, path
         return
     page = reply.text
     is_whole = page.lstrip().startswith("<!doctype")

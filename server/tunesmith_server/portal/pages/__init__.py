@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from tunesmith_server.portal.shared import links
+from tunesmith_server.portal.shared import page as shared_job
 from tunesmith_server.portal.visit import Page
 
 from . import (
@@ -43,6 +45,8 @@ _MODULES = (
         completions,
         job_orders,
         job_data,
+        links,
+        shared_job,
         data,
         data_file,
         models,

@@ -16,6 +16,7 @@ from tunesmith_server.models import (
     CurveRow,
     EventRow,
     IdempotencyRow,
+    JobLinkRow,
     JobRow,
     MetricRow,
     ReportRow,
@@ -29,7 +30,7 @@ from . import jobs
 
 _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
     EventRow, MetricRow, CurveRow, SamplesRow, ReportRow, ResumePointRow, CheckpointRow, AdapterRow,
-    IdempotencyRow,
+    IdempotencyRow, JobLinkRow,
 )  # fmt: skip
 """Tables with rows of a job. Each table comes before the tables that its rows refer to."""
 
