@@ -16,7 +16,7 @@ from tunesmith_server.portal.visit import Page, Visit
 from . import picture
 
 _PATH = "/portal/shared/{job_id}"
-_PER_MINUTE = 120
+_PER_MINUTE = 300
 """Maximum requests per minute of one client address to the page and to the picture."""
 NOT_INDEXED = {"x-robots-tag": "noindex, nofollow"}
 
