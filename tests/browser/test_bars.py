@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from tunesmith_server.models import JobRow
 from tunesmith_server.portal import live as portal_live
 
+from ..server.absent_store import store_away
 from . import chromium
 from .conftest import OpenPage
 from .pages import Visit
@@ -178,6 +179,20 @@ def test_what_a_page_shows_stays_while_the_database_is_away(
     page.wait_for_url("**q=night-ru&**")
     page.locator("#notice").wait_for(state="hidden")
     assert rows.count() == 1
+
+
+def test_rows_appear_by_themselves_when_the_store_is_back(
+    page_of: OpenPage, service: Service
+) -> None:
+    page, watch = page_of()
+    watch.expected = {503}
+    with store_away():
+        page.goto(f"/portal/data/{service.world.files['train']}")
+        page.locator("#notice", has_text="storage failed or did not answer").wait_for()
+        assert page.locator("#row-list").count() == 1
+        assert page.locator("h1", has_text="support-train").is_visible()
+    page.wait_for_selector(".data-row")
+    page.locator("#notice").wait_for(state="hidden")
 
 
 def test_a_double_click_makes_one_job(running_chromium: Running, own: Service) -> None:

@@ -3,16 +3,12 @@ and all pages work again as soon as the store is back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 
-from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.services import keys
 
 from ...browser.seeding import World, fill
+from ..absent_store import store_away
 from ..actors import Server
 from .browser import signed_in
 from .page_checks import Document, check_page
@@ -25,19 +21,6 @@ def world(server: Server) -> World:
     with server.database.write.begin() as session:
         owner = keys.authenticate(session, server.user.headers["authorization"]).key_id
     return fill(server.settings, server.database, server.storage, owner)
-
-
-@contextmanager
-def store_away() -> Iterator[None]:
-    """Fail each read and write, as it does while the store does not answer."""
-
-    def fail(*given: Any, **named: Any) -> Any:  # Any: never returns
-        raise StorageUnavailable("s3://rows: no answer")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("stream", "size", "put", "put_pieces", "is_good", "link", "put_part"):
-            patch.setattr(Storage, name, fail)
-        yield
 
 
 def without_files(world: World) -> list[str]:

@@ -40,9 +40,11 @@ document.addEventListener("htmx:config:request", (event) => {
   if (document.hidden && ["every", "visibilitychange"].includes(cause)) event.preventDefault();
 });
 
-// A failed request of htmx keeps what the page shows, and says why it failed.
+// A failed request of htmx keeps what the page shows, and says why it failed. A part that is loaded
+// after the page is requested again until the service answers.
 
 const STATUS = "#notice";
+const AGAIN_MS = 5000;
 const AWAY = "The service does not answer. What you see may be old.";
 
 document.addEventListener("htmx:before:swap", (event) => {
@@ -53,9 +55,20 @@ document.addEventListener("htmx:before:swap", (event) => {
   const away = response.status === 502 || response.status === 504; // the answer of a proxy
   const other = away ? AWAY : `The service answered ${response.status}.`;
   say(page.querySelector(".failed p")?.textContent ?? other);
+  if (response.status >= 500) again(event);
 });
-document.addEventListener("htmx:error", () => say(AWAY));
+document.addEventListener("htmx:error", (event) => {
+  say(AWAY);
+  again(event);
+});
 document.addEventListener("htmx:after:swap", () => say(""));
+
+/** @param {CustomEvent} event event of a failed request */
+function again(event) {
+  const part = event.detail?.ctx?.sourceElement;
+  if (!part?.getAttribute("hx-trigger")?.includes("ts:again")) return;
+  setTimeout(() => part.isConnected && part.dispatchEvent(new Event("ts:again")), AGAIN_MS);
+}
 
 /** @param {string} text */
 function say(text) {
