@@ -172,6 +172,9 @@ class FileUse(Response):
     object: Literal["file.use"] = "file.use"
     kind: Literal["fine_tuning.job", "evaluation"] | str
     """Kind of the object with this id."""
+    name: str | None = None
+    """Name of the job, or its suffix if it has no name; null if it has neither, and for an
+    evaluation."""
     role: Literal["training_file", "validation_file", "file"] | str
     """Field of the job or the evaluation that has the file's id."""
     created_at: int

@@ -89,7 +89,8 @@ def test_the_command_lists_uses(tunesmith: Tunesmith, server: LocalServer) -> No
     use = {
         "id": "ftjob-1", "object": "file.use", "kind": "fine_tuning.job", "role": "training_file",
         "created_at": 1_700_000_000, "status": "running", "model": "tiny",
+        "name": "night",
     }  # fmt: skip
     server.answers[f"GET {PATH}/uses"] = page(use)
     shown = tunesmith("files", "uses", "file-1").stdout
-    assert all(word in shown for word in ("ftjob-1", "training file", "running", "tiny"))
+    assert all(word in shown for word in ("ftjob-1", "training file", "running", "tiny", "night"))

@@ -136,8 +136,15 @@ def test_jobs_are_compared_side_by_side(
     compared = json.loads(tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--json").stdout)
     assert compared["settings"] == {"learning_rate": [1.0, 0.001]}
     assert [result["name"] for result in compared["results"]] == ["run-a", "run-b"]
+    eight = ["ftjob-a", "ftjob-b"] + [f"ftjob-{number}" for number in range(3, 9)]
+    for job_id in eight[2:]:
+        server.answers[f"GET {JOBS}/{job_id}"] = ended(job_id, suffix=f"run {job_id[-1]}")
+        server.answers[f"GET {JOBS}/{job_id}/metrics"] = page(metric(1, train_loss=1.0))
+    shown = tunesmith("jobs", "compare", *eight, "--png", "eight.png").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "H run 8, training" in " ".join(shown.split())
     alone = tunesmith("jobs", "compare", "ftjob-a")
-    assert (alone.exit_code, "name 2 to 6" in alone.stderr) == (2, True), alone.stderr
+    assert (alone.exit_code, "name 2 to 8" in alone.stderr) == (2, True), alone.stderr
 
 
 def test_one_job_is_plotted(tunesmith: Tunesmith, server: LocalServer) -> None:

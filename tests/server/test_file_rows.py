@@ -103,7 +103,9 @@ def test_a_file_names_its_jobs_and_evaluations(server: Server) -> None:
     assert server.user.json(f"/v1/files/{file_id}/uses")["data"] == []
     first = server.create_job(file_id, validation_file=other)
     second = server.create_job(other, validation_file=file_id)
-    both = server.create_job(file_id, validation_file=file_id)
+    both = server.create_job(file_id, validation_file=file_id, suffix="both")
+    body = {"name": "second run"}
+    assert server.user.send("PATCH", f"/v1/fine_tuning/jobs/{second}", json=body).is_success
     server.create_job(other)
     body = {"model": "tiny-llama", "file": file_id}
     reply = server.user.post("/v1/evaluations", json=body)
@@ -117,6 +119,7 @@ def test_a_file_names_its_jobs_and_evaluations(server: Server) -> None:
         (first, "fine_tuning.job", "training_file", "queued"),
     ]
     assert {use["model"] for use in uses} == {"tiny-llama"}
+    assert [use["name"] for use in uses] == [None, "both", "second run", None]
     rest = server.user.json(path, params={"after": uses[1]["id"], "limit": 1})
     assert ([use["id"] for use in rest["data"]], rest["has_more"]) == ([second], True)
     assert server.user.get(path, params={"after": "ftjob-0"}).status_code == 400

@@ -104,7 +104,7 @@ def test_a_damaged_configuration_has_no_context_length(
 def test_jobs_and_evaluations_that_use_a_model_are_listed(server: Server) -> None:
     name = tuned(server, "full")
     file_id = server.good_file()
-    job_id = server.create_job(file_id, model=name)
+    job_id = server.create_job(file_id, model=name, suffix="again")
     asked = [{"model": name, "file": file_id}, {"model": "tiny-llama", "against": name}]
     evaluations = [
         server.user.post("/v1/evaluations", json={"file": file_id, **body}).json()["id"]
@@ -116,6 +116,7 @@ def test_jobs_and_evaluations_that_use_a_model_are_listed(server: Server) -> Non
         (evaluations[0], "model", name),
         (job_id, "base_model", name),
     ]
+    assert [use["name"] for use in uses] == [None, None, "again"]
     params = {"after": evaluations[0]}
     rest = server.user.json(f"/v1/models/{name}/uses", params=params)["data"]
     assert [use["id"] for use in rest] == [job_id]

@@ -29,7 +29,7 @@ from .jobs import JobId
 from .output import show_json_value, show_table
 from .session import connected
 
-MAX_JOBS = 6
+MAX_JOBS = 8
 Points = Sequence[MetricPoint]
 PngFile = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Save the curves as a picture.")
@@ -38,7 +38,7 @@ PngFile = Annotated[
 
 def compare(
     ctx: typer.Context,
-    job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Two to six jobs.")],
+    job_ids: Annotated[list[str], typer.Argument(metavar="ID", help="Two to eight jobs.")],
     png: PngFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 WIDTH, HEIGHT = 62, 14
 """Numbers of columns and lines of the drawing, without axes."""
-COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue")
+COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "bright_red", "bright_cyan")
 
 
 @dataclass(frozen=True, kw_only=True)

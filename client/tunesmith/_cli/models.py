@@ -93,9 +93,16 @@ def uses(ctx: typer.Context, model: Model, limit: Limit = 20, as_json: AsJson = 
             show_page_json(page.data, page.has_more)
             return
         show_table(
-            ("ID", "USED AS", "STATUS", "MODEL", "AGE"),
+            ("ID", "NAME", "USED AS", "STATUS", "MODEL", "AGE"),
             (
-                (use.id, use.role.replace("_", " "), use.status, use.model, age(use.created_at))
+                (
+                    use.id,
+                    use.name or "",
+                    use.role.replace("_", " "),
+                    use.status,
+                    use.model,
+                    age(use.created_at),
+                )
                 for use in page.data
             ),
         )

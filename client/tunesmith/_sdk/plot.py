@@ -11,8 +11,10 @@ from typing import Any
 from tunesmith._http.errors import TunesmithError
 from tunesmith_schema import MetricPoint
 
-COLOURS = ("#4477aa", "#cc3311", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Colours that colour-blind people can distinguish (Paul Tol's palette)."""
+COLOURS = (
+    "#4477aa", "#cc3311", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000",
+)  # fmt: skip
+"""Colours that colour-blind people can distinguish (Paul Tol's palette, and black)."""
 AXES = (
     ("loss (nats per token)", "train_loss", "valid_loss"),
     ("mean reward", "reward", "valid_reward"),

@@ -74,20 +74,25 @@ def test_the_list_is_empty_then_shows_what_can_use_and_what_uses_each_file(serve
 def test_the_page_of_a_file_has_verdict_problems_uses_and_its_rows(server: Server) -> None:
     browser = signed_in(server)
     good = server.good_file()
-    job_id = server.create_job(good)
+    unnamed, job_id = server.create_job(good), server.create_job(good, suffix="night")
     page = check_page(browser.page(f"{HERE}/{good}"))
     check_links(browser, page)
     text = " ".join(page.all("main")[0].text.split())
     assert "Ready Usable for supervised." in text
     assert "Training file with tiny-llama" in text
-    assert f"/portal/jobs/{job_id}" in [item.attributes["href"] for item in page.all("a")]
+    links = {item.attributes["href"]: item.text for item in page.all("a")}
+    assert (links[f"/portal/jobs/{job_id}"], links[f"/portal/jobs/{unnamed}"]) == ("night", unnamed)
     assert page.with_id("row-list").attributes["hx-get"].startswith(f"{HERE}/{good}/rows")
     bad = server.bad_file()
     problem = check_page(browser.page(f"{HERE}/{bad}")).with_id("verdict")
     assert "1 row has a problem" in problem.text
     assert "Row 1: Not JSON." in " ".join(problem.text.split())
     assert browser.get(f"{HERE}/{bad}/problems.csv").text.splitlines()[1] == ",1,not JSON"
-    assert browser.get(f"{HERE}/{good}/uses.csv").text.splitlines()[1].startswith(f"{job_id},fine_")
+    assert (
+        browser.get(f"{HERE}/{good}/uses.csv")
+        .text.splitlines()[1]
+        .startswith(f"{job_id},night,fine_")
+    )
     waiting = server.upload(b"{}\n", "waiting.jsonl")
     verdict = check_page(browser.page(f"{HERE}/{waiting}")).with_id("verdict")
     assert verdict.attributes["hx-trigger"] == "every 1s"

@@ -24,8 +24,6 @@ _ROUTE = "GET /fine_tuning/compare"
 _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
 _POINTS = 500
 """Number of points of a curve, more than a chart with eight curves can show."""
-_CLI_JOBS = 6
-"""Maximum number of jobs that `tunesmith jobs compare` accepts."""
 _KEYS = (
     ("1 2 3", "Show or hide a job"), ("s", "Smooth the curves"), ("l", "Logarithmic scale"),
 )  # fmt: skip
@@ -129,11 +127,10 @@ def _last_seq(visit: Visit, job_id: str) -> int:
 
 def _call(view: CompareView) -> Call:
     names = list(view.job_ids)
-    fits = len(names) <= _CLI_JOBS
     return Call(
         path=f"/v1/fine_tuning/compare?{view.query}",
         sdk=f"client.fine_tuning.compare({names!r}, axis={view.axis!r})",
-        cli=f"tunesmith jobs compare {' '.join(names)}" if fits else "",
+        cli=f"tunesmith jobs compare {' '.join(names)}",
     )
 
 

@@ -159,9 +159,10 @@ def lengths_table(visit: Visit) -> Response:
 def uses_table(visit: Visit) -> Response:
     """Return the jobs and evaluations that use the file as CSV."""
     found = _uses(visit, files.retrieve(visit.session, visit.param("file_id")).id, _MOST_USES)[0]
-    header = ("id", "kind", "role", "status", "model", "created_at")
+    header = ("id", "name", "kind", "role", "status", "model", "created_at")
     cells: list[list[Cell]] = [
-        [use.id, use.kind, use.role, use.status, use.model, use.created_at] for use in found
+        [use.id, use.name, use.kind, use.role, use.status, use.model, use.created_at]
+        for use in found
     ]
     return as_csv(f"{visit.param('file_id')}-uses", header, cells)
 

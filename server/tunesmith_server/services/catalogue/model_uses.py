@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import case, literal, or_, select
+from sqlalchemy import case, literal, null, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ModelUse
 from tunesmith_server.models import EvaluationRow, JobRow
 
-from ..data.file_uses import read_uses
+from ..data.file_uses import NAME_OF_JOB, read_uses
 from ..pages import PageBuilder
 from ..paging import Order
 
@@ -25,6 +25,7 @@ def list_uses(
         literal("base_model").label("role"),
         JobRow.state.label("status"),
         JobRow.model,
+        NAME_OF_JOB,
     ).where(JobRow.model == model)
     evaluations = select(
         EvaluationRow.id,
@@ -33,5 +34,6 @@ def list_uses(
         case((EvaluationRow.model == model, "model"), else_="against"),
         EvaluationRow.status,
         EvaluationRow.model,
+        null(),
     ).where(or_(EvaluationRow.model == model, EvaluationRow.against == model))
     return read_uses(session, (jobs, evaluations), ModelUse, after=after, limit=limit, order=order)

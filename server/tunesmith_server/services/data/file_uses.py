@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, case, func, literal, or_, select, union, union_all
+from sqlalchemy import Select, case, func, literal, null, or_, select, union, union_all
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import FileUse, ModelUse
@@ -14,6 +14,8 @@ from tunesmith_server.models import EvaluationRow, JobRow
 
 from ..pages import PageBuilder, json_of, read_page
 from ..paging import Order, unknown_cursor
+
+NAME_OF_JOB = func.coalesce(JobRow.name, JobRow.suffix).label("name")
 
 
 def list_uses(
@@ -28,6 +30,7 @@ def list_uses(
         role.label("role"),
         JobRow.state.label("status"),
         JobRow.model,
+        NAME_OF_JOB,
     ).where(or_(JobRow.training_file == file_id, JobRow.validation_file == file_id))
     evaluations = select(
         EvaluationRow.id,
@@ -36,6 +39,7 @@ def list_uses(
         literal("file"),
         EvaluationRow.status,
         EvaluationRow.model,
+        null(),
     ).where(EvaluationRow.file == file_id)
     return read_uses(session, (jobs, evaluations), FileUse, after=after, limit=limit, order=order)
 
@@ -50,7 +54,7 @@ def read_uses(
     order: Order,
 ) -> PageBuilder:
     """Return a page of the jobs and evaluations that the queries select, newest first. Each query
-    has the columns `id`, `created_at`, `kind`, `role`, `status` and `model`."""
+    has the columns `id`, `created_at`, `kind`, `role`, `status`, `model` and `name`."""
     uses = union_all(*queries).subquery()
     return read_page(
         session,
@@ -97,5 +101,6 @@ def _items(
             created_at=int(row.created_at),
             status=row.status,
             model=row.model,
+            name=row.name,
         )
         yield item.id, json_of(item)
