@@ -74,6 +74,9 @@ class JobComparison(Response):
     automatic: dict[str, list[Any]]
     """Values chosen for `"auto"`, by dotted name, if they differ between the jobs; null for a job
     without a report."""
+    environment: dict[str, list[Any]] = Field(default_factory=dict)
+    """Device, host and library versions (`versions.torch`) of the newest attempt, by dotted name,
+    if they differ between the jobs; null for a job without a report."""
     axis: Axis
     curves: dict[str, list[AlignedCurve]]
     """Curves by metric. A job without the metric, or without positions on the axis, is left out."""

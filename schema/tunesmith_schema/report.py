@@ -324,6 +324,10 @@ class RunReport(Response):
     """Settings of the attempt; null until chosen."""
     device: str | None = None
     """Device of the run: `cpu`, or the GPU's name."""
+    host: str | None = None
+    """Name of the machine that ran the trainer; null in reports of earlier releases."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Versions of the libraries that the trainer used, by package."""
     throughput: Throughput | None = None
     """Training throughput; null before the first step."""
     rollouts: Rollouts | None = None

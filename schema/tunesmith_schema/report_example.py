@@ -39,6 +39,8 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
             "save_steps": 100,
         },
         "device": "NVIDIA H200",
+        "host": "gpu-1",
+        "versions": {"tunesmith": "0.1.0", "torch": "2.9.1", "trl": "1.7.1"},
         "throughput": {
             "seconds": 277.1,
             "steps_per_second": 1.8,

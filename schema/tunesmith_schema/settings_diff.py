@@ -67,6 +67,13 @@ def automatic_values(report: JobReport | None) -> Settings:
     return {choice.name: choice.value for choice in report.choices} if report else {}
 
 
+def environment_values(report: JobReport | None) -> Settings:
+    """Return device, host and library versions of an attempt, by dotted name."""
+    if report is None:
+        return {}
+    return {"device": report.device, "host": report.host, **_flat({"versions": report.versions})}
+
+
 def _grader(job: Job) -> str | None:
     grader = ((job.method or {}).get("reinforcement") or {}).get("grader")
     return str(grader.get("type")) if isinstance(grader, dict) else None

@@ -123,18 +123,25 @@ def test_jobs_are_compared_side_by_side(
         points = [metric(n, train_loss=loss) for n, loss in enumerate(losses, start=1)]
         points[-1]["values"]["valid_loss"] = 1.5
         server.answers[f"GET {JOBS}/ftjob-{name}/metrics"] = page(*points)
+    different: dict[str, Any] = {  # Any: JSON
+        "jobs": [], "settings": {"learning_rate": [1.0, 0.001]}, "axis": "step", "curves": {},
+        "automatic": {"packing": [True, False]}, "environment": {"versions.torch": ["2.9", None]},
+    }  # fmt: skip
+    server.answers["GET /v1/fine_tuning/compare"] = different
     done = tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--png", "both.png")
     assert done.exit_code == 0, done.output
     assert max(map(len, done.stdout.splitlines())) <= 80
     words = " ".join(done.stdout.split())
     assert "learning_rate 1 0.001" in words
+    assert "packing (auto) True False versions.torch 2.9 - " in words
     assert "job ftjob-a ftjob-b" in words
     assert "evaluation verdict a verdict b" in words
     assert "base, tuned loss 1.6, 2.7 loss 1.6, 1.2" in words
     assert "A run-a, training a run-a, validation B run-b, training" in words
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     compared = json.loads(tunesmith("jobs", "compare", "ftjob-a", "ftjob-b", "--json").stdout)
-    assert compared["settings"] == {"learning_rate": [1.0, 0.001]}
+    for name in ("settings", "automatic", "environment"):
+        assert compared[name] == different[name]
     assert [result["name"] for result in compared["results"]] == ["run-a", "run-b"]
     eight = ["ftjob-a", "ftjob-b"] + [f"ftjob-{number}" for number in range(3, 9)]
     for job_id in eight[2:]:

@@ -8,6 +8,7 @@ import pytest
 
 from .actors import Server
 from .callers import metrics
+from .test_run_reports import run_report
 
 PATH = "/v1/fine_tuning/compare"
 
@@ -92,6 +93,24 @@ def test_hours_of_a_repeated_step_are_those_of_its_repetition(server: Server) ->
     server.worker.report(again, events=[step(1, 2, 5), step(2, 3, 6)])
     curve = compared(server, job_ids, axis="hours")["curves"]["train_loss"][1]
     assert curve["x"] == pytest.approx([1, 5, 6], abs=0.001)
+
+
+def test_devices_hosts_and_versions_that_differ_are_named(server: Server) -> None:
+    made = ({"host": "a", "versions": {"torch": "2.9", "trl": "1"}}, {"host": "b"}, None)
+    job_ids = []
+    for report in made:
+        job_ids.append(server.create_job(server.good_file()))
+        claim = server.worker.claim()
+        if report:
+            full = run_report(1, device="cpu", **report)
+            server.worker.report(claim, run_report=full)
+        server.worker.succeed(claim)
+    found = compared(server, job_ids[:2])
+    assert found["environment"] == {
+        "host": ["a", "b"], "versions.torch": ["2.9", None], "versions.trl": ["1", None],
+    }  # fmt: skip
+    unknown = compared(server, job_ids[1:])["environment"]
+    assert unknown == {"device": ["cpu", None], "host": ["b", None]}
 
 
 def test_two_to_eight_different_jobs_can_be_compared(server: Server, pair: list[str]) -> None:

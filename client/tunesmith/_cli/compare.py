@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.console import Console
 from tunesmith._sdk.job import Job
 from tunesmith._sdk.plot import AXES, Plot, curve_of, panels_of
 from tunesmith_schema import MetricPoint
-from tunesmith_schema.settings_diff import differing_settings
+from tunesmith_schema.comparison import JobComparison
 
 from .curves import COLOURS, Line, draw
 from .job_view import (
@@ -42,7 +42,7 @@ def compare(
     png: PngFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Compare jobs: results and evaluations, settings that differ, and curves."""
+    """Compare jobs: results and evaluations, what differs, and curves."""
     if not 2 <= len(job_ids) <= MAX_JOBS:
         raise typer.BadParameter(
             f"got {len(job_ids)} job ids: name 2 to {MAX_JOBS}; `tunesmith jobs list` shows them"
@@ -50,18 +50,19 @@ def compare(
     with connected(ctx) as client:
         jobs = [client.fine_tuning.jobs.retrieve(job_id) for job_id in job_ids]
         points = [job.metrics() for job in jobs]
+        found = client.fine_tuning.compare(job_ids, points=3)
         names = [_name(sign, job) for sign, job in zip(ascii_uppercase, jobs, strict=False)]
         if png is not None:
             Plot(panels_of(dict(zip(names, points, strict=True)))).save(png)
-    settings = differing_settings(jobs)
     if as_json:
-        show_json_value({"settings": settings, "results": [_results(job) for job in jobs]})
+        different = found.model_dump(mode="json", include={"settings", "automatic", "environment"})
+        show_json_value({**different, "results": [_results(job) for job in jobs]})
         return
     signs = ascii_uppercase[: len(jobs)]
     show_table(("", *signs), [("job", *(job.id for job in jobs)), *_result_rows(jobs)])
     typer.echo("")
-    if settings:
-        rows = [(name, *map(setting_text, values)) for name, values in settings.items()]
+    rows = [(name, *map(setting_text, values)) for name, values in _different(found).items()]
+    if rows:
         show_table(("SETTING", *signs), rows)
     else:
         typer.echo("The settings are equal.")
@@ -95,6 +96,12 @@ def add_to(app: typer.Typer) -> None:
 
 def _name(sign: str, job: Job) -> str:
     return f"{sign} {job.suffix or job.id}"
+
+
+def _different(found: JobComparison) -> dict[str, list[Any]]:  # Any: JSON
+    """Return all settings that differ, by name, including values chosen for "auto"."""
+    automatic = {f"{name} (auto)": values for name, values in found.automatic.items()}
+    return {**found.settings, **automatic, **found.environment}
 
 
 def _results(job: Job) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tunesmith_server.models import JobRow
 from ..actors import Server
 from ..callers import metrics
 from ..test_comparison import trained
+from ..test_run_reports import run_report
 from ..test_samples import packed, sample, told
 from .browser import signed_in
 from .hostile import TEXTS
@@ -65,6 +66,23 @@ def test_results_and_differences_stand_side_by_side(server: Server, pair: list[s
     call = next(item for item in document.all("details") if item.attributes.get("class") == "api")
     assert f"/v1/fine_tuning/compare?jobs={pair[0]},{pair[1]}&axis=step" in call.text
     assert f"tunesmith jobs compare {pair[0]} {pair[1]}" in call.text
+
+
+def test_hosts_and_versions_that_differ_are_shown(server: Server) -> None:
+    job_ids = []
+    for host, torch in (("gpu-1", "2.9"), ("<b>gpu-2", "2.10")):
+        job_ids.append(server.create_job(server.good_file(), seed=1))
+        claim = server.worker.claim()
+        report = run_report(1, device="cpu", host=host, versions={"torch": torch, "trl": "1"})
+        server.worker.report(claim, run_report=report)
+        server.worker.succeed(claim)
+    document = check_page(signed_in(server).page(address(*job_ids)))
+    differs = {row[0]: row[1:] for row in cells(document, "h-differs")[1:]}
+    assert (
+        differs.items()
+        >= {"host": ["gpu-1", "<b>gpu-2"], "versions.torch": ["2.9", "2.10"]}.items()
+    )
+    assert differs.keys().isdisjoint({"device", "versions.trl"})
 
 
 @pytest.mark.parametrize(

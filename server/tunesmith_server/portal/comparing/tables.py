@@ -94,8 +94,8 @@ def _result(job: ComparedJob, metric: str, first: float | None) -> Result:
 
 
 def settings(found: JobComparison) -> list[Setting]:
-    """Return the settings that differ: data, recipe, hyperparameters, devices, and values chosen
-    for `auto`."""
+    """Return the settings that differ: data, recipe, hyperparameters, devices, hosts, versions,
+    and values chosen for `auto`."""
     rows = []
     for name, values in found.settings.items():
         if name in _DATA:
@@ -106,9 +106,10 @@ def settings(found: JobComparison) -> list[Setting]:
         else:
             texts = [_text(value) for value in values]
         rows.append(Setting(name=name, texts=texts))
-    devices = [job.device or view.UNKNOWN for job in found.jobs]
-    if len(set(devices)) > 1:
-        rows.append(Setting(name="device", texts=devices))
+    rows += [
+        Setting(name=name, texts=[_text(value) for value in values])
+        for name, values in found.environment.items()
+    ]
     rows += [
         Setting(name=name, texts=[_text(value) for value in values], is_automatic=True)
         for name, values in found.automatic.items()

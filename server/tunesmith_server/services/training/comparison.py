@@ -18,7 +18,12 @@ from tunesmith_schema.comparison import (
     JobComparison,
     MetricResult,
 )
-from tunesmith_schema.settings_diff import automatic_values, differing, differing_settings
+from tunesmith_schema.settings_diff import (
+    automatic_values,
+    differing,
+    differing_settings,
+    environment_values,
+)
 from tunesmith_server.core.errors import BadRequest, ServiceError
 from tunesmith_server.models import EventRow, FileRow, JobRow
 
@@ -67,6 +72,7 @@ def compare(
         jobs=compared,
         settings=differing_settings(wire),
         automatic=differing([automatic_values(report) for report in found]),
+        environment=differing([environment_values(report) for report in found]),
         axis=axis,
         curves=aligned,
     )

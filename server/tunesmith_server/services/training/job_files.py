@@ -27,7 +27,7 @@ from . import job_fork
 MAX_LINES = 10_000
 """Maximum number of lines in a log; older events are left out."""
 _MAX_WEIGHTS = 100
-_ENVIRONMENT = ("attempt", "outcome", "device", "settings", "choices")
+_ENVIRONMENT = ("attempt", "outcome", "device", "host", "versions", "settings", "choices")
 _JSON, _TEXT = "application/json", "text/plain"
 _JOBS = "/v1/fine_tuning/jobs"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,7 @@ def test_a_run_by_hand_leaves_a_report_and_prints_nothing(
     assert report.peak_memory.rss > 100 * 2**20
     assert report.utilization is not None
     assert (report.utilization.mfu, "CPU" in report.utilization.reason) == (None, True)
+    assert (report.host, report.versions["torch"]) == (socket.gethostname(), version("torch"))
     assert report.settings is not None
     assert report.settings.layout == "padding_free"
     assert {choice.name for choice in report.choices} == {

@@ -7,6 +7,7 @@ trainer leaves a recent report. Torch is imported only when training begins.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,7 @@ from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.paths import RunDirectory
 from tunesmith_worker.rundir.plan import DataPlan, LoadPlan, TrainPlan
 from tunesmith_worker.rundir.progress import ProgressMark
+from tunesmith_worker.trainer.checkpoints.identity import made_with
 
 if TYPE_CHECKING:
     from tunesmith_worker.engine.memory.recompute import LayerCounters
@@ -35,6 +37,7 @@ class RunRecorder:
         self._path = run.report
         self._started_at = time.time()
         self._watch: TrainingWatch | None = None
+        self._host, self._versions = socket.gethostname(), made_with()
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
         self.first_step: str | None = None
@@ -107,6 +110,7 @@ class RunRecorder:
         report = empty_report(self.attempt, self._started_at)
         report.outcome, report.phases = outcome, self.clock.read()
         report.wall_seconds = sum(report.phases.values())
+        report.host, report.versions = self._host, self._versions
         report.first_step, report.no_evaluation = self.first_step, self.no_evaluation
         if self._watch is not None:
             self._watch.fill_in(report)
