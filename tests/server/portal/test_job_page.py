@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import select
 
@@ -134,6 +135,24 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
     part = browser.page(path(job_id, "/parts"))
     assert part.count('hx-swap-oob="outerMorph"') == 11
     assert "<html" not in part
+
+
+def test_a_mark_of_a_checkpoint_leads_to_its_model(server: Server) -> None:
+    job_id, claim = started(server)
+    files = server.worker.store(claim, {"a.safetensors": b"x"})
+    saved = event(4, kind="checkpoint", data={"step": 2}, files=files)
+    server.worker.report(claim, events=[saved])
+    browser = signed_in(server)
+    document = check_page(browser.page(path(job_id)))
+    check_links(browser, document)
+    [mark] = [item for item in document.all("a") if item.attributes.get("data-step")]
+    [result] = server.user.json(f"/v1/fine_tuning/jobs/{job_id}/lineage")["results"]
+    assert (mark.text, mark.attributes["href"]) == (
+        "Step 2: Checkpoint", f"/portal/models/{quote(result['model'])}",
+    )  # fmt: skip
+    chat = f"/portal/playground?model=tiny-llama&model={quote(result['model'])}"
+    links = document.all("a")
+    assert links[links.index(mark) + 1].attributes["href"] == chat
 
 
 def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import quote
 
 from tunesmith_schema import Checkpoint, Event, EventKind, JobLineage, StoredResumePoint
 
@@ -25,6 +26,8 @@ class Mark:
     href: str
     fork_step: int | None = None
     """Step of the resume point at or before the mark, from which a fork can start."""
+    model: str = ""
+    """Model of a checkpoint; empty for other marks, and if the model was deleted."""
 
 
 def marks(
@@ -39,15 +42,8 @@ def marks(
     """Return the marks in order of their steps. `told`: events of the kinds state, resumed and
     stalled, and warnings. `step_at`: function that returns the step during which an event happened.
     `points`: resume points, newest first. `evaluations`: texts by step."""
-    found = [
-        Mark(
-            step=point.step_number,
-            kind="checkpoint",
-            text=f"Checkpoint of step {point.step_number:,}",
-            href="#files",
-        )
-        for point in list(checkpoints)[:MOST]
-    ]
+    models = {result.adapter_id: result.model for result in lineage.results}
+    found = [_checkpoint(point, models) for point in list(checkpoints)[:MOST]]
     found += [
         Mark(step=point.step, kind="resume_point", text="Resume point", href="#files")
         for point in points[:MOST]
@@ -70,6 +66,18 @@ def marks(
     steps = [point.step for point in points]
     forked = (replace(mark, fork_step=_at_or_before(steps, mark.step)) for mark in found)
     return sorted(forked, key=lambda mark: (mark.step, mark.kind))
+
+
+def _checkpoint(point: Checkpoint, models: Mapping[str, str]) -> Mark:
+    """Return the mark of a checkpoint. `models`: names of the stored models by adapter id."""
+    model = models.get(point.adapter_id or "", "")
+    return Mark(
+        step=point.step_number,
+        kind="checkpoint",
+        text="Checkpoint",
+        href=f"/portal/models/{quote(model)}" if model else "#files",
+        model=model,
+    )
 
 
 def _at_or_before(steps: Sequence[int], wanted: int) -> int | None:
