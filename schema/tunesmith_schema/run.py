@@ -71,13 +71,13 @@ class RunSpec(Request):
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
-    """OpenAI's hyperparameters, consistent with the recipe."""
+    """OpenAI's hyperparameters. They must not contradict the recipe."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
     """Training settings."""
     seed: int = Field(default=0, ge=0)
     forked: bool = False
-    """True if the run starts from a resume point of another job. In such a run, recipe fields that
-    do not determine the trained state may differ from the other job's recipe."""
+    """True if the run starts from a resume point of another job. The recipe may then differ from
+    the other job's recipe in all fields that the saved state does not depend on."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
@@ -94,8 +94,8 @@ class RunSpec(Request):
         return name or PurePath(file).name
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the fields that affect the training; it is the same for all
-        attempts at a job."""
+        """Return the SHA-256 of the fields that affect the training. All attempts of a job have the
+        same SHA-256."""
         without = {name: True for name in _WITHOUT_EFFECT}
         # These fields change no choice, and former versions have no such fields.
         unused = {"max_seconds", "evaluate"}
@@ -142,10 +142,11 @@ class RunEvent(Request):
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
     data: Annotated[dict[str, JsonValue], JsonBound(MAX_EVENT_BYTES)] = Field(default_factory=dict)
-    """Keys for each kind: METRICS has `step`, `total_steps` and the values; CHECKPOINT has `step`,
-    `directory` (relative to the run directory) and `metrics`; RESUME_POINT has `step` and
-    `directory`; SAMPLES has `step`, `file` (relative to the run directory) and `count`; RESUMED has
-    `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and `reason`."""
+    """Keys for each kind: METRICS has `step`, `total_steps` and the value of each metric;
+    CHECKPOINT has `step`, `directory` (relative to the run directory) and `metrics`; RESUME_POINT
+    has `step` and `directory`; SAMPLES has `step`, `file` (relative to the run directory) and
+    `count`; RESUMED has `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and
+    `reason`."""
     files: Annotated[list[StoredFile], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
     """Stored files of a CHECKPOINT, RESUME_POINT or SAMPLES event; the supervisor adds them after
     the upload."""
@@ -166,8 +167,8 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written exactly once, by an atomic rename. After that, a
-    successful run still evaluates its result; any other run ends."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. After this write, a
+    successful run still evaluates its result; a failed or stopped run ends."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """Outcome of the run. `stopped` means that the run saved its state at a step boundary on
@@ -177,7 +178,7 @@ class RunResult(Request):
     directory: str | None = None
     """Folder with the adapter or weights, relative to the run directory."""
     step: int = 0
-    """Last optimiser step; after a success, the step of the weights in `directory`."""
+    """Last optimiser step. If the run succeeded, this is the step of the weights in `directory`."""
     trained_tokens: int = 0
     """Number of tokens that contributed to the loss."""
     metrics: dict[str, float | None] = Field(default_factory=dict)

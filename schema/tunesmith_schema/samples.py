@@ -17,8 +17,8 @@ class Sample(Response):
     """A completion of a training prompt. The completions of a prompt in a step form a group."""
 
     id: str
-    """Sample id `ftsample-<job>-<step>-<n>`, where `n` numbers the step's completions from 0; also
-    a cursor for `after`."""
+    """Sample id `ftsample-<job>-<step>-<n>`, where `n` is the number of the completion within the
+    step, from 0. The id is also a cursor for `after`."""
     object: Literal["fine_tuning.job.sample"] = "fine_tuning.job.sample"
     created_at: int
     """Time at which the step's samples were written, Unix seconds."""

@@ -42,7 +42,7 @@ class StreamOptions(Request):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
-    """Send the token counts in an additional chunk before the end."""
+    """Send the token counts in an additional last chunk."""
     include_obfuscation: bool | None = None
     """Ignored: chunks are not padded."""
 
@@ -61,10 +61,10 @@ class Sampling(Request):
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)
     """Maximum number of generated tokens of each answer."""
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """Sampling temperature; the default is 1, and 0 takes the most probable token."""
+    """Sampling temperature; the default is 1. With 0, the most probable token is always chosen."""
     top_p: float | None = Field(default=None, ge=0, le=1)
-    """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
-    this; the default is 1."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to at least
+    `top_p`; the default is 1."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Value subtracted from a token's logit for each occurrence of the token in the answer; the
     default is 0."""

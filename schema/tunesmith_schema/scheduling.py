@@ -12,16 +12,16 @@ from .bounds import MAX_COUNT, MAX_SECONDS, MAX_STEP, JsonBound, ObjectId, at_mo
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 WorkerLabels = Annotated[dict[Label, Label], at_most(16), JsonBound(4 * 1024)]
-"""Labels of a worker, at most 16. Names and values have letters, digits, dots, hyphens and
-underscores."""
+"""Labels of a worker, at most 16. Names and values of labels consist of letters, digits, dots,
+hyphens and underscores."""
 
 
 class Scheduling(Request):
     """Priority of a job, and the properties that its worker must have."""
 
     priority: int = Field(default=0, ge=-100, le=100)
-    """Among the jobs of a project, jobs with a higher priority are claimed earlier. Such jobs may
-    pre-empt jobs with a lower priority."""
+    """Within a project, jobs with a higher priority are claimed earlier. A waiting job may pre-empt
+    a running job that has a lower priority."""
     interactive: bool = False
     """True for an interactive job of a few minutes, which is claimed first and can pre-empt other
     jobs. Each key can run one interactive job at a time. After 10 minutes on a device, the job
@@ -30,8 +30,8 @@ class Scheduling(Request):
     worker_labels: WorkerLabels = Field(default_factory=dict)
     """Labels that the worker must have, for example `{"gpu": "h100"}`."""
     device_bytes: int | None = Field(default=None, ge=1, le=MAX_COUNT)
-    """Memory in bytes that the device must have. The default is the predicted peak of an earlier
-    attempt, if there was such an attempt."""
+    """Memory in bytes that the device must have. If an attempt predicts a higher peak memory, later
+    attempts of the job require this higher value."""
 
 
 class WaitingCode(StrEnum):
@@ -54,7 +54,7 @@ class WaitingCode(StrEnum):
     PROJECT_LIMIT = "project_limit"
     KEY_LIMIT = "key_limit"
     LANE_BUSY = "lane_busy"
-    """Another interactive job of the key is running."""
+    """Another interactive job of the same API key is running."""
     BEHIND = "behind"
     """Other jobs come before this job in the queue."""
     DEVICES_BUSY = "devices_busy"
@@ -78,9 +78,9 @@ class EstimatedStart(Response):
     at: int
     """Expected start."""
     earliest: int
-    """Expected start if the jobs ahead end earlier than similar jobs did."""
+    """Expected start if the jobs before this job run for a shorter time than similar past jobs."""
     latest: int
-    """Expected start if the jobs ahead end later than similar jobs did."""
+    """Expected start if the jobs before this job run for a longer time than similar past jobs."""
 
 
 class QueuedJob(Response):
@@ -95,7 +95,7 @@ class QueuedJob(Response):
     priority: int
     """Priority among the jobs of the project."""
     interactive: bool
-    """True if the job uses the lane for short jobs."""
+    """True for an interactive job, see `Scheduling.interactive`."""
     worker: str | None = None
     """Id of the worker that runs the job; null for a waiting job."""
     started_at: int | None = None
@@ -129,7 +129,7 @@ class Queue(Response):
     devices: int
     """Number of live train workers."""
     free_devices: int
-    """Number of train workers that are ready and have no job."""
+    """Number of train workers that are ready but have no job."""
 
 
 class ProjectShare(Response):
@@ -142,8 +142,8 @@ class ProjectShare(Response):
     weight: float
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int
-    """Number of devices that the project gets before another project gets more than its
-    guarantee."""
+    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
+    jobs of projects that use at least their own guaranteed number."""
     max_running_jobs: int | None = None
     """Maximum number of the project's running jobs; null means no limit."""
     max_queued_jobs: int | None = None
@@ -155,8 +155,8 @@ class ProjectShare(Response):
     queued_jobs: int
     """Number of jobs that are waiting now."""
     decayed_device_seconds: float
-    """Used device-time in seconds, halved each day. Projects are ordered by this value divided by
-    their weight."""
+    """Device-seconds that the project used; the weight of past use halves each day. Projects are
+    ordered by this value divided by their weight."""
 
 
 class Limits(Request):
@@ -176,7 +176,8 @@ class ShareChange(Limits):
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
-    """Number of devices that the project gets before others get more than their guarantee."""
+    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
+    jobs of projects that use at least their own guaranteed number."""
 
 
 class KeyLimits(Response):
@@ -206,7 +207,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerStatus(Response):
-    """A train worker. Each train worker uses one device."""
+    """A train worker: a process that runs jobs on one device."""
 
     id: str
     object: Literal["worker"] = "worker"
@@ -262,7 +263,8 @@ class ReservationCreate(Request):
 
 
 class Reservation(Response):
-    """Time in which a worker or host takes no jobs, or only jobs of one project."""
+    """Period in which a worker or a host runs only jobs of one project, or no jobs at all (a
+    drain)."""
 
     id: str
     object: Literal["reservation"] = "reservation"
@@ -290,18 +292,19 @@ class DeviceUsageItem(Response):
     """Device-time of one group."""
 
     project: str | None = None
-    """Name of the project. `project`, `user`, `model` and `day` are each null if `group_by` does
-    not have this name."""
+    """Name of the project. Each of `project`, `user`, `model` and `day` is null if `group_by` does
+    not contain its name."""
     user: str | None = None
-    """Name of the user, or of the key of a service."""
+    """Name of the user; if the API key belongs to no user, name of the API key."""
     model: str | None = None
     """Base model."""
     day: str | None = None
     """Day in UTC, `2026-01-31`."""
     device_seconds: float
-    """Seconds in which jobs had a device, including lost work."""
+    """Seconds in which jobs used a device, including the seconds of lost work."""
     lost_seconds: float
-    """Seconds of work that was lost with a worker; projects are not charged for this time."""
+    """Seconds of work after the last resume point that was lost because a worker died. Projects are
+    not charged for this time."""
 
 
 class DeviceUsage(Response):
@@ -311,10 +314,11 @@ class DeviceUsage(Response):
     days: int
     """Number of days, today included."""
     device_seconds: float
-    """Seconds in which jobs had a device, including lost work."""
+    """Seconds in which jobs used a device, including the seconds of lost work."""
     lost_seconds: float
-    """Seconds of work that was lost with a worker."""
+    """Seconds of work that was lost because workers died."""
     idle_seconds: float
-    """Seconds in which ready workers had no job of any project."""
+    """Seconds in which workers were ready but had no job."""
     data: list[DeviceUsageItem]
-    """One item per group, the largest first."""
+    """One item per group; groups with more device-seconds come first. With `group_by=day`, items
+    are in the order of days."""

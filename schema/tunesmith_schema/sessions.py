@@ -14,7 +14,7 @@ office screen."""
 
 class PortalSession(Response):
     """A sign-in to the portal. A session has the rights of its API key, and ends when the key
-    ends."""
+    expires or is revoked."""
 
     id: str
     object: Literal["portal.session"] = "portal.session"

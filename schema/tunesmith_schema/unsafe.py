@@ -66,7 +66,8 @@ def check_password(name: str, password: str, user: str = "") -> None:
 
 def check_url(variable: str, url: str, *, needs_password: bool) -> None:
     """Raise ValueError if a URL contains a default password, or if `needs_password` is set and the
-    URL has no password. The URL of this machine, of a socket or of a folder needs no password."""
+    URL has no password. A URL that refers to this machine, a socket or a folder needs no
+    password."""
     for part in re.split(r";(?=[\w+.-]+://)", url):  # Celery accepts several brokers
         _check_single_url(variable, part, needs_password)
 

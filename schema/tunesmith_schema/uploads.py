@@ -60,7 +60,7 @@ class UploadCreate(Request):
     bytes: int = Field(ge=1, le=MAX_UPLOAD_BYTES)
     """Size of the whole file in bytes."""
     filename: Annotated[Text, StringConstraints(min_length=1, max_length=1024)]
-    """Name of the file; folder names in the name are removed."""
+    """Name of the file. If the name contains a path, only the last part is kept."""
     mime_type: Annotated[Text, StringConstraints(max_length=255)]
     """Media type; stored, but not checked."""
     purpose: FilePurpose
@@ -114,5 +114,5 @@ class Upload(Response):
     file: FileObject | None = None
     """The resulting file, once `status` is `completed`; null if the file has been deleted."""
     parts: list[UploadPart] | None = None
-    """Uploaded parts, oldest first. Only GET returns the parts; the server removes them soon after
-    the upload ends."""
+    """Uploaded parts, oldest first. Only GET returns this list. The server removes the parts soon
+    after the upload ends."""

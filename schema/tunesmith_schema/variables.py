@@ -1,8 +1,8 @@
 """All TUNESMITH_* variables, and hints for misspelled names.
 
-Server, worker and client share an environment but must not import each other's settings, so the
-names are listed here. A test compares the list with the settings classes and
-docs/reference/settings.md.
+Server, worker and client may run with the same environment variables. Each must know the names of
+all variables, but must not import the settings of the others, so this module lists the names. A
+test compares the list with the settings classes and docs/reference/settings.md.
 """
 
 from __future__ import annotations

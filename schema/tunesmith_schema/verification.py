@@ -32,12 +32,12 @@ class Verification(Request):
     step: int
     """Optimiser step of the weights."""
     base_model: str
-    """Name of the base model; with LoRA the same as in adapter_config.json."""
+    """Name of the base model. For a LoRA adapter, adapter_config.json has the same name."""
     base_fingerprint: str | None
     """Hash of the base model's files (large files are sampled); None for a model on the Hugging
     Face Hub."""
     dtype: Literal["fp32", "bf16"]
-    """Dtype in which the base model, or the fully tuned model, was loaded."""
+    """Dtype in which the check loaded the base model or the full weights."""
     quantization: Quantization
     """Quantization of the base model."""
     vocabulary: int
@@ -46,9 +46,10 @@ class Verification(Request):
     arithmetic: Arithmetic
     """Arithmetic in which the logits were computed."""
     probe: list[list[int]]
-    """Token ids of the probe; probe.safetensors has the logits for these tokens."""
+    """Token ids of the rows whose logits were compared; probe.safetensors has the logits."""
     max_difference: float
-    """Largest difference of a logit between the loaded files and the model in memory."""
+    """Largest difference between a logit of the model loaded from the files and the same logit of
+    the trained model in memory."""
     tolerance: float
     """Largest difference that rounding can explain."""
     rule: str

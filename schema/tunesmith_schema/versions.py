@@ -10,7 +10,7 @@ UNINSTALLED = "uninstalled"
 def installed_version(package: str) -> str:
     """Return the version of an installed package, or UNINSTALLED.
 
-    A source tree that is only on PYTHONPATH, such as that of `benchmarks.gpu`, has no version."""
+    A package that is imported from a folder on PYTHONPATH without installation has no version."""
     try:
         return version(package)
     except PackageNotFoundError:

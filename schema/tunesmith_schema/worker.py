@@ -32,7 +32,7 @@ class WorkerEnrollment(Request):
 
     worker_id: str = Field(min_length=1, max_length=128)
     queue: Literal["train", "light"]
-    """Queue that the worker serves, which determines what the worker may read."""
+    """Queue that the worker serves. The queue determines which data the worker may read."""
     secret_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the worker's secret."""
 
@@ -95,14 +95,15 @@ class ResumePoint(Response):
 
 
 class Claim(Response):
-    """A leased job. Every report contains the claim's fence; each new claim of the job has a higher
-    fence."""
+    """A leased job. Every report contains `fence`, the number of the claim; each new claim of the
+    job has a higher number."""
 
     job_id: str
     attempt: int
     fence: int
     lease_seconds: float
-    """Seconds from the last report that the server answered to the end of the lease."""
+    """Duration of the lease, counted from the claim or from the last report that the server
+    answered."""
     queued_seconds: float
     """Time that the job waited in the queue before the claim."""
     model: str
@@ -145,8 +146,8 @@ class FileReading(Response):
     file: FileObject
     """The file to read."""
     reading: int
-    """Number of this lease of the file, from 1; 0 if the file needs no validation or another worker
-    reads it."""
+    """Number of this lease of the file, from 1. The number is 0 if the file needs no validation, or
+    if another worker reads the file."""
     lease_seconds: float
     """Seconds from now to the end of the lease."""
 

@@ -20,8 +20,8 @@ Open = Callable[[Settings], Database]
 def add_to(
     verbs: argparse._SubParsersAction[argparse.ArgumentParser], open_database: Open
 ) -> list[argparse.ArgumentParser]:
-    """Add the commands to a parser, and return the parsers of the commands, so that the caller can
-    add its common options."""
+    """Add the commands to a parser. Return the parsers of the commands, so that the caller can add
+    the options that all commands share."""
     commands = verbs.add_parser("audit", help="show and verify the audit log").add_subparsers(
         required=True, metavar="VERB"
     )

@@ -11,9 +11,9 @@ from tunesmith_schema.unsafe import check_private
 
 
 def check_certificate(cert: Path, key: Path, host: str) -> None:
-    """Raise ValueError if other users can read the key, or if a client that trusts `cert` would
-    refuse the certificate for `host`. A client refuses a certificate that is unreadable, expired,
-    or for another key or name."""
+    """Raise ValueError if other users can read the key, or if clients of `host` would refuse the
+    certificate. Clients that trust `cert` refuse the certificate if it is unreadable, has expired,
+    or does not fit the key or the name `host`."""
     for variable, path in (("TUNESMITH_TLS_CERT", cert), ("TUNESMITH_TLS_KEY", key)):
         if not path.is_file():
             raise ValueError(f"{variable}: file not found: {path}")

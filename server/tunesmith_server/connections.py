@@ -55,7 +55,8 @@ class ConnectionGuard:
         self._next_warning = 0.0
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection. Return False if the connection must be refused."""
+        """Count a new connection. If there are too many, close the oldest waiting connection;
+        return False if that is the new connection."""
         address = self._address_of(connection.client)
         self._open[connection] = self._waiting[connection] = address
         self._counts[address] += 1
@@ -103,7 +104,8 @@ class ConnectionGuard:
 
     def _address_of(self, client: tuple[str, int] | None) -> str:
         """Return the address whose limit applies to a connection; "" for proxies, which have no
-        limit. One host can have a whole /64 network of IPv6 addresses."""
+        limit. All IPv6 addresses of a /64 network count as one address, because one host can have
+        them all."""
         if client is None or self._any_proxy:
             return ""
         try:

@@ -15,14 +15,14 @@ from . import installation
 
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
-"""Maximum time from marking content to deleting the content; after this time, the next garbage
-collection deletes it. A writer may use marked content again when the mark is at least five minutes
-old."""
+"""Maximum time from the start of marking content to the deletion of the content. If marking takes
+longer, a later garbage collection deletes the content, because writers may use content again five
+minutes after its mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """Content that no row refers to: size in bytes by name."""
+    """Content that no row refers to. `sizes` has the size in bytes of each content, by name."""
 
     sizes: dict[str, int]
 

@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with limits on header bytes, on time, and on the transfer rate.
 
-httptools needs half the CPU time of h11 per request, but in uvicorn only h11 can limit headers.
-Neither httptools nor h11 limits the time of headers and bodies, or the time in which a client must
-read a response.
+This protocol uses httptools, because h11 needs twice the CPU time per request. uvicorn itself
+limits headers only with h11. Neither httptools nor h11 limits the time of headers and bodies, or
+the time in which a client must read a response.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
 """Time for the headers of a request."""
 RATE_SECONDS = 20.0
-"""Period in which a client must send or read `RATE_BYTES`, or the rest of the transfer."""
+"""Period in which a client must send or read `RATE_BYTES`, or the remaining bytes if these are
+fewer."""
 RATE_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 10
-"""Time after which an idle connection is closed; Python's HTTP clients keep idle connections for 5
-s."""
+"""Time after which an idle connection is closed. Python's HTTP clients close idle connections
+earlier, after 5 s, so they do not send a request on a connection that the server closes."""
 
 
 class _CountingTransport:
@@ -72,7 +73,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard = guard
         self._headers_since: float | None = None
         self._quiet_bytes = 0
-        """Bytes since the last piece of a body or the last complete request."""
+        """Bytes received since the last headers, piece of a body or end of a request."""
         self._received = 0
         self._sending, self._reading = _Progress(), _Progress()
 

@@ -1,7 +1,7 @@
-"""Installation id: a random id in the database and in the store, which must be the same.
+"""Installation id: a random id that the database and its store both contain.
 
 Without the id, an API that was started with the wrong store or database would not notice the
-mistake. The first start writes the id to both of them.
+mistake. The first start writes the id to the database and to the store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of newest recorded blobs to look for in a store without an id; the store must contain at
-least one of these blobs."""
+"""Number of the database's newest blobs that are looked up in a store without an id. If the store
+has none of these blobs, it is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"
@@ -50,8 +50,8 @@ def ensure(database: Database, storage: Storage) -> str:
 
 
 def _claim_store(database: Database, storage: Storage, installation: str) -> None:
-    """Write the id to a store that has none, because this start is the first, or the first after an
-    upgrade."""
+    """Write the id to a store that has no id. This happens at the first start, and at the first
+    start after an upgrade from a version without ids."""
     with database.read() as session:
         names = blobs.newest(session, _SAMPLE)
     if names and all(storage.size(name) is None for name in names):

@@ -69,8 +69,8 @@ class Janitor(threading.Thread):
         self.join(timeout=5)
 
     def round(self) -> None:
-        """Run all steps. Each step has its own transaction, so a step that fails, for example at a
-        damaged row, does not stop the other steps."""
+        """Run all steps, each in its own transaction. If a step fails, for example at a damaged
+        row, the other steps still run."""
         settings, wake_ups = self._settings, self._wake_ups
         steps: dict[str, Step] = {
             "resend wake-ups": self._resend_wake_ups,
@@ -118,9 +118,9 @@ class Janitor(threading.Thread):
             return self._may_expire_leases(session)
 
     def _may_expire_leases(self, session: Session) -> bool:
-        """Return False for one lease duration after the process starts and after the database clock
-        jumps. Workers need this time to renew their leases. On SQLite, the host's clock is the
-        database clock."""
+        """Return True if jobs with expired leases may be taken back. After the process starts or
+        the database clock jumps, workers first get one lease duration to renew their leases. On
+        SQLite, the host's clock is the database clock."""
         now = session.execute(select(epoch_now())).scalar_one()
         steady = time.monotonic()  # read after `now`, because that query may wait for other writers
         ahead, lease = now - steady, self._settings.lease_seconds
@@ -133,7 +133,7 @@ class Janitor(threading.Thread):
 
     def _delete_parts(self) -> None:
         """Delete parts from storage outside a transaction, then delete their rows. If a crash
-        leaves the rows, the next round deletes the parts again."""
+        prevents the second deletion, the next round repeats both."""
         with self._database.read() as session:
             part_ids = upload_completion.leftover_parts(session)
         for part_id in part_ids:

@@ -21,7 +21,7 @@ log = logging.getLogger("tunesmith.access")
 _ID = re.compile(rf"(?!{KEY_PREFIX})[A-Za-z0-9._-]{{1,64}}")
 """Request ids that a caller may choose.
 
-The log shows request ids, so an API key is not a valid id.
+An API key is not a valid request id, because the log shows request ids.
 """
 CLIENT_LEFT = 499
 """Status in the access log of a request whose client disconnected; nginx uses the same number."""

@@ -35,8 +35,8 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: IdPath) -> Adapt
 def verification(
     caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
 ) -> Verification:
-    """Return the result of the check of the stored files: the largest difference between a logit
-    computed from these files and the trained model's logit, the tolerance, and the versions of the
+    """Return the result of the check that loaded the stored files and compared the logits with
+    those of the trained model: the largest difference, the tolerance, and the versions of the
     libraries. Checkpoints have no such result."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 

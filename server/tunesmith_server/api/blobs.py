@@ -1,4 +1,5 @@
-"""Writing of content to the store. The content's row is committed before the object is written."""
+"""Writing of content to the store. The database row of the content is committed before the content
+is written."""
 
 from __future__ import annotations
 

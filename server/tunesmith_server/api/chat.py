@@ -66,9 +66,9 @@ async def create_completion(
 class _EngineResponse(Response):
     """Response of the inference server.
 
-    The request to the inference server is sent after the route has ended, so that a slow answer
-    does not count against the limit on large bodies. Until the answer is complete, the API keeps
-    only the request's body in memory.
+    The API sends the request to the inference server after the route has ended. The limit on large
+    bodies counts only running routes, so a slow answer does not block other large requests. Until
+    the answer is complete, the API keeps only the request's body in memory.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; an incomplete event at the end of a broken stream is dropped.
 
-    The search for an event's end reads each byte once, because an event with the log-probs of a
-    long prompt arrives in many pieces.
+    An event with the log-probs of a long prompt arrives in many pieces, so the search for its end
+    must not read the earlier pieces again.
     """
     rest = bytearray()
     async for piece in response.aiter_bytes():

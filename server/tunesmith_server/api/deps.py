@@ -71,7 +71,8 @@ StateDep = Annotated[State, Depends(get_state)]
 
 
 async def get_session(state: StateDep, request: Request) -> Session:
-    """Return the session of the request's only transaction; `TransactionRoute` commits it."""
+    """Return a writable session for the only transaction of the request. `TransactionRoute` commits
+    the transaction."""
     return _limited(state.database.write(), request)
 
 
@@ -108,7 +109,7 @@ _ENDS_TRANSACTION = "_ends_transaction"
 _ENTRY = "audit_entry"
 """Key in `session.info`: the request's entry in the audit log."""
 _USE = "use"
-"""Key in `session.info`: the request's key and project."""
+"""Name in `session.info` of the caller's API key and project."""
 _IS_BULK = "_is_bulk"
 
 
@@ -120,8 +121,9 @@ def bulk(endpoint: Endpoint) -> Endpoint:
 
 
 def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
-    """Wrap `endpoint` so that one thread of `plane` calls it, commits, and serializes the result. A
-    commit in another thread would keep the transaction open longer."""
+    """Wrap `endpoint` so that one thread of the pool `plane` calls `endpoint`, commits, and
+    serializes the result. If another thread had to commit, the transaction would stay open until
+    that thread is free."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
     if hasattr(endpoint, _IS_BULK):
@@ -185,7 +187,7 @@ class TransactionRoute(APIRoute):
 def _authenticate_in(
     plane: Plane,
 ) -> Callable[[Request], Coroutine[Any, Any, None]]:  # Any: a coroutine's own
-    """Return a function that checks the API key in a thread of `plane`."""
+    """Return a function that checks the API key in a thread of the pool `plane`."""
 
     async def authenticate(request: Request) -> None:
         def check() -> Principal:

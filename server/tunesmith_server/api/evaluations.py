@@ -27,8 +27,8 @@ def create(
     """Evaluate a model on a file and, by default, its base model on the same file; or store results
     of lm-eval.
 
-    A train worker runs the evaluation between two jobs. A repeated `Idempotency-Key` returns the
-    same evaluation.
+    The evaluation runs on a train worker, between two jobs. A repeated `Idempotency-Key` returns
+    the same evaluation.
     """
     created, replayed = evaluations.create(
         session,

@@ -93,10 +93,10 @@ def metrics(
     first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> Response:
-    """List metric values by optimiser step, lowest step first. `format=columns` returns curves of
-    the metrics `names` (separated by commas) between the steps `from` and `to`, with at most
-    `points` values per curve: the minimum and the maximum of each block of steps, and the value of
-    the job's last step."""
+    """List metric values by optimiser step, lowest step first. `format=columns` returns a curve for
+    each metric in `names` (separated by commas), from step `from` to step `to`. A curve has at most
+    `points` values: the minimum and the maximum of each block of steps, and the value of the job's
+    last step."""
     job = jobs.retrieve(session, job_id)
     if format == "columns":
         wanted = names.split(",") if names else None

@@ -13,17 +13,16 @@ from tunesmith_server.core.storage import Storage, StorageUnavailable
 from tunesmith_server.services.leasing.received import ReceivedReport, check_files, names_files
 
 SECONDS = 3.0
-"""Maximum seconds that a report waits. A worker waits a quarter of its lease for the reply."""
+"""Maximum seconds that a report waits for the check of its files. The worker waits for the reply to
+a report for only a quarter of its lease."""
 MAX_RUNNING = THREADS[Plane.WORKERS]
 """Maximum number of checks at the same time.
 
 This limit is reached only if the store hangs; further reports then fail immediately.
 """
 _KNOWN_SECONDS = 60.0
-"""Seconds for which an answer of the store stays valid.
-
-A report with many files, whose check takes longer than SECONDS, is accepted when the worker repeats
-the report.
+"""Seconds for which an answer of the store stays valid. If the check of many files takes longer
+than SECONDS, the worker repeats the report, and the next check already knows some of the answers.
 """
 
 

@@ -30,11 +30,11 @@ def stream_events(
 ) -> StreamingResponse:
     """Send the events of many jobs as SSE.
 
-    `jobs` is a comma-separated list. `ID:NUMBER` requests the events of a job after this number,
-    `ID` all events of a job; at most 20 jobs. `*` requests messages `job` with the state and
-    progress of each unfinished or just ended job. The id of a message is the position after the
-    message. A client that reconnects with the last id as `Last-Event-ID` or as `jobs` misses no
-    event.
+    `jobs` is a comma-separated list. `ID` requests all events of a job, and `ID:NUMBER` only the
+    events after this number; at most 20 jobs. `*` requests a message `job` with state and progress
+    for each job that is unfinished or has just ended. The id of a message is the position after the
+    message. To miss no event, a client reconnects with the id of its last message as
+    `Last-Event-ID` or as `jobs`.
     """
     position = watches.parse(jobs_)
     if last_event_id:
@@ -59,8 +59,9 @@ def compare(
     first: Annotated[int | None, Query(alias="from", ge=0, le=MAX_STEP)] = None,
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:
-    """Compare two to eight jobs, given by comma-separated ids. The answer has the results, the
-    settings and automatic values that differ, and curves with at most `points` values over steps,
-    trained tokens or hours. `from` and `to` limit curves and best values to these steps."""
+    """Compare two to eight jobs, given by comma-separated ids. The answer has the results of the
+    jobs, the settings and automatic values that differ, and curves over steps, trained tokens or
+    hours. A curve has at most `points` values. `from` and `to` limit curves and best values to a
+    range of steps."""
     job_ids = jobs_.split(",")
     return comparison.compare(session, job_ids, axis=axis, points=points, first=first, last=last)

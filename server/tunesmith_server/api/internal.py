@@ -96,8 +96,9 @@ def claim(
 @router.post("/jobs/{job_id}/report")
 def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
-    fails, renew the lease and return only the command; the worker sends the report again. A final
-    report gets an error instead, and the worker sends the report until it is stored."""
+    fails, only renew the lease and answer with the command; the worker sends the events again. A
+    final report has an outcome: if it cannot be stored, answer with the error, and the worker
+    repeats the report until it is stored."""
 
     worker_access.check_self(worker, body.worker_id)
 
@@ -165,8 +166,8 @@ def is_stored(
     sha256: Sha256,
     fence: FenceQuery,
 ) -> dict[str, bool]:
-    """Return true if the worker need not send the content: it is stored and will not be deleted
-    soon."""
+    """Return true if the content is already stored and will not be deleted soon. The worker then
+    need not send the content."""
     worker_access.held_job(session, worker, job_id, fence)
     size = blobs.is_kept(session, sha256, BLOB_GRACE / 2)
     return {"stored": size is not None and state.storage.size(sha256) == size}
@@ -182,7 +183,7 @@ def resume_file(
     sha256: Sha256,
     fence: FenceQuery,
 ) -> Response:
-    """Return one of the resume point's files that the claim lists."""
+    """Return one file of a resume point. The claim lists the files of each resume point."""
     job = worker_access.held_job(session, worker, job_id, fence)
     file = resume_points.find_file(session, job, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)

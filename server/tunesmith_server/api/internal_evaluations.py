@@ -45,7 +45,7 @@ def renew(
     evaluation_id: IdPath,
     body: EvaluationLease,
 ) -> EvaluationRenewal:
-    """Extend the lease of an evaluation. A cancelled evaluation has no lease."""
+    """Extend the lease of an evaluation. If the evaluation was cancelled, refuse the request."""
     worker_access.check_self(worker, body.worker_id, "train")
     return evaluation_leases.renew(session, state.settings, evaluation_id, body)
 
@@ -60,7 +60,7 @@ def model_file(
     sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
     fence: Annotated[int, Query(ge=1, le=MAX_STEP)],
 ) -> Response:
-    """Return one of the model's files that the claim lists."""
+    """Return one file of a claimed model. The claim lists the files of its models."""
     lease = EvaluationLease(worker_id=worker.worker_id, fence=fence)
     file = evaluation_leases.model_file(session, state.settings, evaluation_id, lease, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)

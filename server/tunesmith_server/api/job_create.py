@@ -94,7 +94,7 @@ def find_problems(
 ) -> list[RequestProblem]:
     """Return all reasons why a request with this body would be refused.
 
-    `others`: pydantic's errors in the rest of the request.
+    `others`: pydantic's errors in the headers and the query of the request.
     """
     fields, errors = job_validation.split_fields(body)
     problems = [

@@ -130,8 +130,8 @@ def list_jobs(
 ) -> Response:
     """List jobs, newest first. `metadata[key]=value` selects jobs with this pair; `metadata=null`
     selects jobs without metadata. `state` may be repeated. `text` selects jobs by a part of the id,
-    the name, the suffix or a model's name. `created_after`, `created_before`,
-    `finished_after` and `warned_after` (a warning or an error) are Unix seconds.
+    the name, the suffix or a model's name. `created_after`, `created_before`, `finished_after` and
+    `warned_after` are Unix seconds; `warned_after` selects jobs with a later warning or error.
     `owner` is the id or the name of a key. `include=curve` adds a small curve of the main
     metric."""
     return send_page(

@@ -18,8 +18,8 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import BadRequest, Unavailable
 
 LARGE_BYTES = 64 * 1024
-"""Size from which a body is large. Smaller bodies have no limit, because they fit into the
-connection's buffer."""
+"""Size in bytes from which a body is large. The number of smaller bodies has no limit, because a
+smaller body fits into the buffer of its connection."""
 AT_ONCE = 4
 SECONDS = 30.0
 """Maximum seconds until a large body has arrived, so that slow clients do not delay others."""
@@ -29,8 +29,9 @@ _gates: RunVar[tuple[asyncio.Semaphore, asyncio.Lock]] = RunVar("tunesmith_large
 
 @asynccontextmanager
 async def admitted(request: Request, *, is_form: bool) -> AsyncIterator[None]:
-    """Wait until the request's body may be read and processed. `is_form`: the route reads a form;
-    any other body is refused, because it would be read into memory."""
+    """Wait until the request's body may be read and processed. `is_form`: True if the route reads a
+    form. Such a route refuses any other body, because the server would read the body into
+    memory."""
     if is_form:
         _check_form(request)
     if is_form or not _is_large(request):

@@ -25,9 +25,9 @@ async def sse(
     position: Position,
     render: Render = progress_feed.to_json,
 ) -> AsyncIterator[bytes]:
-    """Yield SSE bytes from `position` on; the id of a message is the position after the message.
-    The stream ends when the key no longer gives access to the project. Unless `position.everything`
-    is True, the stream also ends when all named jobs have ended.
+    """Yield the SSE messages after `position` as bytes. The id of a message is the position after
+    the message. The stream ends when the key no longer gives access to the project. Unless
+    `position.everything` is True, the stream also ends when all named jobs have ended.
 
     The caller has checked that the named jobs are in the project. `render` formats a change as the
     data of a message `job`; each process calls `render` once per change.

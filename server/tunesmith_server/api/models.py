@@ -47,8 +47,8 @@ def list_models(
 def list_uses(
     caller: CallerDep, state: StateDep, session: ReaderDep, model: ModelPath, cursor: CursorDep
 ) -> Response:
-    """List the jobs that start from a model, and the evaluations that measure the model or compare
-    another model with it, newest first."""
+    """List the jobs that start from a model, and the evaluations that use the model, newest
+    first."""
     model_list.retrieve(session, state.settings, model, state.inference.serving)
     return send_page(
         model_uses.list_uses(

@@ -149,7 +149,8 @@ def create_key(
     project_id: IdPath,
     body: ProjectApiKeyCreate,
 ) -> ProjectApiKeyCreated:
-    """Create a key, which has no more rights than yours. Only this response has its `value`."""
+    """Create a key, which has no more rights than yours. Only this response contains the key's
+    `value`."""
     return project_keys.create(session, state.settings, principal, project_id, body)
 
 
@@ -222,9 +223,9 @@ def list_audit_logs(
     cursor: CursorDep,
     filters: Annotated[AuditFilters, Depends(get_audit_filters)],
 ) -> Response:
-    """List the entries of the audit log, newest first. `actor_id` is the id of a key or a user.
-    `action` is the start of an action. `object_id` is the id of an object that was read or
-    changed."""
+    """List the entries of the audit log, newest first. `actor_id` selects the entries of a key or a
+    user. `action` selects the entries whose action starts with this text. `object_id` selects the
+    entries about an object that was read or changed."""
     page = audit_log.list_entries(
         session, filters, after=cursor.after, limit=cursor.limit, order=cursor.order
     )
@@ -243,7 +244,7 @@ def list_admin_keys(
 def create_admin_key(
     principal: PrincipalDep, session: SessionDep, body: AdminApiKeyCreate
 ) -> AdminApiKeyCreated:
-    """Create an admin key. Only this response has its `value`."""
+    """Create an admin key. Only this response contains the key's `value`."""
     return project_keys.create_admin(session, principal, body)
 
 

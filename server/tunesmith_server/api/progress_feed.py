@@ -28,8 +28,8 @@ _REST = 20
 _MAX_CHANGES = 2000
 """Number of changes that a feed keeps; a watcher that missed more changes gets all jobs again."""
 _CLOCK_SECONDS = 60.0
-"""Maximum difference between the clocks of API processes; also the maximum delay from the recorded
-end of a job to the commit of this end."""
+"""Maximum difference between the clocks of API processes. A job's end is also committed at most
+this long after the end time in its row."""
 
 Render = Callable[[JobProgress], bytes]
 """Function that returns a change as one line of SSE data."""

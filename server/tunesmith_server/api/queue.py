@@ -33,7 +33,7 @@ def queue(
 
 @router.get("/projects")
 def list_shares(principal: PrincipalDep, session: ReaderDep) -> Page[ProjectShare]:
-    """Show weight, guarantee, limits and decayed usage of your project; an admin gets all
+    """Show weight, guaranteed devices, limits and decayed usage of your project; an admin gets all
     projects."""
     only = None if principal.is_admin else principal.project_id
     return Page(data=shares.list_shares(session, only))

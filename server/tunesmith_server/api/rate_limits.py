@@ -1,9 +1,9 @@
 """Rate limits: one token bucket per API key, in the memory of each API process. Pages that need no
 sign-in have one bucket per client address.
 
-The buckets are not shared by several API processes: a shared bucket would need a database write per
-request, and SQLite has only one writer at a time. With N processes behind a proxy, a key may send
-up to N times its limit. Limits that must hold exactly, such as quotas, are in the database.
+API processes do not share buckets. A shared bucket would need a database write for each request,
+and SQLite allows only one writer at a time. With N processes behind a proxy, a key may send up to N
+times its limit. Limits that must hold exactly, such as quotas, are in the database.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Bucket:
 
 
 class RateLimits:
-    """Buckets of all senders. Only the event loop's thread uses them."""
+    """Buckets of all senders. Only the event loop's thread may use an instance."""
 
     def __init__(self, default: int, now: Callable[[], float] = time.monotonic) -> None:
         self._default = default

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/sessions", tags=["portal"], route_class=KeyRoute)
 
 @router.get("")
 def list_sessions(principal: PrincipalDep, session: ReaderDep) -> Page[PortalSession]:
-    """List the sign-ins to the portal with the caller's keys, newest first."""
+    """List the portal sessions of the caller's keys, newest first."""
     return portal_sessions.list_own(session, principal)
 
 

@@ -18,8 +18,7 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Runner of slow work, which runs at most one piece of work per subject at a time, in one
-    process.
+    """Runner of slow work in one process. At most one work runs per subject at a time.
 
     The work continues if its callers disconnect, so that a client's retry finds the result.
     """
@@ -31,8 +30,7 @@ class SingleFlight(Generic[T]):
         """Run `work` and return its result.
 
         If work for the same subject and the same request is already running, wait for its result
-        instead. If work for the same subject but another request is running, wait until that work
-        has ended, then run `work`.
+        instead. If work for another request of the same subject is running, first wait for its end.
         """
         while flight := self._flights.get(subject):
             if flight.request == request:

@@ -37,12 +37,12 @@ PING_SECONDS = 15.0
 KEY_SECONDS = 2.0
 """Time between two checks of the watchers' keys."""
 _WRITE_BYTES = 64 * 1024
-"""Maximum number of bytes that a watcher gets at a time, and that a slow watcher keeps in
-memory."""
+"""Maximum size in bytes of the pieces that are sent to a watcher. For a slow watcher, one piece
+stays in memory."""
 _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
-"""Maximum number of bytes of recent events that a feed keeps for slow watchers, and that it reads
-in one round."""
+"""Maximum number of bytes of recent events that a feed keeps for slow watchers. In one round, a
+feed also reads at most this many bytes from the database."""
 
 Use = tuple[str, str]
 """Id of an API key, and id of the project in which the key is used."""
@@ -67,7 +67,7 @@ class Feed:
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._next: tuple[int, Line] | None = None
-        """Last argument of `after`, and the result."""
+        """Last argument of `after`, and the last result."""
 
     def start(self, seq: int) -> None:
         if self.head is None:
@@ -328,8 +328,8 @@ def _lines(session: Session, job_id: str, after_seq: int) -> Iterator[Line]:
 
 
 def _take(lines: Iterable[Line], max_bytes: int) -> tuple[list[Line], bool]:
-    """Return the first lines, which together have about `max_bytes`, and True if these are all
-    lines."""
+    """Return the first lines with about `max_bytes` in total; also return True if no lines are
+    left."""
     taken, size = [], 0
     for line in lines:
         taken.append(line)
@@ -352,5 +352,6 @@ def done_line(job: Job) -> bytes:
 
 
 def parse_last_event_id(value: str | None) -> int:
-    """Return the number in a `Last-Event-ID` header; 0 (all events) if it is missing or invalid."""
+    """Return the number in a `Last-Event-ID` header; 0 (all events) if the header is missing or
+    invalid."""
     return number_in(value or "") or 0

@@ -50,7 +50,8 @@ def create_part(
     upload_id: IdPath,
     data: Annotated[UploadFile, File()],
 ) -> UploadPart:
-    """Add a part. The transaction starts after the part is stored."""
+    """Add a part. The write transaction starts after the part is stored, so that other writers need
+    not wait for the store."""
     sha256, size = hash_of(data.file)
     with project_reader(state, principal) as reader:
         known = uploads.find_part(reader, upload_id, sha256, size)
@@ -68,7 +69,7 @@ async def complete(
     principal: PrincipalDep, state: StateDep, upload_id: IdPath, body: UploadComplete
 ) -> Upload:
     """Assemble the parts into a file, which takes seconds per GB. Requests for the same upload
-    share one assembly. The transaction starts after the content is stored."""
+    share one assembly. The write transaction starts after the content is stored."""
 
     def plan() -> upload_completion.Assembly | Upload:
         with project_reader(state, principal) as reader:

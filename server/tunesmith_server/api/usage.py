@@ -1,4 +1,4 @@
-"""Route /v1/usage: device-time of the last days."""
+"""Route /v1/usage: device-time that jobs used in the last days."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def usage(
     days: Annotated[int, Query(ge=1, le=366)] = 30,
     group_by: Annotated[list[Group] | None, Query(max_length=4)] = None,
 ) -> DeviceUsage:
-    """Show the device-time of your project; an admin gets all projects. `group_by` may be
-    repeated; the default is `project`."""
+    """Show the device-time that the jobs of your project used; an admin gets all projects.
+    `group_by` may be repeated; the default is `project`."""
     only = None if principal.is_admin else principal.project_id
     return usage_report.report(session, days, group_by or ["project"], only)

@@ -20,8 +20,8 @@ _PART = re.compile(r"^(\*|ftjob-[\w-]{1,40})(?::(\d{1,15}|done))?$", re.ASCII)
 
 @dataclass
 class Position:
-    """Position of a reader that follows the events of named jobs and, if `everything` is True, the
-    progress of all jobs."""
+    """Position of a reader in the events of named jobs. If `everything` is True, the reader also
+    follows the progress of all jobs."""
 
     seqs: dict[str, int]
     """Number of the last received event by job."""
@@ -45,8 +45,8 @@ class Position:
         return ",".join(parts).encode()
 
     def moved_to(self, last_event_id: str) -> Position:
-        """Return the position after the SSE message with this id; parts of the id that are not
-        valid, or that name other jobs, are ignored."""
+        """Return the position after the SSE message with this id. Ignore the parts of the id that
+        are invalid or name other jobs."""
         known = Position(dict(self.seqs), set(self.ended), self.everything, self.since)
         names = {*self.seqs, ALL} if self.everything else self.seqs.keys()
         for part in last_event_id.split(","):

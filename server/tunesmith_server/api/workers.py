@@ -1,4 +1,4 @@
-"""Routes under /v1/workers and /v1/reservations: train workers, drains and reservations."""
+"""Routes under /v1/workers and /v1/reservations: list, drain and reserve train workers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def undrain(session: SessionDep, worker: WorkerName) -> Page[Reservation]:
 
 @router.get("/reservations")
 def list_reservations(principal: PrincipalDep, session: ReaderDep) -> Page[Reservation]:
-    """List the active and the future reservations, drains included. The reservations of other
-    projects are listed without project and reason."""
+    """List the active and the future reservations and drains. The reservations of other projects
+    are listed without project and reason."""
     return Page(data=drains.list_all(session, visible_to(principal)))
 
 

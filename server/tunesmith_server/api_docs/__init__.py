@@ -1,7 +1,7 @@
 """Page `/docs`: the API's OpenAPI document in Swagger UI.
 
-All files are vendored (`static/vendor.toml`), so that the page works without a connection to other
-hosts, under a strict Content-Security-Policy.
+All files of the page are in this package (`static/vendor.toml` lists their sources). The page needs
+no other host, so its Content-Security-Policy is strict.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ async def _page(request: Request) -> Response:
 
 
 async def _file(request: Request) -> Response:
-    """Send a script or style sheet. The address of a file has the digest of all files, so the file
-    at an address never changes."""
+    """Send a script or style sheet. The address of a file contains the digest of all files, so the
+    content of an address never changes."""
     content = _contents().get(request.path_params["name"])
     if content is None or request.path_params["digest"] != _digest():
         raise HTTPException(404)

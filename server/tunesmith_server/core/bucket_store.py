@@ -27,7 +27,7 @@ _CLIENT: Any = {  # Any: obstore's TypedDicts exist for type checkers only
 }
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
 _CHUNK = 5 * PIECE
-"""Bytes per request of an upload; S3 allows no smaller part."""
+"""Bytes per request of an upload. The parts of an upload to S3 must have at least this size."""
 _CHUNKS = 4
 
 
@@ -57,7 +57,7 @@ class BucketStore:
     def is_good(self, path: str, sha256: str, size: int) -> bool:
         """Return True if the object exists in the bucket and has this size.
 
-        The content is not read again, because the store protects it from damage.
+        The content is not read again, because an object store detects damaged objects itself.
         """
         return self.size(path) == size
 

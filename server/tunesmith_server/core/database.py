@@ -40,9 +40,8 @@ READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""Escape sequence of NUL in JSON.
-
-If an odd number of further backslashes precedes the sequence, it is plain text and does not match.
+"""Escape sequence of NUL in JSON. An odd number of further backslashes before the sequence escapes
+its backslash; the sequence is then plain text and does not match.
 """
 _KEPT_CONNECTIONS = 16
 
@@ -72,8 +71,8 @@ def _epoch_postgresql(element: epoch_now, compiler: SQLCompiler, **kw: Any) -> s
 def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's type
     """Return a constant as part of the SQL text, not as a parameter.
 
-    PostgreSQL reuses the plan of a prepared statement only if the plan is good for any values of
-    the parameters. With constants instead of parameters, PostgreSQL reuses the plan more often.
+    PostgreSQL reuses the plan of a prepared statement only if one plan suits all values of the
+    parameters. A statement with fewer parameters is more likely to have such a plan.
     """
     if isinstance(value, str):
         assert value.isidentifier(), value
@@ -82,8 +81,9 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """SQL expression of a JSON column's value, or of {} if the value is not an object.
-    SQL's JSON functions would raise an error, and one damaged row would fail the whole query."""
+    """SQL expression of a JSON column's value, or of {} if the value is not an object. Without this
+    expression, SQL's JSON functions raise an error for other values, so one damaged row fails the
+    whole query."""
 
     type = JSON()
     inherit_cache = True
@@ -222,8 +222,8 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
 class _PostgreSQLConnection(psycopg.Connection[Any]):  # Any: rows
     """Connection that ends a read-only transaction with COMMIT.
 
-    The driver psycopg drops all its prepared statements at a ROLLBACK, and planning the queries of
-    a claim costs more than executing them.
+    At a ROLLBACK, the driver psycopg drops all its prepared statements, and PostgreSQL must plan
+    the queries again. For the queries of a claim, planning takes longer than execution.
     """
 
     def rollback(self) -> None:
@@ -257,8 +257,9 @@ def is_database_outage(error: DBAPIError) -> bool:
 
 
 def _blames_data(error: BaseException | None) -> bool:
-    """Return True if the statement's data caused the error: SQLite's code for "malformed JSON" and
-    similar errors, or PostgreSQL's class 54, a value beyond a limit of the database."""
+    """Return True if the statement's data caused the error. The code SQLITE_ERROR includes
+    "malformed JSON"; PostgreSQL's error class 54 means that a value exceeds a limit of the
+    database."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return True
     return (getattr(error, "sqlstate", None) or "").startswith("54")

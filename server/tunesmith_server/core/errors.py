@@ -190,7 +190,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def is_read_only(error: StorageUnavailable) -> bool:
-    """Return True if the store refused a write, False if it did not answer."""
+    """Return True if the store refused a write, False if the store did not answer."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in _REFUSED_WRITES:
         return True
     return any(words in f"{error} {error.__cause__}" for words in _WRITE_REFUSED)

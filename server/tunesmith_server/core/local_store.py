@@ -1,6 +1,6 @@
 """Objects as files of a local directory that survive a power cut.
 
-A file is written under a temporary name, synced and renamed, and its folder is synced, before a
+A call writes the file under a temporary name, syncs it, renames it and syncs the folder before the
 call returns. obstore's own local store renames without a sync.
 """
 
@@ -20,11 +20,11 @@ from urllib.parse import unquote, urlsplit
 PIECE = 1024 * 1024
 READ_PIECE = 96 * 1024
 """Bytes per piece of a download. For a client that does not read, up to three pieces are in memory.
-Pieces of 64 KiB, asyncio's high-water mark, need twice the CPU time."""
+Pieces of 64 KiB need twice the CPU time."""
 _OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
 _UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
-"""Names of temporary files of unfinished writes by this module, or by obstore, which earlier
-versions used."""
+"""Names of the temporary files of unfinished writes. The second form is that of obstore, which
+earlier versions used."""
 
 
 class LocalStore:
@@ -77,8 +77,8 @@ class LocalStore:
             raise
 
     def _prepare_folder(self, folder: Path) -> None:
-        """Create the folder and sync its name, once per process, because another process may have
-        created the folder but not synced its name yet."""
+        """Create the folder and sync its name, once per process. Each process syncs, because
+        another process may have created the folder without syncing its name yet."""
         if folder not in self._synced_folders or not folder.is_dir():
             _make_folder(folder)
             _sync(folder.parent)
@@ -87,7 +87,8 @@ class LocalStore:
     def is_good(self, path: str, sha256: str, size: int) -> bool:
         """Return True if the object has this content.
 
-        After this call, the object is durable, even if another process has just renamed it.
+        This call also syncs the file and its folder, because another process may have written the
+        object without syncing it yet.
         """
         target = self._root / path
         try:
@@ -115,8 +116,8 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects durably. Missing objects cause no error. If a power cut restored an object
-        after its row was deleted, the object would never be deleted."""
+        """Delete objects durably. Missing objects cause no error. Without the sync, a power cut
+        could restore an object after its row was deleted, and the object would stay forever."""
         targets = [self._root / path for path in paths]
         for target in targets:
             target.unlink(missing_ok=True)
@@ -143,7 +144,7 @@ def _is_unfinished(folder: str, name: str) -> bool:
 
 
 def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    """Yield b"" to open the file, then bytes [start, end) in pieces; close the file at the end."""
+    """Yield b"" once, then bytes [start, end) in pieces; close the file at the end."""
     with file:
         yield b""
         file.seek(start)

@@ -1,8 +1,8 @@
 """Planes: separate thread pools, so that workers, users and bulk transfers never wait for each
 other.
 
-Starlette's own calls in threads (spooled uploads, pieces of downloads) use anyio's default pool,
-which is the pool for bulk transfers.
+Starlette's own calls in threads, for spooled uploads and pieces of downloads, use anyio's default
+pool. That pool also serves bulk transfers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ T = TypeVar("T")
 class Plane(Enum):
     """A thread pool.
 
-    More threads would not be faster, because Python executes only one thread at a time, and each
-    thread that waits for its turn delays the event loop.
+    A pool has few threads. Python executes only one thread at a time, so more threads are not
+    faster, and each waiting thread delays the event loop.
     """
 
     WORKERS = "claims, heartbeats and reports of workers"

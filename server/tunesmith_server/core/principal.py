@@ -66,5 +66,6 @@ def weaker(one: Role, other: Role) -> Role:
 
 
 def allowed_verbs(role: Role, limits: list[Verb] | None) -> frozenset[Verb]:
-    """Return the verbs of a key that has this role and is limited to `limits` (None: no limits)."""
+    """Return the verbs of a key with this role. `limits`: the only verbs that the key may have;
+    None means all verbs of the role."""
     return VERBS[role] if limits is None else VERBS[role] & set(limits)

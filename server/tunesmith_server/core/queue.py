@@ -37,7 +37,8 @@ CLOSE_SECONDS = 3.0
 _UNSENT = "unsent wake-ups"
 """Key in `session.info` of the transaction's unsent messages.
 
-Each item has the savepoint that was open (or None) and a function that sends the message.
+Each item has the savepoint that was open when the message was added (or None), and a function that
+sends the message.
 """
 _QUEUES = {TRAIN_TASK: TRAIN_QUEUE, VALIDATE_FILE_TASK: LIGHT_QUEUE}
 

@@ -79,33 +79,34 @@ class Settings(BaseSettings):
     """Bearer token of requests to the inference server."""
     inference_cache: Path | None = None
     """Folder of the adapters that inference has loaded. Default: `inference/` in the data
-    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same
+    directory. A server at TUNESMITH_INFERENCE_URL must be able to read this folder under the same
     path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
-    warning if that server will not be able to load its result. 0 means no check."""
+    warning if this server will not be able to load the job's adapter. 0 means no check."""
     inference_vllm_model: str = ""
     """Folder name of a base model below TUNESMITH_MODEL_DIRS. `tunesmith serve` starts vLLM with
-    this model, and vLLM answers requests for it and its adapters. Tunesmith's inference process
-    answers requests for other models."""
+    this model, and vLLM answers requests for the model and its adapters. Tunesmith's inference
+    process answers requests for other models."""
     inference_vllm_options: str = ""
-    """Further command-line options of this vLLM, for example `--gpu-memory-utilization 0.3`."""
+    """Further command-line options with which `tunesmith serve` starts vLLM, for example
+    `--gpu-memory-utilization 0.3`."""
     inference_vllm_socket: Path | None = None
-    """Unix socket of this vLLM; set by `tunesmith serve`."""
+    """Unix socket of the vLLM process; set by `tunesmith serve`."""
     trainer_python: str = ""
     """Python interpreter with which `tunesmith serve` starts vLLM; the default is the server's own
     interpreter."""
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
-    """Second part of the names of tuned models of the default project."""
+    """Second part of the model names (`ft:BASE:PROJECT:...`) of the default project."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
     base_models: str = ""
     """Comma-separated folder names and Hugging Face ids of the base models that projects may use.
     An empty value allows all base models."""
     requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
-    """Rate limit of each API key, unless the key has its own; 0 means no limit. Each API process
+    """Rate limit of each API key that has no limit of its own; 0 means no limit. Each API process
     counts only its own requests."""
     max_connections_per_address: int = Field(default=1000, ge=10)
     """Maximum number of connections of one client address at a time, including event streams.
@@ -115,15 +116,15 @@ class Settings(BaseSettings):
     janitor_seconds: float = Field(default=5.0, gt=0.0)
     """Time between two rounds of the janitor."""
     max_losses: int = Field(default=3, ge=1)
-    """Number of failed attempts after which a job fails instead of being queued again. A failed
-    attempt counts if its worker was lost or if another attempt may avoid the error."""
+    """Number of failed attempts after which a job fails instead of being queued again. An attempt
+    counts if its worker was lost, or if it failed with an error that another attempt may avoid."""
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
     the trainer is killed and the job is released."""
     resume_point_days: float = Field(default=30.0, ge=0.0)
     """Days for which a failed or cancelled job keeps its resume points, for a retry or a fork.
 
-    Resume points of `recipe.keep_every` stay until the job is deleted.
+    Resume points that `recipe.keep_every` keeps stay until the job is deleted.
     """
     retry_seconds: float = Field(default=10.0, ge=0.0)
     """Delay before the retry of the first failed attempt; each further delay is three times as
@@ -212,7 +213,8 @@ class Settings(BaseSettings):
     def prepare(self) -> None:
         """Create the data directory and the worker token if they do not exist.
 
-        Raises ValueError if other users of this machine can read them.
+        Raises ValueError if other users of this machine can read the data directory, or if the
+        token is not safe.
         """
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self.data_dir, "the data directory")

@@ -126,7 +126,8 @@ class Storage:
     def _translated_errors(self, missing_is_no_bucket: bool = True) -> Iterator[None]:
         """Convert the store's errors to StorageUnavailable.
 
-        `missing_is_no_bucket`: a FileNotFoundError means that the bucket does not exist.
+        `missing_is_no_bucket`: True if a FileNotFoundError can only mean that the bucket does not
+        exist.
         """
         try:
             yield

@@ -25,7 +25,7 @@ class AuditFilters:
     actor_id: str | None = None
     """Id of a key or of a user."""
     action: str | None = None
-    """Start of the action, such as `DELETE ` or `POST /organization`."""
+    """Text with which the action starts, such as `DELETE ` or `POST /organization`."""
     object_id: str | None = None
     """Id of an object in the path, or of a changed row."""
     created_after: int | None = None

@@ -40,8 +40,9 @@ def check_role(principal: Principal, role: Role) -> None:
 
 
 def end(maker: ApiKeyRow, seconds: int | None) -> float | None:
-    """Return the expiry time of a new key, Unix seconds: in `seconds` from now, or by default its
-    maker's expiry time. Raises Forbidden if the maker expires earlier."""
+    """Return the expiry time of a new key as Unix seconds. The new key expires `seconds` from now;
+    if `seconds` is None, it expires together with its maker. Raises Forbidden if the maker expires
+    earlier."""
     if seconds is None:
         return maker.expires_at
     expires_at = time.time() + seconds
@@ -63,7 +64,8 @@ def requests_per_minute(
     """Return the rate limit of a new key: `asked`, or by default its maker's limit. Raises
     Forbidden if `asked` is above the maker's limit.
 
-    `default`: the server's limit, 0 for none. Only an admin may set more."""
+    `default`: the server's limit for keys without a limit of their own; 0 means no limit. Only an
+    admin may exceed this limit."""
     bound = maker.requests_per_minute or (0 if principal.is_admin else default)
     if asked is not None and bound and asked > bound:
         raise Forbidden(

@@ -1,7 +1,8 @@
 """The policy: which verb each route needs. A route without a rule is refused.
 
-Roles and keys have verbs (core/principal.py). In addition, a session has only rows of the request's
-project (models/scope.py), so requests for another project's objects get 404.
+A role or a key allows certain verbs (core/principal.py). In addition, a database session sees only
+rows of the request's project (models/scope.py). A request for an object of another project
+therefore gets 404.
 """
 
 from __future__ import annotations
@@ -141,10 +142,11 @@ def require(principal: Principal, verb: Verb, resource: str) -> None:
 
 
 def check(principal: Principal, method: str, path: str, values: Mapping[str, str]) -> None:
-    """Check the rule of a route, given its path's template and the values of its parameters.
+    """Check that the caller may use a route.
 
-    A project in the path must be the request's own, except for admins. Raises Forbidden, or
-    NotFound for another project.
+    Raises Forbidden if the caller does not have the route's verb, and NotFound if the path has
+    another project than the request; an admin may use all projects. `path` is the template of the
+    path; `values` are the values of its parameters.
     """
     route = f"{method} {path.removeprefix('/v1')}"
     verb = RULES.get(route)

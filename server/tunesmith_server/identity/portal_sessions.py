@@ -1,4 +1,4 @@
-"""Sign-ins to the portal, in the format of the API. Each caller sees the sign-ins with its own
+"""Sign-ins to the portal, in the format of the API. A caller sees only the sessions of its own
 keys."""
 
 from __future__ import annotations

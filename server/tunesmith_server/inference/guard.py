@@ -38,7 +38,8 @@ def main() -> int:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Leave `child.wait()`: a wait inside the handler would not notice the end of the child."""
+    """Handle SIGTERM: make `main` leave `child.wait()` and end the group. A wait inside this
+    handler would not notice the end of the child."""
     raise SystemExit
 
 

@@ -22,7 +22,8 @@ _STATUS_SECONDS = 1.5
 
 
 class NativeEngine:
-    """Client of the inference process at `url`, or of `process`, which starts on first use."""
+    """Client of the inference process at `url`, or of the child `process`, which the first request
+    starts."""
 
     def __init__(
         self, storage: Storage, *, url: str = "", token: str = "",
@@ -92,8 +93,8 @@ class NativeEngine:
 
     async def _request(self, method: str, path: str, **options: object) -> httpx.Response:
         """Send a request. If the process has ended, start a new process and send the request once
-        more. A request that had reached the process is not repeated, because it may have crashed
-        the process."""
+        more. A request that the process had received is not repeated, because the request may have
+        crashed the process."""
         for may_repeat in (True, False):
             client = await self._connected()
             request = client.build_request(method, path, **options)  # type: ignore[arg-type]  # httpx checks them
@@ -123,8 +124,8 @@ class NativeEngine:
 
 
 class _WatchedStream(httpx.AsyncByteStream):
-    """Body of a response of our process. If the connection breaks, the stream waits for the end of
-    the process, so that the next request starts a new process."""
+    """Body of a response from our own inference process. If the connection breaks, the stream waits
+    for the end of the process, so that the next request starts a new process."""
 
     def __init__(self, stream: httpx.AsyncByteStream, process: InferenceProcess) -> None:
         self._stream, self._process = stream, process

@@ -36,8 +36,8 @@ _LOG_BYTES = 10 * 1024 * 1024
 
 
 class InferenceProcess:
-    """Child process. Use it only in the event loop's thread: Linux ends a child with the thread
-    that started it."""
+    """Child process. Call its methods only in the event loop's thread, because Linux ends a child
+    when the thread that started the child ends."""
 
     def __init__(self, env: dict[str, str], log_file: Path) -> None:
         self._env, self._log_file = env, log_file
@@ -50,7 +50,8 @@ class InferenceProcess:
         self.problem: str | None = None
 
     async def ensure(self) -> tuple[str, str]:
-        """Return URL and token of the running process. Raises Unavailable if it cannot start."""
+        """Return URL and token of the running process. Raises Unavailable if the process cannot
+        start."""
         if (
             self._process is not None
             and self._starting is None
@@ -155,8 +156,8 @@ class InferenceProcess:
     def _fail(self, reason: str, last: str = "") -> None:
         """Raise Unavailable.
 
-        `last`: last line of the log; only the server's log shows it, because it may name files of
-        this host.
+        `last`: last line of the process's log. Only the server's log shows this line, because the
+        line may name files of this host.
         """
         self.problem, self._failed_at = reason, time.monotonic()
         log.error("inference did not start: %s: %s; its log is %s", reason, last, self._log_file)

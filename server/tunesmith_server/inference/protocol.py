@@ -33,7 +33,8 @@ class ServedModel:
 
     @property
     def digest(self) -> str:
-        """Hash of the names and contents of the files, and of the base."""
+        """Hash of the model's kind, the id of its base model, and the names and contents of its
+        files."""
         parts = [self.kind, self.base.id if self.base else ""]
         parts += [f"{file.name} {file.sha256}" for file in self.files]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -53,8 +54,8 @@ class Engine(Protocol):
     """An inference server. All methods raise Unavailable if the server does not answer."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
-        """Send a request and return the response before its body is read; the caller closes it.
-        `path` is below `/v1`. `request_id`: id under which the server logs a failure."""
+        """Send a request and return the response before its body is read; the caller closes the
+        response. `path` is below `/v1`. `request_id`: id under which the server logs a failure."""
 
     async def register(self, model: ServedModel) -> None:
         """Make the server answer requests for `model`; its base is already registered."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Minimum seconds between two registrations of a model that the server refuses as unknown."""
+"""Pause in seconds before the next registration of a model that the server did not know in spite of
+its registration. Requests for the model fail during the pause."""
 
 
 class Registry:
@@ -32,7 +33,8 @@ class Registry:
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Models that the server does not have: digest, time of the next try, error."""
+        """Models that the server did not know in spite of their registration, by name. Each value
+        has the model's digest, the time of the next registration, and the error."""
 
     def __contains__(self, model_id: str) -> bool:
         return model_id in self._registered
@@ -44,8 +46,8 @@ class Registry:
     async def answer(
         self, model: ServedModel, path: str, body: bytes, request_id: str
     ) -> httpx.Response:
-        """Return the server's successful response before its body is read; the caller closes it.
-        Raises ServiceError if the server refuses the request or does not answer."""
+        """Return the server's successful response before its body is read; the caller closes the
+        response. Raises ServiceError if the server refuses the request or does not answer."""
         from .upstream import error_of, refusal  # imports httpx
 
         self._refuse_absent(model)
@@ -76,7 +78,8 @@ class Registry:
         raise refusal(response, error)
 
     async def ensure_registered(self, model: ServedModel) -> dict[str, tuple[str, int]]:
-        """Register a model and its base model if necessary; return their registrations by name."""
+        """Register a model, and the tuned model that it is based on, unless they are registered.
+        Return the registrations by model name."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self.ensure_registered(model.base)

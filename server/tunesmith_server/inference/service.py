@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 MOST_OPEN = 512
-"""Maximum number of open requests of one API process; the inference server has its own queue."""
+"""Maximum number of open requests of one API process; further requests are refused."""
 MOST_OPEN_BYTES = 32 * 1024 * 1024
 """Maximum total size of the bodies of open requests, in bytes. A body stays in memory until its
 request is answered."""
 MOST_OF_KEY = 128
-"""Maximum number of open completions of one API key in one API process. A single request may be
-larger."""
+"""Maximum number of open completions of one API key in one API process. A single request may ask
+for more completions."""
 FORGET_SECONDS = 30.0
 """Seconds between two checks whether registered models have been deleted."""
 
@@ -47,8 +47,8 @@ class Inference:
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
         self._open_engines: tuple[Registry, StartedVLLM | None] | None = None
-        """Our own process or the server at TUNESMITH_INFERENCE_URL, and vLLM if `serve` starts
-        it."""
+        """Registry of our own process or of the server at TUNESMITH_INFERENCE_URL; and vLLM, if
+        `tunesmith serve` started it."""
         self._opening = asyncio.Lock()
         self._open = self._open_bytes = 0
         self._of_key: dict[str, int] = {}
@@ -57,7 +57,7 @@ class Inference:
     def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:
         """Count an open request, until the context ends.
 
-        Raises TooManyRequests if too many are open. `key`: name of the caller's API key.
+        Raises TooManyRequests if too many requests are open. `key`: name of the caller's API key.
         `completions`: number of answers that the request asks for. `size`: bytes of its body.
         """
         of_key = self._of_key.get(key, 0)
@@ -90,8 +90,8 @@ class Inference:
     async def answer(
         self, model: ServedModel, path: str, body: bytes, request_id: str
     ) -> httpx.Response:
-        """Return the server's successful response before its body is read; the caller closes it.
-        Raises ServiceError if the server refuses the request or does not answer."""
+        """Return the server's successful response before its body is read; the caller closes the
+        response. Raises ServiceError if the server refuses the request or does not answer."""
         own, vllm = await self._opened()
         if vllm is not None and vllm.serves(model):
             response = await vllm.answer(model, path, body, request_id)
@@ -107,8 +107,8 @@ class Inference:
     async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
         """Unload models whose files the server has deleted; repeat until the task is cancelled.
 
-        `existing`: function that returns which of the given names are still models of this server;
-        called in a thread.
+        `existing`: function that returns those of the given names that are still models of this
+        server. It is called in a thread.
         """
         while True:
             await asyncio.sleep(FORGET_SECONDS)
@@ -151,8 +151,8 @@ class Inference:
             return EngineStatus(status="unreachable", waiting_for="no answer within 2 s")
 
     def serving(self, model_id: str) -> str:
-        """Return `registered` for a model that this process has registered, else `on_demand`; `off`
-        if this server has no inference."""
+        """Return `registered` if this process has registered the model, and `on_demand` if the next
+        request for the model registers it. Return `off` if this server has no inference."""
         if not (self._settings.inference_url or self._settings.inference_child):
             return "off"
         is_registered = any(model_id in registry for registry in self._registries())

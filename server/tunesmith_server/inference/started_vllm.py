@@ -1,4 +1,4 @@
-"""vLLM that `tunesmith serve` has started: it answers for one base model and its adapters.
+"""vLLM that `tunesmith serve` has started, for requests to one base model and its adapters.
 
 If vLLM does not answer or will not load an adapter, our own inference process answers instead."""
 
@@ -35,8 +35,8 @@ class StartedVLLM:
     """Requests to vLLM through its Unix socket."""
 
     def __init__(self, storage: Storage, *, base: str, path: Path, folder: Path) -> None:
-        """`base`: name of the base model; `path`: the socket; `folder`: adapters that vLLM
-        reads."""
+        """`base`: name of the base model. `path`: vLLM's Unix socket. `folder`: folder from which
+        vLLM reads adapters."""
         self._base, self._path = base, str(path)
         server = OpenAIServer(
             storage, url="http://vllm", token="", folder=folder, socket=self._path
@@ -56,8 +56,8 @@ class StartedVLLM:
     async def answer(
         self, model: ServedModel, path: str, body: bytes, request_id: str
     ) -> httpx.Response | None:
-        """Return vLLM's response, see `Registry.answer`; None if our own process must answer.
-        Raises ServiceError if vLLM refuses the request itself."""
+        """Return vLLM's successful response before its body is read, or None if our own process
+        must answer instead. Raises ServiceError if vLLM refuses the content of the request."""
         if not self._listens():  # it starts; an error for each request would fill the log
             self._note_failure("it does not listen yet")
             return None

@@ -45,8 +45,8 @@ def new_client(url: str, token: str, socket: str | None = None) -> httpx.AsyncCl
 
 
 async def is_ours(url: str, token: str) -> bool:
-    """Return True if the server at `url` is our inference process. Raises Unavailable if it does
-    not answer."""
+    """Return True if the server at `url` is our inference process. Raises Unavailable if the server
+    does not answer."""
     async with new_client(url, token) as client:
         try:
             reply = await client.get("/health", timeout=CONNECT_SECONDS)

@@ -1,8 +1,8 @@
 """vLLM as a child process of `tunesmith serve`, on a Unix socket in a private folder.
 
 The vLLM process is a child of `serve` and not of the API, because vLLM starts slowly and should
-outlive a crash of the API. A socket in this folder is private from the start, but another user
-could take a TCP port before vLLM listens on it.
+outlive a crash of the API. Other users cannot open a socket in a private folder. A TCP port would
+be less safe, because another user could listen on it before vLLM does.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class ApiKeyRow(Base):
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
     """Project to which the key gives access.
 
-    An admin key gives access to every project; this project is its default.
+    An admin key gives access to every project. If its request names no project, the request uses
+    this project.
     """
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
     """Role of the key: `viewer`, `member`, `lead` or `admin`. A user's key never has more rights
@@ -41,5 +42,4 @@ class ApiKeyRow(Base):
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
-    """Limit of device-hours in 30 days for jobs created with this key. Projects have the same three
-    limits."""
+    """Limit of device-hours in 30 days for jobs created with this key."""

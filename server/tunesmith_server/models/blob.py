@@ -18,9 +18,10 @@ class BlobRow(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float] = mapped_column(Double)
     last_used_at: Mapped[float] = mapped_column(Double, index=True)
-    """Database time of the last write of the object, or of the last new row that refers to it."""
+    """Database time at which the object was last written, or at which a new row last referred to
+    the object."""
     stored_at: Mapped[float | None] = mapped_column(Double)
-    """Time when the content was known to be durable and to match its hash."""
+    """Time at which the content was last known to be durable and to match its hash; null before."""
     deleting_at: Mapped[float | None] = mapped_column(Double)
     """Time when a garbage collection decided to delete the object."""
 

@@ -41,10 +41,11 @@ class EvaluationRow(Owned, Base):
     lease_until: Mapped[float | None] = mapped_column(Double)
     """End of the lease, Unix seconds of the database clock."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of claims whose worker or process was killed."""
+    """Number of claims that ended because the worker, or its evaluation process, was killed."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
     """Time of the last wake-up message."""
     request_key: Mapped[str | None] = mapped_column(String(64), unique=True)
-    """SHA-256 of the caller and of the request's Idempotency-Key; null without a key."""
+    """SHA-256 of the caller and of the request's Idempotency-Key; null without an
+    Idempotency-Key."""
     request_sha256: Mapped[str | None] = mapped_column(String(64))
     """SHA-256 of the request; null without an Idempotency-Key."""

@@ -14,12 +14,12 @@ from .owned import Owned
 NO_METRICS = text("kind <> 'metrics'")
 """Condition of the index that contains all events except metrics.
 
-SQLite uses the index only for queries that have this text.
+SQLite uses the index only for queries that contain this text.
 """
 NO_INFO = text("level <> 'info'")
 """Condition of the index that contains only warnings and errors.
 
-SQLite uses this index, too, only for queries that have this text.
+SQLite uses the index only for queries that contain this text.
 """
 
 
@@ -34,8 +34,8 @@ class EventRow(Owned, Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """Event number from 1, assigned in the transaction that stores the event, so that readers miss
-    no event."""
+    """Event number from 1. The transaction that stores the event also assigns the number, so a
+    reader that asks for higher numbers misses no event."""
     created_at: Mapped[float] = mapped_column(Double)
     attempt: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str] = mapped_column(String(16))

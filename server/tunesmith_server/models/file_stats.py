@@ -1,5 +1,5 @@
-"""Table of statistics about the rows of data sets. A light worker stores them with its validation
-result."""
+"""Table of statistics about the rows of data sets. A light worker sends the statistics of a file
+with its validation result."""
 
 from __future__ import annotations
 

@@ -63,12 +63,11 @@ class JobRow(Owned, Base):
 
     cancel_requested: Mapped[bool] = mapped_column(Boolean, default=False)
     stop_requested: Mapped[bool] = mapped_column(Boolean, default=False)
-    """True if the job must end at the next step and keep the result. A requested pause needs no
-    column, because the job's state is then `pausing`."""
+    """True if the job must end at the next step and keep the result."""
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of failed attempts; a release does not count."""
+    """Number of failed attempts. An attempt that the worker released is not a failed attempt."""
     failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     """One object per failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
     not_before: Mapped[float | None] = mapped_column(Double)
@@ -98,7 +97,8 @@ class JobRow(Owned, Base):
     curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """JobCurve as JSON; stored together with `health`."""
     sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """Step below which all metrics are also packed in chunks (services/results/curve_chunks.py)."""
+    """The metrics of all steps below this step are also stored in packed chunks
+    (services/results/curve_chunks.py)."""
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """EvaluationSummary as JSON; the whole evaluation is part of the run report."""
 
@@ -111,11 +111,12 @@ class JobRow(Owned, Base):
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     """Priority among the jobs of a project: higher values are claimed first."""
     interactive: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
-    """True if the job is in the lane of short jobs, which are claimed first."""
+    """True for an interactive job: a short job that is claimed first."""
     worker_labels: Mapped[str | None] = mapped_column(String(2000))
     """Labels that a worker must have, as one text made by `scheduling.eligibility.packed`."""
     needs_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Device memory in bytes that the job asks for, or the predicted peak of an earlier attempt."""
+    """Device memory in bytes that the job needs: the requested memory, or the predicted peak memory
+    of an attempt if that is higher."""
     claimed_at: Mapped[float | None] = mapped_column(Double)
     """Time of the newest claim, Unix seconds of the database clock."""
     claimed_step: Mapped[int | None] = mapped_column(Integer)
@@ -125,7 +126,8 @@ class JobRow(Owned, Base):
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
     """Device-time of the ended attempts in seconds, including lost work."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
-    """Reason why the worker must save a resume point and free its device; null if it need not."""
+    """Reason why the worker must save a resume point and free its device; null if the job may
+    continue."""
     preempted_at: Mapped[float | None] = mapped_column(Double)
     """Time of the last pre-emption, Unix seconds of the database clock."""
 

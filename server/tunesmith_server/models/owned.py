@@ -15,5 +15,5 @@ class Owned:
     of its project; see models/scope.py."""
 
     project_id: Mapped[str] = mapped_column(String(40), server_default=DEFAULT_PROJECT)
-    """Projects are archived, never deleted, so the column needs no foreign key; SQLite could add a
-    foreign key only by copying the table."""
+    """Project of the row. The column is no foreign key, because SQLite could add a foreign key only
+    by copying the table. Projects are never deleted, so the id stays valid."""

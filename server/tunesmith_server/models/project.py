@@ -14,7 +14,8 @@ class ProjectRow(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     name: Mapped[str] = mapped_column(String(120))
     slug: Mapped[str | None] = mapped_column(String(32))
-    """Second part of the names of the project's tuned models; null means TUNESMITH_PROJECT."""
+    """Second part of the names of the project's tuned models (`ft:BASE:SLUG:...`); null means
+    TUNESMITH_PROJECT."""
     created_at: Mapped[float] = mapped_column(Double)
     archived_at: Mapped[float | None] = mapped_column(Double)
     """Time at which the project was archived; since then, no key gives access to it."""
@@ -26,18 +27,18 @@ class ProjectRow(Base):
     weight: Mapped[float] = mapped_column(Double, server_default="1")
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Number of devices that the project gets before other projects get more than their
-    guarantee."""
+    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
+    jobs of projects that use at least their own guaranteed number."""
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
     """Limit of device-hours in 30 days.
 
-    Null means no limit; the same is true for the two columns above.
+    In this column and the two columns above, null means no limit.
     """
     usage_log: Mapped[float | None] = mapped_column(Double)
-    """Decayed device-time, as a logarithm that needs no update (scheduling/usage.py); null before
-    the first job."""
+    """Logarithm of the decayed device-time, which changes only when the project uses a device
+    (scheduling/usage.py); null before the first job."""
 
 
 class ProjectMemberRow(Base):

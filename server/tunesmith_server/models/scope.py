@@ -48,7 +48,7 @@ def project_of(session: Session) -> str | None:
 
 
 def all_projects(statement: S) -> S:
-    """Mark a statement that needs rows of all projects; its result must not show these rows."""
+    """Let a statement read rows of all projects. The caller must not show these rows to users."""
     return statement.execution_options(**{_ALL: True})
 
 
@@ -80,7 +80,7 @@ def _limit_statement(state: ORMExecuteState) -> None:
 
 @event.listens_for(Session, "before_flush")
 def _own_new_rows(session: Session, context: UOWTransaction, objects: object) -> None:
-    """Set the session's project in new rows that have none. Raises an error if a row has no
+    """Set the session's project in new rows without a project. Raises an error if a row has no
     project, or another project than the session."""
     project_id = project_of(session)
     for row in session.new:

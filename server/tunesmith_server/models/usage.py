@@ -1,4 +1,4 @@
-"""Tables of used and of idle device-time, by day."""
+"""Tables of the device-time that jobs used, and of the time in which devices were idle, by day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class UsageRow(Base):
     """Base model of the jobs."""
     device_seconds: Mapped[float] = mapped_column(Double)
     lost_seconds: Mapped[float] = mapped_column(Double)
-    """Seconds of `device_seconds` whose work was lost; the project is not charged for them."""
+    """Part of `device_seconds` whose work was lost. The project is not charged for these
+    seconds."""
 
 
 class IdleRow(Base):

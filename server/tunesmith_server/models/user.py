@@ -1,4 +1,4 @@
-"""Table of users. The table of members has their roles in projects."""
+"""Table of users. The roles of users in projects are in the table `project_members`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class UserRow(Base):
     email: Mapped[str] = mapped_column(String(254), unique=True)
     name: Mapped[str] = mapped_column(String(120))
     role: Mapped[str] = mapped_column(String(16))
-    """Role of the user: an `admin` may do everything, the rights of a `member` come from
-    projects."""
+    """Role of the user. An `admin` may do everything; a `member` has only the rights of its roles
+    in projects."""
     created_at: Mapped[float] = mapped_column(Double)

@@ -1,5 +1,5 @@
-"""Table of workers that have reported, used for readiness checks and job matching, never for job
-state."""
+"""Table of workers that have reported. It serves readiness checks and the choice of jobs for
+workers; it does not determine the state of jobs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class WorkerCredentialRow(Base):
     queue: Mapped[str] = mapped_column(String(16))
     """Queue of the worker, `train` or `light`, which determines what the worker may read."""
     secret_sha256: Mapped[str] = mapped_column(String(64))
-    """sha256 of the worker's secret. The worker generates the secret, and enrolls with this
-    hash."""
+    """sha256 of the worker's secret. The worker generates the secret, and sends only this hash when
+    it enrolls."""
     enrolled_at: Mapped[float] = mapped_column(Double, index=True)
     """Time of the newest enrollment, Unix seconds of the database clock."""

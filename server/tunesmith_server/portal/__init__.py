@@ -9,8 +9,8 @@ To add a page:
 
 1. Write `pages/NAME.py`: a function that takes a `Visit` and returns a response. The function reads
    the query, calls service functions, puts the result into a frozen dataclass and calls
-   `visit.show`. At the end of the module, `PAGES` lists the page's addresses and the API routes
-   whose rights each address needs.
+   `visit.show`. At the end of the module, `PAGES` lists the page's addresses. Each address also
+   lists API routes; visitors need the rights of these routes.
 2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
    with a leading underscore. Print numbers and times with the filters of `view.py`.
 3. Add the module to `_MODULES` in `pages/__init__.py`. A top-level page appears in the navigation
@@ -59,8 +59,8 @@ async def _to_portal(request: Request) -> Response:
 
 
 def _nothing_here(visit: Visit) -> Response:
-    """Show that the page does not exist. An address with a slash at its end leads to the one
-    without."""
+    """Show that the page does not exist. If the address ends with a slash, redirect to the address
+    without the slash."""
     path = visit.request.url.path
     if path.endswith("/"):
         return visit.go(security.own_path(path.rstrip("/")))

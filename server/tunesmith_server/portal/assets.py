@@ -1,6 +1,6 @@
-"""Static files, under a path with the digest of the whole folder, so that browsers keep them for a
-year. JavaScript modules import each other by relative paths, so all of them have the same
-version."""
+"""Static files, under a path that contains the digest of the whole folder. A changed file gets a
+new path, so browsers may keep files for a year. JavaScript modules import each other by relative
+paths, so a page never mixes two versions."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def _is_https(request: Request) -> bool:
 
 
 def _name(request: Request) -> str:
-    """Return the name of the session's cookie. Browsers accept the prefix `__Host-` only over
-    https; no other host and no page over http can then set the cookie."""
+    """Return the name of the session's cookie. Over https, the name has the prefix `__Host-`. Other
+    hosts and http pages cannot set a cookie with this prefix."""
     return f"__Host-{_NAME}" if _is_https(request) else _NAME
 
 
@@ -78,8 +78,8 @@ def set_hidden_columns(request: Request, response: Response, names: Sequence[str
 
 
 def home_visit(request: Request) -> tuple[int, int]:
-    """Return the time of the last visit of the home page, and the start of the absence whose
-    changes the page still shows, Unix seconds. A time that is not known is 0."""
+    """Return two times in Unix seconds: the last visit of the home page, and the start of the
+    visitor's absence whose changes the page still shows. An unknown time is 0."""
     seen, _, away = request.cookies.get(_VISIT, "").partition(".")
     if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in (seen, away)):
         return 0, 0

@@ -23,8 +23,8 @@ _MAX_LABEL = 40
 
 
 def by_line(found: JobComparison) -> Curves:
-    """Return the curves by name of their line (`train_loss.2` for the second job), in the format of
-    the element `ts-chart`."""
+    """Return the curves in the format of the element `ts-chart`. The keys are names of lines, for
+    example `train_loss.2` for the second job."""
     numbers = {job.id: number for number, job in enumerate(found.jobs, 1)}
     return {
         f"{metric}.{numbers[curve.job_id]}": {"steps": curve.x, "values": curve.values}
@@ -67,7 +67,8 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a name without the characters that separate curves in the element `ts-chart`."""
+    """Return a label for the element `ts-chart`. The characters that separate labels in this
+    element become spaces."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 
 

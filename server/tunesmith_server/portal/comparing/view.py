@@ -12,7 +12,7 @@ from tunesmith_server.portal.visit import Visit
 from tunesmith_server.services.training import comparison
 
 LEAST, MOST = 2, comparison.MAX_COMPARED
-"""Number of jobs that can be compared."""
+"""Smallest and largest number of jobs that can be compared."""
 AXES: dict[Axis, str] = {"step": "Steps", "tokens": "Trained tokens", "hours": "Hours"}
 _MAX_ID = 100
 _POSITION = re.compile(r"[0-9]{1,10}([.][0-9]{1,6})?")
@@ -33,7 +33,8 @@ class CompareView:
     smoothing: str
     """Factor of the moving average; empty for no smoothing."""
     at: str
-    """Position on the axis whose values stay shown; empty for no position."""
+    """Position on the axis at which the page keeps showing the values of the curves; empty for no
+    position."""
     hidden: str
     """Numbers of the jobs whose curves are hidden, for example `1,3`."""
     row: int | None

@@ -99,8 +99,8 @@ def _value(reference: Reference, sample: Sample, item: Any) -> str:
 
 
 def _walk(value: Any, reference: Reference) -> str:
-    """Return the value that a reference refers to; the text of the reference if there is no such
-    value."""
+    """Return the value that a reference refers to. If there is no such value, return the text of
+    the reference."""
     for step in reference.path:
         has_step = isinstance(value, dict) and step in value
         is_index = isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -24,8 +24,8 @@ class CompletionsView:
     step: int | None
     """Step that is shown; None means the newest step with samples."""
     came_from: int | None
-    """Step that the slider showed before. If `step` has no samples, the next step with samples in
-    the slider's direction is shown."""
+    """Step that the slider showed before. If `step` has no samples, the page shows the next step
+    with samples in the direction of the slider's move."""
     reward_lt: str
     reward_gt: str
     """Lower limit of the reward, as the visitor typed it; empty for no limit."""
@@ -83,8 +83,8 @@ class CompletionsView:
 
 
 def view_of(visit: Visit) -> CompletionsView:
-    """Return the view; a parameter with a wrong value counts as missing. The step of an open
-    completion comes from its id."""
+    """Return the view; a parameter with a wrong value counts as missing. If the address has no
+    step, the step comes from the id of the open completion."""
     opened = _SAMPLE.fullmatch(visit.query("sample"))
     step = _count(visit.query("step"))
     ending = visit.query("finish_reason")

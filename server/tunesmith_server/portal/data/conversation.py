@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_TURNS = 20
-"""Maximum number of turns that are shown of a row."""
+"""Maximum number of turns that are shown per row."""
 MAX_TEXT = 4000
-"""Maximum number of characters that are shown of a turn."""
+"""Maximum number of characters that are shown per turn."""
 _LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 """Columns with a list of messages, each with the names of the role and the text in a message."""
 _TEXTS = {
