@@ -1,4 +1,4 @@
-"""verification.json: proof that the files of a result are the model that was trained."""
+"""verification.json: proof that the files of a result contain the model that was trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .documents import DOCUMENT_VERSION
 
 VERIFICATION_FILE = "verification.json"
 Arithmetic = Literal["fp32", "tf32", "bf16", "int8"]
-"""Arithmetic of matrix multiplications, which determines the tolerance of logits."""
+"""Arithmetic of matrix multiplications. The tolerance of logits depends on the arithmetic."""
 Quantization = Literal["none", "nf4", "int8"]
 
 
@@ -23,7 +23,8 @@ class VerifiedFile(Request):
 
 
 class Verification(Request):
-    """Content of verification.json, which the trainer writes after reading the result back."""
+    """Content of verification.json. The trainer writes this file after it has loaded the saved
+    result again."""
 
     document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
     """Version of the document's form."""
@@ -34,8 +35,8 @@ class Verification(Request):
     base_model: str
     """Name of the base model. For a LoRA adapter, adapter_config.json has the same name."""
     base_fingerprint: str | None
-    """Hash of the base model's files (large files are sampled); None for a model on the Hugging
-    Face Hub."""
+    """Hash of the base model's files; of a large file, only samples are hashed. None for a model on
+    the Hugging Face Hub."""
     dtype: Literal["fp32", "bf16"]
     """Dtype in which the check loaded the base model or the full weights."""
     quantization: Quantization

@@ -124,8 +124,8 @@ def _existing_models(database: Database, names: Sequence[str]) -> set[str]:
 
 @functools.cache
 def all_routes() -> list[BaseRoute]:
-    """Build the routes once per process, because FastAPI builds their validators at the first
-    request that uses them."""
+    """Build the routes once per process. FastAPI builds the validators of a route at the first
+    request, and new routes would need new validators."""
     root = APIRouter()
     root.include_router(health.router, responses=REFUSALS)
     # For the OpenAPI document only: the routes check the key before they read the body.

@@ -52,8 +52,9 @@ def list_events(
     q: Annotated[str | None, Query(max_length=200)] = None,
 ) -> Response:
     """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
-    as SSE, oldest first; the last event is named `done`. In a list, `kind` and `level` (repeatable)
-    and `q` (a part of the message) select events; a stream has all events."""
+    as SSE, oldest first; the last event is named `done`. In a list, `kind`, `level` and `q` select
+    events: `kind` and `level` may be repeated, and `q` is a part of the message. A stream has all
+    events."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(

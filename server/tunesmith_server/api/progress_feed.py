@@ -60,7 +60,7 @@ class ProgressFeed:
 
     def __init__(self) -> None:
         self.wakes: set[asyncio.Event] = set()
-        """Events that are set after each change."""
+        """One asyncio.Event of each watcher, set after each change."""
         self.is_ready = False
         self.number = 0
         self.polled_at = time.time()

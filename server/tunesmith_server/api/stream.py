@@ -63,7 +63,7 @@ class Feed:
         """Final SSE message without its end, sent after the job's last event."""
         self.changed = asyncio.Event()
         self.wakes: set[asyncio.Event] = set()
-        """Events of the watchers of many jobs, set after each change."""
+        """One asyncio.Event of each watcher of many jobs, set after each change."""
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._next: tuple[int, Line] | None = None
@@ -132,7 +132,8 @@ class EventHub:
         self._database = database
         self._feeds: dict[str, Feed] = {}
         self._wakes: set[asyncio.Event] = set()
-        """Events of the watchers of many jobs, set when a key is revoked or the process ends."""
+        """One asyncio.Event of each watcher of many jobs, set when a key is revoked or the process
+        ends."""
         self._closing = False
         self._uses: Counter[Use] = Counter()
         """Number of watchers and open chat requests by API key and project."""

@@ -24,14 +24,14 @@ COMMAND = (
     *("--host", "127.0.0.1", "--port", "0"),
 )
 START_SECONDS = 180.0
-"""Maximum seconds until the process listens; it first imports torch."""
+"""Maximum seconds until the process listens. The process first imports torch."""
 STOP_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 RETRY_SECONDS = 10.0
 """Time after a failed start in which requests do not start the process again."""
 _POLL_SECONDS = 0.05
 _OURS = "error: "
-"""Start of log lines in which the process tells operators about wrong settings."""
+"""Prefix of the log lines in which the process tells operators about wrong settings."""
 _LOG_BYTES = 10 * 1024 * 1024
 
 

@@ -1,9 +1,9 @@
 """Scope of a session: a session of a user's request sees and writes only rows of one project.
 
-The scope is part of the session, so no query can leave it out. SQLAlchemy adds the condition to
-every SELECT, UPDATE and DELETE, also in subqueries. A query that needs rows of all projects, for
-example a position in the queue, is marked with `all_projects`. Sessions without a scope belong to
-workers, the janitor and the command line.
+The scope is part of the session, so no query can leave it out. SQLAlchemy adds the condition for
+the project to every SELECT, UPDATE and DELETE, also in subqueries. A query that needs rows of all
+projects, for example a position in the queue, is marked with `all_projects`. Sessions without a
+scope belong to workers, the janitor and the command line.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ class SideBySide:
 
 
 def read(session: Session, storage: Storage, jobs: Sequence[JobRow], row: int | None) -> SideBySide:
-    """Read the completions of the prompt in `row` of the first job's training data; None means the
-    prompt with the widest range of rewards. For the other jobs, read the completions of a prompt
-    with the same text."""
+    """Read the completions of the prompt in `row` of the first job's training data. If `row` is
+    None, choose the prompt with the widest range of rewards. For the other jobs, read the
+    completions of a prompt with the same text."""
     known = [
         (number, job.id, sample_search.find_steps(session, job.id, step=None, after=None))
         for number, job in enumerate(jobs, 1)

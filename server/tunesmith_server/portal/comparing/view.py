@@ -26,7 +26,7 @@ class CompareView:
     """Jobs and curves that the visitor looks at."""
 
     job_ids: tuple[str, ...]
-    """Ids of the jobs without duplicates, in the order of the address."""
+    """Ids of the jobs without duplicates, in the same order as in the address."""
     axis: Axis
     zoom: str
     """Ends of the shown range of the axis, for example `120-400`; empty for the whole axis."""
