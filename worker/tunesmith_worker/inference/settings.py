@@ -27,7 +27,7 @@ class InferenceSettings(BaseSettings):
     """Secret that requests to the inference server carry."""
     inference_cache: Path = Path(".tunesmith/inference")
     """Folder of the adapters that inference has loaded. Default: `inference/` in the data
-    directory. Another server at TUNESMITH_INFERENCE_URL must be able to read it under the same
+    directory. A server at TUNESMITH_INFERENCE_URL must be able to read this folder under the same
     path."""
     inference_cache_bytes: int = Field(default=20_000_000_000, gt=0)
     """Maximum bytes of TUNESMITH_INFERENCE_CACHE. The files that were unused for the longest time
