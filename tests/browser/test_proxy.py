@@ -126,6 +126,26 @@ def test_a_page_says_that_the_api_is_away_and_recovers(
     assert page.locator("#rows tr").count() == 1
 
 
+def test_a_form_keeps_its_text_while_the_api_is_away(
+    proxied: Deployed, watched: tuple[BrowserContext, Watch]
+) -> None:
+    context, watch = watched
+    watch.expected = {502}
+    page, api = context.new_page(), proxied.host.container("api")
+    enter_key(page, proxied.service.key)
+    page.goto("/portal/settings")
+    name = page.get_by_label("Name of the screen")
+    name.fill("hall")
+    api.kill()
+    name.press("Enter")
+    page.locator("#notice", has_text="Nothing was sent").wait_for()
+    assert name.input_value() == "hall"
+    api.start()
+    proxied.host.until(api.healthy, "health of the API")
+    name.press("Enter")
+    page.locator(".callout code", has_text="link=").wait_for()
+
+
 def test_a_redirect_keeps_https_and_the_host(
     proxied: Deployed, client: httpx.Client, stranger: httpx.Client
 ) -> None:

@@ -23,11 +23,11 @@ _TITLES = {
 
 
 async def respond(request: Request, error: Exception) -> Response:
-    """Return an error as a page, or as a part of a page if htmx sent the request."""
+    """Return an error as a page, or as a part of a page if a script sent the request."""
     body, response = await _as_of_the_api(request, error)
     status = response.status_code
     headers = {"retry-after": wait} if (wait := response.headers.get("retry-after")) else {}
-    is_part = request.headers.get("hx-request") == "true"
+    is_part = "hx-request" in request.headers
     signed_in = getattr(request.state, "signed_in", None)
     return rendering.respond(
         request,

@@ -120,7 +120,7 @@ def _to_sign_in(request: Request) -> Response:
     if request.method != "GET":
         address = security.HOME
     path = f"/portal/sign-in?{urlencode({'to': address})}"
-    if request.headers.get("hx-request") == "true":
+    if "hx-request" in request.headers:
         return Response(status_code=401, headers={**security.HEADERS, "hx-redirect": path})
     return RedirectResponse(path, 303, security.HEADERS)
 

@@ -51,6 +51,11 @@ class Visit:
         """Return True if htmx requests a part of the page."""
         return self.request.headers.get("hx-request") == "true"
 
+    @property
+    def is_in_background(self) -> bool:
+        """Return True if a script sends the request: htmx, or basics.js for a form."""
+        return "hx-request" in self.request.headers
+
     def query(self, name: str) -> str:
         """Return a parameter of the address; NUL, which PostgreSQL refuses, is left out."""
         return self.request.query_params.get(name, "").replace("\0", "")
@@ -91,7 +96,7 @@ class Visit:
 
     def go(self, path: str) -> Response:
         """Redirect the browser to another page, after a change."""
-        if self.is_part:
+        if self.is_in_background:
             return Response(status_code=204, headers={**HEADERS, "hx-redirect": path})
         return RedirectResponse(path, 303, HEADERS)
 

@@ -1,4 +1,4 @@
-// What every page needs: current times, buttons that copy, and failed requests of htmx.
+// What every page needs: current times, buttons that copy, and failed requests.
 
 // Keeps relative times current.
 
@@ -40,28 +40,33 @@ document.addEventListener("htmx:config:request", (event) => {
   if (document.hidden && ["every", "visibilitychange"].includes(cause)) event.preventDefault();
 });
 
-// A failed request of htmx keeps what the page shows, and says why it failed. A part that is loaded
-// after the page is requested again until the service answers.
+// A failed request keeps what the page shows and what was typed, and says why it failed. A part that
+// is loaded after the page is requested again until the service answers.
 
-const STATUS = "#notice";
+export const STATUS = "#notice";
 const AGAIN_MS = 5000;
 const AWAY = "The service does not answer. What you see may be old.";
+
+export const parse = (text) => new DOMParser().parseFromString(text, "text/html");
+
+/** Return the reason of a failed request: the error of the server's answer, or a text. */
+export function reason(status, page, away) {
+  if (status === 502 || status === 504) return [away]; // the answer of a proxy
+  const error = page.querySelector(".failed");
+  return error ? [...error.children] : [`The service answered ${status}.`];
+}
 
 document.addEventListener("htmx:before:swap", (event) => {
   const response = event.detail?.ctx?.response;
   if (!response || response.status < 400) return;
   event.preventDefault();
-  const page = new DOMParser().parseFromString(event.detail.ctx.text ?? "", "text/html");
-  const away = response.status === 502 || response.status === 504; // the answer of a proxy
-  const other = away ? AWAY : `The service answered ${response.status}.`;
-  say(page.querySelector(".failed p")?.textContent ?? other);
+  say(reason(response.status, parse(event.detail.ctx.text ?? ""), AWAY));
   if (response.status >= 500) again(event);
 });
 document.addEventListener("htmx:error", (event) => {
-  say(AWAY);
+  say([AWAY]);
   again(event);
 });
-document.addEventListener("htmx:after:swap", () => say(""));
 
 /** @param {CustomEvent} event event of a failed request */
 function again(event) {
@@ -70,10 +75,31 @@ function again(event) {
   setTimeout(() => part.isConnected && part.dispatchEvent(new Event("ts:again")), AGAIN_MS);
 }
 
-/** @param {string} text */
-function say(text) {
+document.addEventListener("htmx:after:swap", () => {
   const notice = document.querySelector(STATUS);
+  if (notice && !("kept" in notice.dataset)) say([]);
+});
+
+document.addEventListener("ts:say", (event) => say([event.detail]));
+
+/** @param {(string | Node)[]} content @param {Element | null} [notice] */
+export function say(content, notice = document.querySelector(STATUS)) {
   if (!notice) return;
-  notice.textContent = text;
-  notice.hidden = !text;
+  notice.replaceChildren(...content);
+  notice.hidden = !content.length;
 }
+
+// Forms are sent by forms.js, which is loaded at the first key or click.
+
+let forms = null;
+const load = () => (forms ??= import("./forms.js").catch(() => { forms = null; }));
+for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, load, { once: true });
+
+document.addEventListener("submit", async (event) => {
+  const { target, submitter } = event;
+  if (event.defaultPrevented || target.getAttribute("method") !== "post") return;
+  event.preventDefault();
+  const loaded = await load();
+  if (loaded) loaded.send(target, submitter);
+  else say([AWAY]);
+});

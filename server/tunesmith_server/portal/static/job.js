@@ -76,17 +76,23 @@ document.addEventListener("ts:live", ({ detail }) => {
 const notice = `notify ${page.dataset.job}`;
 const ENDS = ["succeeded", "failed", "cancelled"];
 
+const refusal = () => !window.Notification || !isSecureContext
+  ? "This browser shows notifications only on pages with https."
+  : Notification.permission === "denied" ? "The browser blocks notifications of this page." : "";
+
 function offer() {
   const button = document.querySelector("[data-notify]");
-  if (!button || !window.Notification || !isSecureContext || Notification.permission === "denied") return;
-  button.hidden = false;
+  if (!button) return;
+  button.setAttribute("aria-disabled", String(Boolean(refusal())));
+  button.title = refusal();
   button.setAttribute("aria-pressed", String(Boolean(sessionStorage.getItem(notice))));
 }
 
 document.addEventListener("click", async (event) => {
   if (!event.target.closest("[data-notify]")) return;
   if (sessionStorage.getItem(notice)) sessionStorage.removeItem(notice);
-  else if (await Notification.requestPermission() === "granted") sessionStorage.setItem(notice, "ends");
+  else if (!refusal() && await Notification.requestPermission() === "granted") sessionStorage.setItem(notice, "ends");
+  if (refusal()) document.dispatchEvent(new CustomEvent("ts:say", { detail: refusal() }));
   offer();
 });
 
@@ -119,11 +125,6 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   if (open) document.getElementById(open.dataset.dialog)?.showModal();
   else close.closest("dialog").close();
-});
-document.addEventListener("submit", (event) => {
-  if (!event.target.matches("[data-once]")) return;
-  if (event.target.dataset.sent) event.preventDefault();
-  event.target.dataset.sent = "true";
 });
 
 if (matchMedia("(max-width: 760px)").matches) for (const fold of document.querySelectorAll("[data-fold]")) fold.open = false;

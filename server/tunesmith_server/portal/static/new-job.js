@@ -1,10 +1,9 @@
 // The form of a new job: a draft kept in this browser, problems at their fields.
 import { load, restore, save } from "./draft.js";
 
-const form = document.querySelector("#new-job");
+let form = null;
 const key = `draft:${location.search}`;
 const SENT = "draft-sent";
-let isSent = false;
 
 /** Show each problem of the last check at its field. */
 function place() {
@@ -22,6 +21,8 @@ function tell(name, text) {
 }
 
 function begin() {
+  form = document.querySelector("#new-job");
+  if (!form) return;
   const draft = load(key);
   if ("shown" in form.dataset) save(form, key);
   else if (draft) {
@@ -30,9 +31,7 @@ function begin() {
     document.querySelector("#f-training_file")?.dispatchEvent(new Event("change"));
   }
   form.addEventListener("input", () => save(form, key));
-  form.addEventListener("submit", (event) => {
-    if (isSent) return event.preventDefault();
-    isSent = true;
+  form.addEventListener("submit", () => {
     save(form, key);
     sessionStorage.setItem(SENT, key);
   });
@@ -40,12 +39,12 @@ function begin() {
     localStorage.removeItem(key);
     location.assign(location.href);
   });
-  document.addEventListener("htmx:after:swap", place);
-  addEventListener("pageshow", () => { isSent = false; });
 }
 
 if (location.hash === "#started") {
   localStorage.removeItem(sessionStorage.getItem(SENT));
   history.replaceState(null, "", location.pathname + location.search);
 }
-if (form) document.readyState === "complete" ? begin() : addEventListener("load", begin);
+document.addEventListener("htmx:after:swap", () => form && place());
+document.addEventListener("ts:page", begin);
+document.readyState === "complete" ? begin() : addEventListener("load", begin);
