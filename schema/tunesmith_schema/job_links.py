@@ -22,6 +22,7 @@ class JobLink(Response):
     """API key that created the link."""
     created_at: int
     expires_at: int
+    """Time when the link stops working."""
 
 
 class JobLinkCreate(Request):

@@ -201,9 +201,9 @@ def _prepare_sqlite(engine: Any) -> None:  # Any: event targets are untyped
         connection.create_function("ln", 1, math.log, deterministic=True)  # some builds lack ln
         cursor = connection.cursor()
         for pragma in (
+            f"busy_timeout={_BUSY_SECONDS * 1000}",  # first: the next one waits for other hosts
             "journal_mode=WAL",
             "synchronous=FULL",  # a commit survives a power cut; costs 0.4 ms, 0.15 ms of it CPU
-            f"busy_timeout={_BUSY_SECONDS * 1000}",
             "foreign_keys=ON",
         ):
             cursor.execute(f"PRAGMA {pragma}")
