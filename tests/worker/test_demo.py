@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter
 
 import tunesmith
 from tunesmith_schema import Grader, JobCreate, MetricPoint
+from tunesmith_worker.demo import __main__ as demo_command
 from tunesmith_worker.demo import recipes, world
 from tunesmith_worker.demo.__main__ import main
 from tunesmith_worker.demo.architecture import write_architecture
@@ -353,6 +355,16 @@ def test_the_summary_says_the_numbers_and_how_to_start_the_service(tmp_path: Pat
     assert "training loss 0.010, validation loss 0.060." in text
     models = replace(_summary(tmp_path), model_dir=tmp_path / "models")
     assert f"TUNESMITH_MODEL_DIRS='{tmp_path}/models' tunesmith serve" in render_page(models)
+
+
+def test_the_demo_ends_with_the_command_that_opens_the_portal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_command, "run_demo", lambda *_: _summary(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--output", str(tmp_path)]) == 0
+    program, verb, *_ = capsys.readouterr().out.splitlines()[-1].split()
+    assert (verb, os.access(program, os.X_OK)) == ("serve", True)
 
 
 def test_the_summary_shows_the_reward(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_the_root_leads_through_the_sign_in_back_to_the_page(server: Server) -> 
 def test_no_page_opens_without_a_session(server: Server) -> None:
     public = {page.path for page in all_pages() if page.is_public}
     names = ("sign-in", "sign-out", "theme", "columns", "back")
-    assert public == {f"/portal/{name}" for name in names}
+    shared = {"/portal/shared/{job_id}", "/portal/shared/{job_id}/curve.png"}
+    assert public == {f"/portal/{name}" for name in names} | shared
     closed = [page for page in all_pages() if not page.is_public]
     assert len(closed) > 5
     for page in closed:
@@ -173,6 +174,8 @@ def test_a_link_signs_in_one_browser_once_and_only_after_a_press(server: Server)
     assert first.post("/portal/sign-in", data={"link": secret}).status_code == 303
     assert first.get(JOBS).status_code == 200
     assert second.post("/portal/sign-in", data={"link": secret}).status_code == 401
+    assert first.post("/portal/sign-in", data={"link": secret}).status_code == 401
+    assert first.get(JOBS).status_code == 200  # a used link does not sign out
     second._client.cookies.set("tunesmith_session", secret, path="/portal")
     assert second.get(JOBS).status_code == 303
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from tunesmith_worker.rundir.errors import RunError, print_failure
 
 from .files import DemoError
 from .run import run_demo
-from .summary import render_short
+from .summary import render_short, serve_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,8 +45,15 @@ def main(argv: list[str] | None = None) -> int:
     console.print(f"{summary.seconds:.0f} s in total")
     console.print(f"Summary with curves: [bold]{summary.output}/summary.md[/bold]")
     console.print(f"Adapter: {summary.output}/adapter")
-    console.print("Portal: run `tunesmith serve` and open the link that it prints")
+    console.print("Portal: run this command, and open the link that it prints:")
+    console.print(f"  {serve_command(summary, _program())}", markup=False)
     return 0
+
+
+def _program() -> str:
+    """Return the command `tunesmith`, or its path if the shell does not find it."""
+    path = Path(sys.executable).with_name("tunesmith")
+    return "tunesmith" if shutil.which("tunesmith") else shlex.quote(str(path))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -27,7 +27,7 @@ _SERVICE = """\
 The service keeps these jobs and models. To start it again:
 
 ```sh
-{environment}tunesmith serve --data-dir '{output}/service'
+{serve}
 ```
 
 In a second terminal:
@@ -48,7 +48,6 @@ def render_short(summary: Summary) -> str:
 
 
 def render_page(summary: Summary) -> str:
-    environment = f"TUNESMITH_MODEL_DIRS='{summary.model_dir}' " if summary.model_dir else ""
     comparison, last_job = summary.comparison, summary.jobs[-1].job
     parts = [
         "# Results of the demo",
@@ -64,9 +63,15 @@ def render_page(summary: Summary) -> str:
         "## Answers side by side",
         *_answers(summary, ANSWERS),
         *(_grpo(summary, last_job.id) if summary.grpo else []),
-        _SERVICE.format(environment=environment, output=summary.output, job=last_job.id),
+        _SERVICE.format(serve=serve_command(summary), output=summary.output, job=last_job.id),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def serve_command(summary: Summary, program: str = "tunesmith") -> str:
+    """Return the command that starts the demo's service again, with its jobs and models."""
+    environment = f"TUNESMITH_MODEL_DIRS='{summary.model_dir}' " if summary.model_dir else ""
+    return f"{environment}{program} serve --data-dir '{summary.output}/service'"
 
 
 def _job(result: JobResult) -> str:

@@ -63,8 +63,10 @@ def _by_link(visit: Visit, link: str) -> tuple[str, float] | None:
         display = sessions.find(visit.session, link, "display")
         return (link, cookies.DISPLAY_DAYS) if display else None
     secret = sessions.redeem_link(visit.session, link, visit.request.headers.get("user-agent"))
+    if secret is None:
+        return None
     _end_former(visit)
-    return (secret, cookies.BROWSER_DAYS) if secret else None
+    return secret, cookies.BROWSER_DAYS
 
 
 def _end_former(visit: Visit) -> None:
