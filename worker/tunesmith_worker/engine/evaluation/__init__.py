@@ -1,3 +1,3 @@
 """Evaluation of models on rows: losses, greedy answers, and comparison with confidence intervals.
 
-The functions of this folder do not use jobs: they take models, rows of token ids and numbers."""
+The code in this folder does not depend on jobs: its functions take models and token ids."""

@@ -21,7 +21,8 @@ class Answer:
     token_ids: list[int]
     """Generated token ids, including the end token."""
     ended: bool
-    """True if the model ended the answer; False if a limit ended it."""
+    """True if the answer ends with an end token; False if `max_tokens` or `max_seconds` ended
+    it."""
 
 
 def greedy_answers(

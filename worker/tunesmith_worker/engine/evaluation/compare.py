@@ -1,18 +1,18 @@
 """Compare two models on the same rows: paired bootstrap confidence interval and verdict.
 
-The difference of two models on n rows is `d = sum(x) / sum(w)`. For losses, x is the row's loss
-under the first model minus its loss under the second, in nats. w is the row's number of answer
-tokens, so d is the difference of the losses per token. For scores, x is the difference of the row's
-scores and w is 1.
+The difference of two models on n rows is `d = sum(x) / sum(w)`; each row has one x and one w. To
+compare losses, x is the row's loss under the second model minus its loss under the first, in nats,
+and w is the row's number of answer tokens. Then d is a difference of losses per token. To compare
+the scores of graders, x is the difference of the row's two scores, and w is 1.
 
-The bootstrap samples n rows with replacement, RESAMPLES times, and takes quantiles of the resulting
-d (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Plain quantiles
-alpha/2 and 1 - alpha/2 give intervals that are too narrow for few rows. We use the expanded
-percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015,
-https://doi.org/10.1080/00031305.2015.1089789). The expanded interval replaces alpha/2 by
-`Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of Student's t distribution with
-n - 1 degrees of freedom. If the differences are normal, the expanded interval is as wide as a t
-interval.
+The bootstrap samples n rows with replacement, RESAMPLES times, computes d for each sample, and
+takes quantiles of the RESAMPLES values (Efron and Tibshirani, An Introduction to the Bootstrap,
+1993, chapter 13). If n is small, the interval between the quantiles alpha/2 and 1 - alpha/2 is too
+narrow. We use the expanded percentile interval (Hesterberg, What Teachers Should Know about the
+Bootstrap, 2015, https://doi.org/10.1080/00031305.2015.1089789). For the expanded percentile
+interval, alpha/2 is replaced by `Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of
+Student's t distribution with n - 1 degrees of freedom. If the differences are normal, the expanded
+interval is as wide as a t interval.
 
 With alpha = 0.01, comparing two equal models declares each model the better one by chance in about
 0.5 % of all comparisons. A difference below NEGLIGIBLE counts as no difference, even if its
@@ -38,8 +38,8 @@ RESAMPLES = 10_000
 LEAST_ROWS = 8
 """Least number of rows for a verdict. With fewer rows, an interval can exclude 0 by chance."""
 NEGLIGIBLE = 1e-3
-"""Largest difference that counts as no difference: 0.1 % of the perplexity, or 0.001 of a
-reward."""
+"""Largest difference that counts as no difference. A loss difference of 0.001 nats changes the
+perplexity by 0.1 %."""
 _AT_ONCE = 1 << 20
 """Number of resampled rows that are in memory at the same time."""
 
@@ -79,7 +79,7 @@ class Difference:
 def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 1) -> Difference:
     """Compare the losses per token of two models on the same rows; see `compare`.
 
-    If only one of the two losses is finite, the difference is infinite in favour of that model."""
+    If only one model has a finite loss, this model is better by an infinite difference."""
     if len(first) != len(second) or (first.tokens != second.tokens).any():
         raise ValueError("the models were scored on different rows")
     gain = second.nll - first.nll
@@ -94,11 +94,11 @@ def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 
 def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int = 1) -> Difference:
     """Return `sum(gains) / sum(weights)` with its confidence interval.
 
-    gains: advantage of the first model in each row, [n]. weights: weight of each row, [n]; None
-    gives every row the weight 1.
-    seed: seed of the resampling. of: number of comparisons in the evaluation; the confidence level
-    of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so that all intervals contain their true
-    differences with probability LEVEL. Raises ValueError without rows."""
+    gains: how much better the first model is on each row, [n]. weights: weight of each row, [n];
+    None gives every row the weight 1. seed: seed of the resampling. of: number of comparisons in
+    the evaluation; the confidence level of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so
+    that all intervals contain their true differences with probability LEVEL. Raises ValueError
+    without rows."""
     n = len(gains)
     if n == 0:
         raise ValueError("there are no rows to compare")
@@ -113,7 +113,6 @@ def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int 
 
 
 def _expanded_tail(n: int, level: float) -> float:
-    """Return the share of resampled differences below the expanded percentile interval."""
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile((1 + level) / 2, n - 1))
 
 
@@ -121,8 +120,8 @@ def _expanded_tail(n: int, level: float) -> float:
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution for a probability from 0.5 to 1.
 
-    The quantile is found by bisection on the integral of the density. After the substitution `t =
-    sqrt(freedom) tan(u)`, the density is proportional to `cos(u) ** (freedom - 1)`.
+    The function finds the quantile by bisection on the integral of the density. With `t =
+    sqrt(freedom) tan(u)`, the density of u is proportional to `cos(u) ** (freedom - 1)`.
     """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
 
@@ -150,7 +149,7 @@ def _resampled(gains: Values, weights: Values, seed: int) -> Values:
 def verdict(difference: Difference, unit: str, rows: str) -> str:
     """Return the verdict in words, such as "better by 0.31 +- 0.05 nats on 80 rows".
 
-    unit: unit of the difference. rows: name of the rows."""
+    unit: unit of the difference. rows: plural noun for the rows, such as "training rows"."""
     on = f"on {difference.rows} {rows if difference.rows != 1 else rows.removesuffix('s')}"
     if difference.rows < LEAST_ROWS:
         return f"no difference shown: a verdict needs at least {LEAST_ROWS} {rows}, got " + str(

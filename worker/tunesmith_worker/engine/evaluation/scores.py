@@ -21,7 +21,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 IGNORED = -100
 """Label of tokens outside of answers."""
 _FIRST, _GROUP = 8, 64
-"""Number of rows in the first and in the largest group of rows that are scored together.
+"""Number of rows in the first group of scored rows, and maximum number of rows in a later group.
 
 The rows of a group are sorted by length, so that batches need little padding.
 """
@@ -82,11 +82,12 @@ def score_rows(
 ) -> RowScores:
     """Compute the scores of `rows`, in their order.
 
-    model: a causal language model, with or without PEFT, that has TRL's fused head or ours. Its
-    training or evaluation mode does not change. max_tokens: maximum number of token positions,
-    padding included, in a forward pass of several rows; after an out-of-memory error it is halved.
-    enough: called with the number of scored rows after each group of rows; True ends the scoring
-    early, and the result covers the first rows only. Raises ValueError without rows."""
+    model: a causal language model, with or without PEFT, that has TRL's fused head or our loss
+    head. The function does not change the model's training or evaluation mode. max_tokens: maximum
+    number of token positions, padding included, in a forward pass of several rows; each
+    out-of-memory error halves this maximum. enough: function that is called after each group of
+    rows with the number of rows scored so far. If `enough` returns True, only the scores of these
+    rows are returned. Raises ValueError without rows."""
     if not rows:
         raise ValueError("there are no rows to score")
     parts: list[RowScores] = []

@@ -1,7 +1,7 @@
 """Choose the memory policy: activation mode of each layer, and number of parts of a micro-batch.
 
-The planner picks the cheapest policy that fits into free memory. The caller measures the free
-memory, so this module never imports torch.
+The planner picks the cheapest policy that fits into free memory. This module does not need torch,
+because the caller measures the free memory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ GradientCheckpointing = bool | Literal["offload", "auto"]
 SAFETY = {False: 0.6, True: 0.9}
 """Fraction of free memory that a step may use.
 
-The key is True for a GPU and False for a CPU. On a CPU the fraction is lower, because predictions
-were up to 23 % too low (docs/reference/performance.md). On a CPU, other programs allocate memory
-too, and Linux kills a process that uses too much.
+The key is True for a GPU and False for a CPU. The fraction is lower for a CPU, because some memory
+predictions for a CPU were up to 23 % too low (docs/reference/performance.md). Other programs also
+allocate host memory, and Linux kills a process that uses too much of it.
 """
 _PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
 saves."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed time of a forward and backward pass, expressed as the number of tokens that are
-processed in this time. The key is True for a GPU and False for a CPU."""
+"""Assumed fixed cost of a forward and backward pass: the number of tokens that the device could
+process in the same time. The key is True for a GPU and False for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ class Planner:
 
     @property
     def is_short(self) -> bool:
-        """True if the planner would choose another policy with more free memory."""
+        """True if the policy that would be best with unlimited memory does not fit into free
+        memory."""
         roomy = replace(self.memory, free=_PLENTY, host_free=_PLENTY)
         return not self.option(replace(self, memory=roomy).choose().policy).fits
 
@@ -133,10 +134,11 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """Return the next policy to try, or None if no policy is left.
 
-        Each new policy needs less memory. First, the number of layers that keep their activations
-        is halved until no layer keeps its activations. Then the layer inputs are offloaded to host
-        memory. Finally, the micro-batch is split into more parts. If the user has set
-        recipe.gradient_checkpointing, each new policy only splits the micro-batch further.
+        Each call reduces the memory by one change. As long as some layers keep their activations,
+        the number of these layers is halved. If no layer keeps its activations, the inputs of the
+        layers are offloaded to host memory. If the inputs are offloaded or cannot be offloaded, the
+        micro-batch is split into more parts. If the user has set recipe.gradient_checkpointing,
+        each new policy only splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:
@@ -200,7 +202,8 @@ class Planner:
     def _max_offloaded(self, parts: int) -> int:
         """Maximum number of offloaded layers, limited by the host's memory.
 
-        The last layer's input is never offloaded because backward needs it first."""
+        The last layer's input is never offloaded, because the backward pass starts with the last
+        layer."""
         size = self.batch.part(parts).tokens * self.shape.hidden * self.tuning.stream_bytes
         return min(self.shape.layers - 1, int(self.memory.host_free * SAFETY[False]) // size)
 
@@ -272,7 +275,7 @@ def max_tokens(planner: Planner, policy: Policy) -> int:
 def rows_and_passes(
     rows: int, passes: int, *, tokens_of: Callable[[int], int], max_tokens: int
 ) -> tuple[int, int]:
-    """Split a step of `rows` x `passes` rows into micro-batches of at most `max_tokens` tokens.
+    """Split the `rows * passes` rows of a step into micro-batches of at most `max_tokens` tokens.
 
     Returns the rows per micro-batch (as many as fit, at least one) and the number of micro-batches.
     `tokens_of(n)` returns the number of computed tokens in the n longest rows."""

@@ -28,7 +28,7 @@ class HeldTensors:
     predicted: int
     measured: int
     when: str = ""
-    """Words after "predicted" that name the measured part of the run; they start with a space."""
+    """Part of the run that was measured, such as " in the first step"; starts with a space."""
 
     @property
     def within_tolerance(self) -> bool:
@@ -46,7 +46,8 @@ class HeldTensors:
 
 
 def to_choice(planner: Planner, option: Option, reason: str) -> Choice:
-    """Return the policy as a choice with its predicted memory items and the alternatives."""
+    """Return the policy as an entry of plan.json, with predictions for the policy and its
+    alternatives."""
     policy = option.policy
     part = planner.batch.part(policy.parts)
     figures = {

@@ -1,19 +1,17 @@
-"""Predict a training step's peak memory with a formula for each item.
+"""Predict a training step's peak memory, from one formula for each kind of tensor.
 
-The formula below gives the bytes per token that a layer with our half blocks keeps for backward. In
-this formula, `e` is the number of bytes per element, and `s` the bytes per element of the residual
-stream. The tensors in this formula are listed in kernels/tunesmith_kernels/lora.py and
-attention.py.
+A layer that our kernels compute keeps `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) +
+statistics` bytes per token for backward. In this formula, `e` is the number of bytes per element,
+and `s` the number of bytes per element of the residual stream. The tensors in this formula are
+listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
-    `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics`.
-
-A recomputed layer keeps only its input (`s H`). An offloaded layer keeps its input in host memory.
-Layers with 8-bit weights also keep the inputs of their projections, because bitsandbytes does not
-free these inputs when a layer is recomputed.
+A recomputed layer keeps only its input (`s H` bytes per token). An offloaded layer keeps its input
+in host memory. Layers with 8-bit weights also keep the inputs of their projections, because
+bitsandbytes does not free these inputs when a layer is recomputed.
 
 Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
 gradient and in the optimiser step. The predicted peak is the maximum over the four moments. This
-module needs neither torch nor a device; `Correction` holds the measurements of the trial pass.
+module needs neither torch nor a device.
 """
 
 from __future__ import annotations
@@ -38,11 +36,12 @@ Mode = Literal["keep", "recompute", "offload"]
 class Policy:
     """Memory policy: the activation mode of each layer, and the number of parts of a micro-batch.
 
-    The first `offload` layers move their input to the host. The last `keep` layers keep all
-    activations. All other layers keep only their input.
+    The first `offload` layers move their input to the host, the last `keep` layers keep all
+    activations, and the layers in between keep only their input.
 
     The last layers keep all activations because backward frees them before other layers recompute.
-    The first layers offload because their inputs have the most time to be copied back.
+    The first layers are offloaded because backward needs their inputs last, so there is enough time
+    to copy the inputs back.
     """
 
     keep: int
@@ -217,8 +216,8 @@ def _stock_attention_kept(
     """Bytes that the attention of transformers and PEFT keeps for backward.
 
     The attention keeps the norm's input and output, rotated q and k, v, the attention output and
-    the softmax sums. With a mask, k and v are repeated for each query head, and the mask is kept in
-    the compute dtype."""
+    the softmax sums. If rows are padded, the attention also keeps the mask in the compute dtype and
+    a copy of k and v for each query head."""
     e, h, q = tuning.compute_bytes, shape.hidden, shape.q
     inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     noise = 1 if engine.on_gpu else 4
@@ -260,8 +259,9 @@ def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
 def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], noise: int) -> int:
     """Bytes per token that linear modules with a shared input keep for backward.
 
-    Adapters also keep their low-rank product `h A'`. Each module keeps its own copy of the input if
-    the input is cast or has dropout. `noise`: bytes per element of a dropout mask."""
+    Adapters also keep their low-rank product `h A'`. If the input is cast to another dtype or has
+    dropout, each module keeps its own copy of the input. `noise`: bytes per element of a dropout
+    mask."""
     cast = tuning.compute_bytes != 4
     if tuning.full:
         separate = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
@@ -318,7 +318,7 @@ def _layer_workspaces(
 
 
 def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
-    """Bytes of the 4-bit weights that are dequantised at the same time, as (MLP, attention).
+    """Bytes of dequantised 4-bit weights that exist at the same time, as (MLP, attention).
 
     Our MLP dequantises gate and up together. Our attention dequantises q, k and v together. Stock
     layers dequantise one weight at a time."""

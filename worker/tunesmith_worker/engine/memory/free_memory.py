@@ -35,8 +35,8 @@ def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> in
 def _limits(root: Path, own: Path) -> list[int]:
     """Bytes left below the memory limits of this process's control group and of all parent groups.
 
-    The memory limits come from cgroup version 2, or from version 1 at the paths inside a
-    container."""
+    The limits are read from cgroup version 2. With cgroup version 1, only the limit of the
+    container is read."""
     left = []
     group = "/"
     if own.exists():

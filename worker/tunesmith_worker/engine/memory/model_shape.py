@@ -2,8 +2,9 @@
 
 The configuration of a Llama-like model has all sizes. Configurations of other families use other
 names, or lack a size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has
-two head sizes). For these families, the sizes are counted from the model's weights. Counted sizes
-are approximate, and the trial pass corrects the prediction.
+two head sizes). If a size is missing, all sizes are computed from the shapes of the model's
+weights. Sizes computed from the weights are approximate; the trial pass corrects the memory
+prediction.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_top
 
 
 def read_shape(model: Untyped) -> ModelShape:
-    """Return the sizes from the model's configuration, or counted from the model's weights if the
-    configuration does not give them."""
+    """Return the model's sizes from its configuration; if the configuration lacks a size, compute
+    the sizes from the model's weights."""
     try:
         return shape_of(model.config)
     except (AttributeError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
@@ -34,7 +35,7 @@ def read_shape(model: Untyped) -> ModelShape:
 
 
 def count_shape(model: Untyped) -> ModelShape:
-    """Count the sizes from the weights of a model, with or without PEFT's adapters."""
+    """Compute the sizes from the weights of a model, with or without PEFT's adapters."""
     config = model.config.get_text_config()
     vocabulary, hidden = _table(model, config)
     blocks = decoder_layers(model)
@@ -71,8 +72,8 @@ def _table(model: Untyped, config: Untyped) -> tuple[int, int]:
 
 
 def decoder_layers(model: Untyped) -> list[torch.nn.Module]:
-    """Return the model's layers: the modules that support recomputation. If no module supports it,
-    return the longest list of modules."""
+    """Return the model's layers: the modules that support recomputation. If no module supports
+    recomputation, return the longest torch.nn.ModuleList."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
     return layers or max(lists, key=len, default=[])

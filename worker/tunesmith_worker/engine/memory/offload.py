@@ -1,9 +1,9 @@
 """Offload the inputs of recomputed layers to pinned host memory between forward and backward.
 
-On CUDA, copies to and from the host run on a separate stream. Forward does not wait for a copy to
-the host: the allocator reuses the input's memory only after the copy ends. In backward, the next
-layer input is fetched while the current layer recomputes, so at most two layer inputs are on the
-device. On a CPU, plain copies run the same logic for tests.
+On CUDA, copies to and from the host run on a separate stream. The forward pass does not wait for
+these copies, because torch's allocator keeps the memory of a layer input until its copy ends. In
+backward, the next layer input is fetched while the current layer recomputes, so at most two layer
+inputs are on the device. On a CPU, which only tests use, the copies are synchronous.
 """
 
 from __future__ import annotations

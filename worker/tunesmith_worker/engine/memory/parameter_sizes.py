@@ -45,7 +45,8 @@ def optimizer_bytes(
 ) -> float:
     """Return the average bytes of optimiser state per trained parameter.
 
-    The run's optimiser allocates its state for copies of the parameters on the meta device."""
+    To count the bytes without using memory, the function creates the optimiser for copies of the
+    parameters on the meta device."""
     twins = [torch.nn.Parameter(torch.empty_like(p, device="meta")) for p in trained]
     kind, arguments = optimizer_for(precision, full=full, learning_rate=0.0, seed=0) or (
         torch.optim.AdamW,

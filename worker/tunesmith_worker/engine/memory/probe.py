@@ -6,8 +6,8 @@ optimiser step.
 On a GPU, the trial pass reads the allocator's statistics. On a CPU, torch's profiler records every
 tensor allocation, also inside operations; recording takes about a tenth of the time of the forward
 and backward pass. On a CPU, resident memory is larger than the tensors, because glibc keeps freed
-blocks and memory becomes fragmented. A second CPU pass, without the profiler, measures the
-difference.
+blocks and memory becomes fragmented. To measure how much larger, a second CPU pass runs without the
+profiler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass
 class Peak:
-    """Growth of tensor memory up to the peak, in bytes; set when the measurement ends."""
+    """Peak of tensor memory minus tensor memory at the start, in bytes; 0 until the measurement
+    ends."""
 
     peak: int = 0
 
@@ -49,8 +50,8 @@ class Probe:
 def measure_peak(device: torch.device, *, collect: bool = True) -> Iterator[Peak]:
     """Measure the peak of tensor bytes within this block.
 
-    `collect`: collect garbage first, because the measured peak is too low if garbage is freed
-    within the block."""
+    `collect`: True to collect garbage first. Garbage that is freed within the block would make the
+    measured peak too low."""
     if collect:
         gc.collect()
     held = Peak()

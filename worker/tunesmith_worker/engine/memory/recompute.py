@@ -31,7 +31,8 @@ class LayerCounts:
 
     mode: Mode
     forwards: int = 0
-    """Number of forward passes with gradients; 0 for layers that keep their activations."""
+    """Number of forward passes that need a recomputation; 0 for a layer that keeps its
+    activations."""
     recomputes: int = 0
     offloads: int = 0
     """Number of inputs copied to the host; short inputs stay on the device."""
@@ -66,7 +67,8 @@ class LayerModes:
         self.counts = []
 
     def deviations(self) -> list[str]:
-        """Return a message for each layer that did not follow its mode."""
+        """Return a message for each layer that did not keep or recompute its activations as its
+        mode says."""
         deviations = []
         for number, counts in enumerate(self.counts):
             layer: Untyped = self.layers[number]
@@ -108,8 +110,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    Without this block, TRL's no-gradient code would turn recomputation off, then turn it on for
-    every layer, and add a hook to the embedding."""
+    TRL's no-gradient code does not restore the flags: it turns recomputation on for every layer,
+    and adds a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]

@@ -2,10 +2,11 @@
 
 When forward or backward runs out of memory, the retry deletes the step's gradients, applies a
 smaller memory plan and repeats the step with the same random numbers. Each step updates the weights
-exactly once, with or without retries. The loss is normalised over the whole step, so smaller
-micro-batches do not change it.
+exactly once, with or without retries. Smaller micro-batches do not change the loss, because the
+loss is normalised over the whole step.
 
-If a layout that needs less memory exists, the run switches to this layout before the plan shrinks.
+If the run can switch to a batch layout that needs less memory, it first tries this layout with the
+same memory plan.
 
 The optimiser state is allocated before the first step, so that no update fails midway.
 """
@@ -41,7 +42,8 @@ class FirstStep:
     largest: MicroBatch
     """Largest micro-batch of the step."""
     growth: int
-    """Growth of tensor bytes up to the peak, plus the bytes of the optimiser state."""
+    """Peak of tensor bytes minus tensor bytes at the start, plus the bytes of the optimiser
+    state."""
 
 
 class StepRetry:
@@ -55,12 +57,13 @@ class StepRetry:
         self._trainer, self.modes = trainer, modes
         self._replan = replan
         self.planned: list[Mode] = []
-        """Mode of each layer; the list object stays the same when the plan changes."""
+        """Mode of each layer. When the plan changes, this list is changed in place."""
         self.largest: MicroBatch | None = None
         """Largest micro-batch of the run so far."""
         self.first_step: FirstStep | None = None
-        """Measurement of the first step. None on a GPU (its allocator measures every step), if
-        another profiler is active, or if memory ran out."""
+        """Measurement of the first step on a CPU. None if another profiler is active or if the
+        first step ran out of memory. Always None on a GPU, because torch's CUDA allocator measures
+        every step."""
         self._has_state = False
         self.apply(policy)
 
@@ -137,7 +140,8 @@ class StepRetry:
 class EvaluationRetry:
     """Splits evaluation batches into smaller parts after an out-of-memory failure.
 
-    The loss is a sum over tokens, so splitting changes only its rounding."""
+    Splitting a batch changes only the rounding of the loss, because the loss is a sum over
+    tokens."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -199,8 +203,8 @@ def first_line(error: Exception) -> str:
 
 
 def micro_batch_of(batch: Batch, *, count_labels: bool = False) -> MicroBatch:
-    """Return the size of a batch as a `MicroBatch`. `count_labels=True` counts the labelled
-    positions, which waits for the device; otherwise every position counts as labelled."""
+    """Return the size of a batch as a `MicroBatch`. With `count_labels=True`, wait for the device
+    and count the labelled positions; otherwise count every position as labelled."""
     rows, longest = (int(size) for size in batch["input_ids"].shape)
     tokens, padded = rows * longest, True
     if "cu_seq_lens_q" in batch:

@@ -17,7 +17,8 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Names of Phi-3's fused projections, by the name of each projection that they contain."""
+"""Name of the fused projection of Phi-3 that contains a projection, keyed by the projection's
+name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +140,7 @@ class Tuning:
     whole_head: bool = False
     """True if the head's matrix is fully trained."""
     packed: bool = False
-    """True if the linear weights have 4 bits. Our kernels dequantise one group of weights at a
-    time."""
+    """True if the linear weights have 4 bits."""
     eight_bits: bool = False
     """True if the linear weights have 8 bits. bitsandbytes' layers keep their inputs for
     backward."""

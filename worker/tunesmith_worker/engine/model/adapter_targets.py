@@ -23,9 +23,10 @@ from .quantization import is_nf4
 Untyped = Any  # Any: transformers is not typed
 
 _IN_LAYER = re.compile(r"\.\d+\.")
-"""Pattern in the path of a module that belongs to a numbered layer."""
+"""Pattern that occurs in a module's path if the module is inside a numbered layer."""
 _OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
-"""Class names of modules whose linear layers belong neither to attention nor to an MLP."""
+"""Pattern in class names of routers and dynamic convolutions; their linear layers get no
+adapter."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 """Name of a linear layer that chooses or weights experts."""
 
@@ -33,11 +34,13 @@ _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
 def find_targets(
     model: Untyped, lora: LoraRecipe, choices: Choices, unused: Sequence[str]
 ) -> tuple[str | list[str], str | None]:
-    """Return the targets for PEFT: names or "all-linear". Also return a regular expression for
-    modules that get no adapter although a target matches them; None if there are no such modules.
+    """Return PEFT's `target_modules` (names or "all-linear") and `exclude_modules`.
+
+    `exclude_modules` is a regular expression for modules that a target matches, but that get no
+    adapter; None if no module is excluded.
 
     `unused`: paths of modules that get no adapter, with all modules inside. Raises RunError if the
-    model has no layer of a name in the recipe."""
+    recipe names a layer that the model does not have."""
     targets = _targets(model, lora, choices, unused)
     excluded = list(unused)
     if targets == "all-linear":
@@ -85,9 +88,9 @@ def _targets(
 
 
 def _wanted(model: Untyped) -> Iterator[str]:
-    """Yield the paths of the linear layers in decoder layers. Not included are layers of routers
-    and dynamic convolutions, layers whose weights the model reads directly, and layers without a
-    name in a torch.nn.Sequential."""
+    """Yield the paths of the linear layers in decoder layers that "auto" adapts. Layers of routers
+    and dynamic convolutions are skipped. Layers are also skipped if the model reads their weights
+    directly, or if their name in a torch.nn.Sequential is only a number."""
     others = [path for path, m in model.named_modules() if _OTHER_CLASS.search(type(m).__name__)]
     in_other = re.compile(inside(others)).fullmatch if others else lambda _: None
     directly = set(_read_directly(model))
@@ -104,8 +107,8 @@ def _wanted(model: Untyped) -> Iterator[str]:
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
-    """Return True if the module computes `x W' + b`. A subclass of torch.nn.Linear may compute
-    something else."""
+    """Return True if the module computes `x W' + b`. A subclass of torch.nn.Linear may have another
+    forward."""
     plain = getattr(type(module), "forward", None) is torch.nn.Linear.forward
     return plain or is_nf4(module) or isinstance(module, Conv1D)
 
@@ -113,7 +116,7 @@ def _is_linear(module: torch.nn.Module) -> bool:
 def _read_directly(model: Untyped) -> list[str]:
     """Return the paths of layers whose weights the model reads without calling the layer.
 
-    The model would ignore an adapter of such a layer."""
+    An adapter on one of these layers would have no effect."""
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()

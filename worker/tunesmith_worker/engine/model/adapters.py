@@ -101,7 +101,7 @@ class SavedAdapter:
     bytes: int
     """Bytes of adapter_model.safetensors."""
     rounding: float
-    """Largest logit change on the probe from rounding the adapter to the saved dtype."""
+    """Largest change of the probe's logits when the adapter is rounded to the saved dtype."""
 
     def summary(self) -> str:
         return (
@@ -235,7 +235,8 @@ def predict_bytes(model: Untyped, dtype: torch.dtype) -> int:
 
 
 def resolve_adapter_bytes(model: Untyped, dtype: torch.dtype, choices: Choices) -> int:
-    """Record `predict_bytes` as a choice in plan.json and return it."""
+    """Record the predicted size of the adapter's file as a choice in plan.json, and return the
+    size."""
     numbers = sum(tensor.numel() for tensor in adapter_tensors(model).values())
     return choices.resolve(
         "adapter_bytes",

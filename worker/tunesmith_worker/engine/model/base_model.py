@@ -35,8 +35,8 @@ class Base:
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
     unused: tuple[str, ...] = ()
-    """Paths that the loss on text does not use. With LoRA, the paths are of modules, which get no
-    adapter. With full tuning, the paths are of parameters, which stay frozen."""
+    """Paths of modules (LoRA) or parameters (full tuning) that the loss on text does not use. LoRA
+    does not adapt these modules. Full tuning does not train these parameters."""
 
     @property
     def architecture(self) -> str:

@@ -1,9 +1,9 @@
 """The probe: some rows of tokens and the model's logits for these rows, recorded when the weights
 are saved.
 
-probe.safetensors contains the probe. Its metadata has a checksum of each trained tensor and the
-scaling of each LoRA layer, because 16-bit logits hide small differences. `engine/verify` compares
-the logits, checksums and scaling with the files.
+probe.safetensors contains the probe. The file's metadata has a checksum of each trained tensor and
+the scaling of each LoRA layer, because 16-bit logits hide small differences. `engine/verify` loads
+the saved weights and compares them with the logits, checksums and scaling of the probe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Probe:
     tensors: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each trained tensor in the saved dtype; empty in a probe of an earlier version."""
     scaling: Mapping[str, float] = field(default_factory=dict)
-    """Factor lora_alpha / r of each LoRA layer; empty without LoRA."""
+    """Factor by which each LoRA layer multiplies the output of its adapter; empty without LoRA."""
 
     @property
     def rows(self) -> list[list[int]]:
@@ -120,7 +120,7 @@ def run_probe(model: Untyped, input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def trained_checksums(model: Untyped, dtype: torch.dtype) -> dict[str, str]:
-    """Return the checksum of each trained parameter in `dtype`, by its name in the model."""
+    """Convert each trained parameter to `dtype`; return the checksums, keyed by parameter name."""
     return {
         name: checksum(parameter.detach().to(dtype))
         for name, parameter in model.named_parameters()

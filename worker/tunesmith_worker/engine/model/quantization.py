@@ -84,9 +84,9 @@ def is_nf4(module: Untyped) -> bool:
 
 
 def scales(model: Untyped) -> list[torch.Tensor]:
-    """Return the scales of quantised weights and the constants of quantised scales.
+    """Return the tensors that dequantisation needs besides the weights: scales, codes and offsets.
 
-    The scales and constants are neither parameters nor buffers."""
+    These tensors are neither parameters nor buffers of the model."""
     tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)

@@ -1,7 +1,6 @@
 """Check that the trainer's environment has a supported version of transformers.
 
-Our kernels replace parts of transformers' models. In another version, these parts may compute
-something else.
+Our kernels replace parts of transformers' models, and these parts may change between versions.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def describe_precision(precision: Precision) -> str:
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
     """Within this block, give the model the weights that must be saved.
 
-    If the optimiser has fp32 masters, the weights are the masters, rounded to bf16 with torch's
-    rounding. If the optimiser has no masters, the weights do not change."""
+    If the optimiser keeps fp32 copies of the weights (masters), each weight is its master rounded
+    to bf16 like in torch. Otherwise, the weights do not change."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

@@ -1,7 +1,7 @@
 """AdamW on bf16 weights with stochastic rounding and 8-bit moments: 4 bytes per weight.
 
-Norms, biases and other small tensors have split masters and fp32 moments (split_master.py). Small
-tensors need little memory, and rounding changes norm weights near 1 the most.
+Norms, biases and other small tensors use the AdamW of split_master.py instead: it needs 12 bytes
+per weight, but loses no update to rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tunesmith_kernels.moment_codes import Moments, num_blocks
 from .split_master import SplitMasterAdamW, State
 
 SMALL = 4096
-"""Minimum number of elements for 8-bit moments. Tensors with fewer elements have split masters."""
+"""Minimum number of elements of a tensor with 8-bit moments; smaller tensors use
+split_master.py."""
 _MASK = (1 << 64) - 1
 
 
@@ -35,8 +36,8 @@ class StochasticAdamW(SplitMasterAdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        """The rounding depends only on `seed`, the parameter's index and its step. The parameter
-        groups store the seed; no other random state exists."""
+        """The rounding depends only on `seed`, the parameter's index and its step. A resume point
+        needs no random state, because the parameter groups store the seed."""
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, seed=seed)
 
     def _fresh(self, parameter: torch.Tensor) -> State:

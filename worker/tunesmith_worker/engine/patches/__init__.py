@@ -1,4 +1,5 @@
-"""Patch a model's modules with our kernels. Each module's patch is reversible and reported."""
+"""Patch a model's modules with our kernels. Every patch can be undone, and the patch report counts
+the patched modules."""
 
 from .patch import MECHANISMS, Patched, patch, stock_attention_reason
 from .report import PatchReport

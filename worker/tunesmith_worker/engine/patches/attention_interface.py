@@ -21,8 +21,8 @@ Untyped = Any  # Any: transformers is not typed
 _NAME = "tunesmith_over_"
 NO_MASK = torch.empty(1, 1, 0, 0)
 """Placeholder attention mask, passed with `segments` so that the model builds no mask. transformers
-leaves a four-dimensional mask unchanged, and our attention ignores it. Without a mask, transformers
-would search for packed rows, which synchronizes with the device."""
+leaves a four-dimensional mask unchanged, and our attention ignores it. If the mask were None,
+transformers would look for packed rows, and the host would wait for the device."""
 
 
 def register_segment_attention(stock: str) -> str:

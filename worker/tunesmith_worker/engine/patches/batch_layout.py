@@ -2,8 +2,8 @@
 
 Reading a batch's layout back from the device would wait for all work launched before.
 
-The caller sets the layout of a batch around its forward pass. If no layout is set, patches read the
-layout from the device.
+The caller sets the layout of a batch around its forward pass. If the caller sets no layout, patches
+read the layout from the batch's tensors on the device.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class BatchLayout:
     None if `scored` is set."""
     scored: ScoredTokens | None = None
     prefixes: Prefixes | None = None
-    """Tokens of an earlier row to which a later row also attends; None if no row has such a
-    prefix."""
+    """Prefixes shared by packed rows: a later row also attends to the prefix tokens of an earlier
+    row. None if no rows share a prefix."""
 
 
 _current: ContextVar[BatchLayout | None] = ContextVar("batch_layout", default=None)

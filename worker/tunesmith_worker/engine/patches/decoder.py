@@ -1,4 +1,4 @@
-"""Patch decoder layers with our half blocks, and the backbone to pass `segments` to the layers."""
+"""Patch decoder layers to run our kernels, and the backbone to pass `segments` to the layers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from .report import PatchReport
 Untyped = Any  # Any: transformers is not typed
 
 _CALL_RECOMPUTES = "__call__" in vars(GradientCheckpointingLayer)
-"""True if a layer recomputes activations in its `__call__`, as in transformers before 5.23. Later
-versions recompute in the stock forward, which our forward replaces."""
+"""True in transformers before 5.23, where a layer's `__call__` recomputes activations. From 5.23
+on, the layer's forward recomputes activations, so our forward, which replaces it, must recompute
+them too."""
 
 
 class DecoderLayerPatch:

@@ -1,8 +1,8 @@
 """Table of model families: names of the modules in a decoder layer, by architecture.
 
 In all families, a layer adds attention and an MLP to the residual stream, each with a norm before
-it, after it or both. Each row of the table of model families lists only the differences from Llama.
-To support a new model family, add a row to the table.
+it, after it or both. A `Family` lists only the differences from Llama. To support a new model
+family, add a row to the table.
 
 In some families, our kernels compute only the attention half, because the MLP has no gate or has
 experts. For a norm other than RMSNorm, the model's own module computes the norm.
@@ -32,9 +32,10 @@ class Family:
     activation: str = "act_fn"
     """Name of the MLP's activation module."""
     rope: Literal["halves", "pairs", "pairs_repeated"] = "halves"
-    """Pairs of elements that RoPE rotates together: element i of both halves of a head (`halves`),
-    or neighbours (`pairs`). In the cos and sin tables of `pairs_repeated`, each value occurs twice,
-    side by side; other tables have two equal halves."""
+    """`halves`: RoPE rotates elements i and i + D/2 of a head together, where D is the number of
+    rotated elements. `pairs`: RoPE rotates elements 2i and 2i + 1 together. `pairs_repeated`: same
+    as `pairs`, but the model's cos and sin tables have equal values at 2i and 2i + 1 instead of at
+    i and i + D/2."""
     parallel: bool = False
     """True if attention and MLP read the same normalised input."""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")

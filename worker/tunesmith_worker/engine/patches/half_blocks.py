@@ -74,7 +74,7 @@ class AttentionHalf:
         normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return `x + attention(norm(x))` for x [1, T, hidden] and RoPE's cos and sin [1, T,
-        rotary]. `normed`: `norm(x)`, if the caller has computed it."""
+        rotary]. `normed`: `norm(x)`, or None to compute `norm(x)` here."""
         qkv_parts, weight = self._qkv.current()
         h, norm = self._before.of(x, normed)
         qkv = lora_linear(h.flatten(0, 1), qkv_parts, fused_weight=weight, norm=norm)
@@ -142,8 +142,8 @@ class MLPHalf:
         )  # Fuse weights last, because an error does not undo the fusion.
 
     def __call__(self, x: torch.Tensor, normed: torch.Tensor | None = None) -> torch.Tensor:
-        """Return `x + mlp(norm(x))` for x [1, T, hidden]. `normed`: input of the MLP, if the caller
-        has computed it."""
+        """Return `x + mlp(norm(x))` for x [1, T, hidden]. `normed`: `norm(x)`, or None to compute
+        `norm(x)` here."""
         parts, weight = self._gate_up.current()
         h, norm = self._before.of(x, normed)
         gate_up = lora_linear(h, parts, fused_weight=weight, norm=norm)
@@ -154,7 +154,7 @@ class MLPHalf:
 
 
 class _HalfNorm:
-    """The norm before or after a half block. If there is no such norm, the input is not changed."""
+    """Optional norm before or after a half block."""
 
     def __init__(self, layer: Untyped, name: str | None, kind: NormKind | None) -> None:
         """`kind`: None if the model's own module computes the norm."""
@@ -166,8 +166,8 @@ class _HalfNorm:
         return self._module is not None
 
     def of(self, x: torch.Tensor, normed: torch.Tensor | None) -> tuple[torch.Tensor, Norm | None]:
-        """Return the input of the half's projections, and the norm that their kernel applies first
-        (None: no norm)."""
+        """Return a tensor, and the norm that the projections' kernel must apply to it (None: no
+        norm)."""
         if normed is not None:
             return normed, None
         if self._kind is None and self._module is not None:
@@ -262,8 +262,8 @@ def norm_eps(module: Untyped) -> float:
 def check_unmodified(layer: Untyped, module: Untyped) -> None:
     """Raise Unsupported if our kernels would not compute the same as `module`.
 
-    The module must be from the layer's architecture and contain no hooks or replaced forwards,
-    because our kernels skip them."""
+    Our kernels skip hooks and replaced forwards, so the module must have none. The module must also
+    be from the layer's architecture."""
     if type(module).__module__ != type(layer).__module__:
         raise Unsupported(f"{type(module).__name__} replaces a module of {type(layer).__name__}")
     for part in module.modules():

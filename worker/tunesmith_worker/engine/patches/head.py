@@ -81,7 +81,8 @@ def _score(
 ) -> FusedCausalLMOutput:
     """Compute the log-probs of labels [B, T].
 
-    The result fields of tokens have shape [B, T - 1]; positions without a label hold 0."""
+    The result fields of tokens have shape [B, T - 1]; the value of a position without a label is
+    0."""
     kwargs["use_cache"] = False
     config = model.config.get_text_config()
     if getattr(config, "output_router_logits", False):
@@ -177,9 +178,9 @@ def _head_weights(head: Untyped) -> tuple[torch.Tensor, torch.Tensor | None, Tra
 class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
-    The gradient of a sum is one number, expanded to the full shape. Backward returns such a
-    gradient as an expanded tensor too. The strides of the expanded tensor show, without a device
-    synchronization, that all rows have the same weight.
+    If the loss is a sum, all elements of the upstream gradient are equal: torch passes one number,
+    expanded to `shape`. Backward then returns one expanded number too. The kernels see from its
+    strides, without reading the device, that all tokens have the same weight.
     """
 
     @staticmethod

@@ -1,12 +1,12 @@
 """Loss from the model's own logits, for models whose logits TRL's fused head does not compute.
 
 TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models
-differ: BERT transforms the hidden state first, and Llama 4 has no separate backbone. RecurrentGemma
-and xLSTM cap the logits, and TRL does not read the names of their cap settings. For such a model,
-the fused head would compute a wrong loss.
+compute their logits in another way: BERT transforms the hidden state first, and Llama 4 has no
+separate backbone. RecurrentGemma and xLSTM cap the logits, and TRL does not read the names of their
+cap settings. For these models, TRL's fused head would compute a wrong loss.
 
-`check_head` compares the log-probs of both heads on a few tokens, and checks that the model is
-causal.
+`check_head` compares the log-probs of TRL's fused head with the log-probs of the model's own logits
+on a few tokens. `check_head` also checks that the model is causal.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ Untyped = Any  # Any: transformers and TRL are not typed
 _IGNORED = -100
 _TOKENS = 16
 _LIMITS = {True: 1e-5, False: 2e-2}
-"""Largest allowed relative difference (RMS) of log-probs. The key is True for fp32."""
+"""Largest accepted relative difference (RMS) between the log-probs of TRL's fused head and the
+model's own. The key is True for fp32."""
 
 
 def check_head(causal: Untyped) -> str | None:
-    """Return why the loss needs the model's own logits; None if TRL's fused head computes them.
+    """Return why TRL's fused head computes wrong log-probs for this model; None if they are right.
 
     `causal`: a causal language model, without PEFT's wrapper, that has TRL's fused head. Raises
     RunError if a logit depends on later tokens. Families with our kernels are not checked."""

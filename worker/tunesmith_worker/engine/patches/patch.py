@@ -81,10 +81,10 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
 
 
 def _free_unfused_weights(causal: Untyped) -> None:
-    """Return the old memory of fused weights to the device.
+    """Free the memory that fused weights occupied before they were fused.
 
-    Torch's allocator keeps freed memory for tensors of the same size, but a step has few tensors of
-    a weight's size. In an 8B model, the weights of q, k, v, gate and up take 9 GiB."""
+    In an 8B model, this memory is 9 GiB. torch's allocator would keep it for tensors of the same
+    size, but training has few tensors of that size."""
     if causal.device.type == "cuda":
         torch.cuda.empty_cache()
 

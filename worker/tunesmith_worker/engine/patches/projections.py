@@ -98,8 +98,8 @@ def read_projection(module: Untyped) -> Projection:
 class FusedWeight:
     """Several weights in one tensor, to compute all projections with one GEMM.
 
-    The parameters become views of the fused tensor. No weight is stored twice, an optimizer's
-    in-place updates change parameters and fused tensor, and saved files stay the same.
+    The parameters become views of the fused tensor. No weight is stored twice. If an optimizer
+    updates a parameter in place, the fused tensor changes too. Saved files stay the same.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Linear]) -> None:

@@ -1,10 +1,10 @@
 """Test whether packed rows affect each other in stock layers.
 
 transformers builds an attention mask for packed rows from their positions, but only for some
-architectures. In other architectures, a row attends to the row before it, continues that row's
-positions, or gets that row's convolution inputs or state. The test compares a row in a pack with
-the same row alone. Rounding hides small differences, so the test also checks that the row's logits
-have no gradient with respect to the row before it.
+architectures. In other architectures, a packed row also depends on the row before it: through
+attention, positions, convolutions or a recurrent state. The test compares a row in a pack with the
+same row alone. Rounding hides small differences, so the test also checks that the row's logits have
+no gradient with respect to the row before it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ROW = 16
 """Maximum number of tokens in each of the two test rows."""
 TOLERANCE = {torch.float32: 1e-4}
 TOLERANCE_16_BITS = 0.05
-"""Maximum RMS change of a row's logits in a pack, relative to their standard deviation. In random
-models of two layers, rounding changed logits by 2e-7 (bf16: 0.004), and the presence of other rows
-changed logits by 0.009 to 0.8."""
+"""Largest accepted difference (RMS) between a row's logits in a pack and alone, relative to the
+standard deviation of the logits. In two-layer models with random weights, the difference was 2e-7
+(bf16: 0.004) if only rounding differed, and 0.009 to 0.8 if rows affected each other."""
 
 
 def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:
@@ -54,7 +54,8 @@ def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:
 
 
 def _depends_on_first(model: Untyped, first: list[int], second: list[int]) -> bool:
-    """Return True if the logits of the second packed row have a gradient in the first row."""
+    """Return True if the logits of the second packed row depend on the embeddings of the first
+    row."""
     zeros: list[torch.Tensor] = []
 
     def add_zeros(module: Untyped, inputs: Untyped, output: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ RECOMPUTE = (
 def logit_scale(config: Untyped) -> float:
     """Return the factor that multiplies a model's logits before any soft cap.
 
-    The names of the configuration's fields are the same as in TRL's fused head.
+    The function reads the same fields of the configuration as TRL's fused head.
     """
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) is not None:
@@ -61,13 +61,14 @@ def load_balancing_loss(
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """Add TRL's fused head to a model that computes log-probs, as GRPOTrainer does."""
+    """Add TRL's fused head to GRPO's reference model, like GRPOTrainer."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 
 
 def add_scoring_head(model: Untyped) -> None:
-    """Add TRL's fused head to a model that is evaluated: log-probs and correct tokens."""
+    """Add TRL's fused head to a model, to compute the log-probs and the correct tokens of an
+    evaluation."""
     add_fused_lm_head(model, outputs=("log_probs", "is_top1"))
 
 

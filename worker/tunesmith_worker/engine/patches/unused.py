@@ -2,9 +2,9 @@
 
 A model for images and text has a vision encoder that rows of text never call. BERT has a pooler
 that a language model does not read. The bias of a router may affect only the choice of experts, and
-then gets no gradient. Adapting such a module, or training such a parameter, would have no effect. A
-forward and a backward pass on a few tokens find such modules and parameters. Families with our
-kernels use all their modules and are not checked.
+then gets no gradient. An adapter on an unused module, or training an unused parameter, would have
+no effect. This module finds unused modules and parameters with a forward and a backward pass on a
+few tokens. Families with our kernels use all their modules and are not checked.
 """
 
 from __future__ import annotations
@@ -116,8 +116,10 @@ def _unreached(module: torch.nn.Module, path: str, reached: set[str]) -> Iterato
 
 @contextmanager
 def _evaluating(causal: torch.nn.Module) -> Iterator[None]:
-    """Put the model into evaluation mode; restore its mode and the random state afterwards. A model
-    may draw random numbers also in evaluation mode."""
+    """Put the model into evaluation mode within this block.
+
+    Afterwards, restore the mode and the random state, because some models use random numbers even
+    in evaluation mode."""
     was_training, state = causal.training, random_state()
     causal.eval()
     try:

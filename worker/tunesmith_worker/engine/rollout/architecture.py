@@ -1,7 +1,7 @@
 """Describe a transformers causal language model for the decoder.
 
-The supported families and the checks are the same as for the training patches. The description
-refers to the model's modules and does not copy weights.
+The decoder supports the same model families as the training patches, and the same checks apply. An
+`Architecture` refers to the model's modules, so no weights are copied.
 """
 
 from __future__ import annotations

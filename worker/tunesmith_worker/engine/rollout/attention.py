@@ -7,8 +7,8 @@ same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The 
 scores are the prompt's tokens, then the completion's tokens. Shapes use the symbols of cache.py,
 and H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
 
-Buffers and their views are created once per step for all layers. A layer has many small operations,
-and on a CPU, launching a small operation takes about as long as running it.
+All layers of a step share the same buffers and views. To create them in each layer would be slow,
+because on a CPU, launching a small operation takes about as long as running it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StepAttention:
         token.
 
         `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
-        the attention object stays valid until the cache's version changes, and reads the whole
-        cache, including unused entries."""
+        the object can be used for several steps, until the cache's version changes. In this case,
+        attention reads the whole cache and masks unused entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room

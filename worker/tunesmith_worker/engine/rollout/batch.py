@@ -21,9 +21,10 @@ from .rows import Row, sample_rows
 _PREFILL_TOKENS = 8192
 """Maximum number of prompt tokens per prefill. A longer prompt is prefilled alone."""
 _RESERVED = 1024
-"""Maximum number of completion tokens per row for which recorded steps reserve cache space in
-advance. With more space, each recorded step takes longer, because it reads the whole space. With
-less space, steps must be recorded again more often."""
+"""Maximum number of completion tokens per row for which space in the cache is reserved, if steps
+are CUDA graphs (graphs.py). With more space, each step takes longer, because a CUDA graph reads the
+whole cache. With less space, the cache grows more often, and each time the graph must be recorded
+again."""
 _ENDED_SHARE = 0.25
 """Fraction of completed rows at which the batch is rebuilt."""
 
@@ -128,8 +129,8 @@ class Batch:
         self._cache.rebuild(places, prefixes, self._reserved(places))
 
     def _reserved(self, places: Sequence[int]) -> int:
-        """Return the number of completion tokens to reserve space for. `places`: each row's place
-        in the cache, or -1."""
+        """Return the number of completion tokens for which the cache must reserve space. `places`:
+        index of each row in the old cache, or -1 for a new row."""
         if self._cache is None or not self._decoder.reserves_room:
             return 0
         cached = [0 if place < 0 else self._cache.lengths[place] for place in places]
@@ -154,8 +155,8 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        If this token changes the RoPE frequencies of a row, prefill the row again and sample its
-        next token too.
+        With the first token, a row may become so long that its RoPE frequencies change. Such a row
+        is prefilled again, and its second token is sampled too.
         """
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:

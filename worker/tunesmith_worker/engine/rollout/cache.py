@@ -46,8 +46,8 @@ class RowCache:
         self.prompt_lengths = torch.zeros(0, dtype=torch.long, device=like.keys.device)
         """Prompt length of each row: [B]."""
         self.version = 0
-        """Counter that increases when the cache gets new tensors, for other rows or for more tokens
-        per row."""
+        """Counter that increases when the cache replaces its tensors, because the rows changed or
+        because the cache grew."""
         self._kv = like.keys.new_zeros(layers, 2, kv_heads, 0, 0, head_dim)
 
     @property
@@ -114,8 +114,8 @@ class RowCache:
     ) -> Callable[[int, torch.Tensor], torch.Tensor]:
         """Return a function that writes a layer's next keys and values [B, 2 KV, D].
 
-        The function is valid for all layers of one step, until `advance` is called. The values of
-        the optional tensor `lengths` [B] may change between steps. The function is then valid until
+        Without `lengths`, the function is valid for one step, until `advance` is called. With a
+        tensor `lengths` [B], whose values may change between steps, the function is valid until
         `version` changes."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads

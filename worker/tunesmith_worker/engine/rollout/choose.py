@@ -1,7 +1,8 @@
 """Choose the engine that generates completions for a model.
 
-`native` is our own decoder and serves the model families that it can compute exactly.
-`transformers` serves every causal language model, more slowly. `vllm` is vLLM, an optional package.
+The engine `native` is our own decoder, which supports only some model families. The engine
+`transformers` supports every causal language model, but is slower. The engine `vllm` uses vLLM, an
+optional package.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Workload:
     free: int
     """Free bytes on the model's device."""
     precision: str = "auto"
-    """`recipe.precision`, after `"auto"` is resolved. Only vLLM uses precision, quantization and
-    adapter."""
+    """`recipe.precision`, after `"auto"` is resolved. Only the engine `vllm` reads `precision`,
+    `quantization` and `lora`."""
     quantization: str = "none"
     lora: LoraRecipe | None = None
     """Settings of the adapter; None without an adapter."""
@@ -90,7 +91,8 @@ class EngineChoice:
     kind: EngineKind
     reason: str
     refusals: dict[EngineName, str]
-    """Reason why each preferred engine was not chosen, by name of the engine."""
+    """Engines that come before the chosen engine in the order of preference, each with the reason
+    why it was not chosen."""
 
     def figures(self) -> dict[str, JsonValue]:
         return {f"not_{name}": why for name, why in self.refusals.items()}

@@ -23,7 +23,8 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights, LayerWeights
 
 RowRangeTable = tuple[int, int, torch.Tensor]
-"""A range of rows and its RoPE table: (first row, end row, `RopeTable.doubled` [P, 2, R])."""
+"""RoPE table for a range of rows: (first row, index after the last row, `RopeTable.doubled` [P, 2,
+R])."""
 RowTables = dict[str | None, list[RowRangeTable]]
 """RoPE tables by `LayerSpec.layer_type`."""
 
@@ -83,7 +84,7 @@ class Decoder:
 
     @property
     def reserves_room(self) -> bool:
-        """True if the cache should reserve space for all tokens of its rows at the start."""
+        """True if the cache should reserve space for later tokens when it gets new rows."""
         return False
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:
@@ -105,8 +106,8 @@ class Decoder:
         """Compute a step on the device; the cache must have space for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
-        `lengths`, the values that the step reads on the host do not change until the cache's
-        version changes, so the step can be recorded.
+        `lengths`, the step can be recorded as a CUDA graph: every value that the step reads on the
+        host stays the same until the cache's version changes.
         """
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)
@@ -146,7 +147,7 @@ class Decoder:
         """Free the state that is kept between steps."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the model family does so."""
+        """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the layer has norms for them."""
         qkv = layer.qkv(x if layer.before_attention is None else layer.before_attention(x))
         if layer.q_norm is None or layer.k_norm is None:
             return qkv

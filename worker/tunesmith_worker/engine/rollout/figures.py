@@ -20,7 +20,7 @@ class PhaseTime:
 
 @dataclass
 class RolloutFigures:
-    """Figures of one `generate` call. The phase times sum to the duration of the call."""
+    """Figures of one `generate` call. The sum of the phase times is the duration of `generate`."""
 
     sync: PhaseTime = field(default_factory=PhaseTime)
     """Time to prepare and restore the weights: merging the adapter, or folding and unfolding it."""

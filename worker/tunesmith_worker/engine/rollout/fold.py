@@ -30,7 +30,7 @@ class UnfoldError(RolloutError):
 
 @dataclass(frozen=True)
 class _SavedBits:
-    """Elements of W in one chunk of rows whose bits were saved before folding."""
+    """Saved elements of W in one chunk of rows: their indices and bits."""
 
     index: torch.Tensor
     bits: torch.Tensor

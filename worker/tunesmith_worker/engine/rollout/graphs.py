@@ -1,10 +1,10 @@
 """Run decode steps as CUDA graphs.
 
-On a GPU, launching a step's operations takes longer than running them.
+Without a CUDA graph, launching the kernels of a step takes longer than running them.
 
-A graph repeats the same kernels at the same addresses. A recorded step therefore reads everything
-that changes between steps (newest tokens, cached lengths) from device tensors. A recorded step also
-reads the whole cache and masks unused entries. A recording is valid until the cache's version
+A CUDA graph repeats the same kernels at the same memory addresses. The newest tokens and the cached
+lengths change between steps, so a recorded step reads these values from device tensors. A recorded
+step reads the whole cache and masks unused entries. A recording is valid until the cache's version
 changes. The first step of each cache version runs without recording, to compile kernels.
 """
 
@@ -33,13 +33,15 @@ class Recorder(Protocol):
     """Reason why recording is disabled; empty if it is enabled."""
 
     def run(self, run: StepFunction) -> torch.Tensor:
-        """Call `run` on the stream used for recordings and return its result."""
+        """Call `run` without recording, on the CUDA stream that recordings use, and return its
+        result."""
 
     def record(self, run: StepFunction) -> StepFunction:
         """Record `run` and return a function that repeats it.
 
-        The function returns the same tensor object every time. Raises torch.OutOfMemoryError,
-        exceptions of `run`, and RuntimeError if `run` cannot be recorded."""
+        The returned function writes its result to the same tensor in every call. Raises
+        torch.OutOfMemoryError, exceptions of `run`, and RuntimeError if `run` cannot be
+        recorded."""
 
 
 class CudaRecorder:
@@ -134,8 +136,8 @@ class RecordingDecoder(Decoder):
     def release(self) -> None:
         """Delete the recorded step, to free its memory without waiting for garbage collection.
 
-        The recorded step and this object refer to each other, and the recorded step holds the
-        cache."""
+        Garbage collection would free the memory late, because the recorded step and this object
+        refer to each other."""
         self._step = None
 
     def _record(self, step: _Step) -> None:

@@ -1,12 +1,13 @@
 """Linear layers of the decoder, optimized for decode steps with few rows.
 
 On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, a packed layer
-is 1.2 to 1.9 times as fast as torch.nn.functional.linear. torch offers this block layout, called
-packed weights, only in a private API. If torch lacks this private API, the decoder uses plain
-linear layers.
+is 1.2 to 1.9 times as fast as torch.nn.functional.linear. torch can convert a weight to this block
+layout ("pack" the weight) only with a private API. In a torch version without this API, the decoder
+uses plain linear layers.
 
-A decode step reads every weight once. With 4 KiB pages, address translation takes a fifth of the
-matrix products' time (docs/contributing/log). Packed weights are moved into huge pages.
+With memory pages of 4 KiB, address translation takes a fifth of the matrix products' time, because
+a decode step reads every weight once (docs/contributing/log). To avoid this, packed weights are
+moved into huge pages.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PackedLinear(Linear):
     """Linear layer with a copy of the weight in oneDNN's block layout."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
-        """`rows`: number of input rows to optimize for. Inputs may have more or fewer rows."""
+        """`rows`: usual number of rows of the input; the layout is fastest for this number."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
         use_huge_pages(torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed))
         super().__init__(packed, bias)

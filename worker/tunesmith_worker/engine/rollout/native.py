@@ -57,8 +57,8 @@ class NativeEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """Maximum sequence length with fixed RoPE frequencies (rope_tables.py); None if the length
-        is unlimited.
+        """Greatest sequence length before the RoPE frequencies change (rope_tables.py); None if
+        they never change.
 
         Up to this length, a forward pass over the whole sequence uses the same RoPE frequencies as
         sampling."""

@@ -114,8 +114,8 @@ class Completion:
     """Log-prob of each token in the sampling distribution, with temperature, penalties and filters;
     0 for greedy tokens."""
     policy_logprobs: list[float]
-    """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. A
-    trainer's forward computes the same log-probs. At temperature 0, log-probs are from
+    """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. The
+    loss of the trainer uses the same definition of log-probs. At temperature 0, log-probs are from
     `softmax(logits)`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None
@@ -162,7 +162,8 @@ class ModelEngine(RolloutEngine, Protocol):
 
     @property
     def stable_length(self) -> int | None:
-        """Maximum sequence length with fixed RoPE frequencies; None if the length is unlimited."""
+        """Greatest sequence length before the RoPE frequencies change; None if they never
+        change."""
 
     @property
     def samples_from_uniforms(self) -> bool:

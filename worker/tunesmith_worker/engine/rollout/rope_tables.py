@@ -43,8 +43,8 @@ class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states, to which this
-        module rounds."""
+        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states; transformers'
+        RoPE module rounds cosines and sines to it."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
         self._rotary = copy.deepcopy(rotary)  # Copy the module, because each use changes its state.
@@ -53,9 +53,9 @@ class RopeTables:
         self._tables: dict[tuple[str | None, int], RopeTable] = {}
         limits = [self._limit(name) for name in by_type]
         self.stable_length: int | None = min((n for n in limits if n is not None), default=None)
-        """Maximum sequence length with fixed frequencies; None if frequencies never depend on the
-        length. In a longer sequence, a forward pass over the whole sequence uses different
-        frequencies than the sampling of earlier tokens."""
+        """Greatest sequence length before the frequencies change; None if they never change. In a
+        longer sequence, the training forward uses other frequencies than the steps that sampled the
+        earlier tokens."""
 
     def rope_key(self, length: int) -> int:
         """Return the key of the RoPE frequencies for a sequence of `length` tokens."""
@@ -65,8 +65,8 @@ class RopeTables:
         return length if dynamic else self.stable_length + 1
 
     def table(self, layer_type: str | None, rope_key: int, length: int) -> RopeTable:
-        """Return a table with at least `length` positions, or with all positions that are valid for
-        the key."""
+        """Return a table with at least `length` positions. If `rope_key` is valid for fewer
+        positions, the table has only these."""
         key = (layer_type if layer_type in self._kinds else None, rope_key)
         length = min(length, self._max_positions(*key))
         table = self._tables.get(key)
@@ -101,7 +101,8 @@ class RopeTables:
         return rope_key if "dynamic" in self._kinds[layer_type] else sys.maxsize
 
     def _limit(self, layer_type: str | None) -> int | None:
-        """Return the maximum length with fixed frequencies; None if frequencies never change."""
+        """Return the greatest sequence length before the frequencies change; None if they never
+        change."""
         kind = self._kinds[layer_type]
         if "dynamic" in kind:
             return int(self._rotary.original_max_seq_len)

@@ -48,7 +48,8 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """Delete references, so that a prompt's memory is freed after its last row ends."""
+        """Drop the row's reference to its prompt's keys and values. Their memory is freed when no
+        row refers to them."""
         self.prefix = self.penalty_state = None
 
 

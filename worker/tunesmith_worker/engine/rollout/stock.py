@@ -4,9 +4,10 @@ transformers' `generate` computes the logits, with the cache of the model's own 
 sampled by the same code as in the native engine.
 
 Equal prompts in a batch are computed once if the model's cache has only keys and values. The model
-never reads padding. The first forward pass of a batch computes as many tokens of each prompt as the
-shortest prompt has. For longer prompts, the next steps use the remaining prompt tokens instead of
-sampled tokens. When many rows have ended, `generate` starts again with the remaining rows.
+never reads padding. If the shortest prompt of a batch has n tokens, the first forward pass computes
+n tokens of every prompt. In the next steps, a row with a longer prompt continues with the rest of
+its prompt, while other rows already sample. When many rows have ended, `generate` starts again with
+the unfinished rows.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class StockEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """Maximum sequence length with fixed RoPE frequencies; None if the length is unlimited."""
+        """Greatest sequence length before the RoPE frequencies change; None if they never
+        change."""
         config = self._model.config.get_text_config()
         rope = getattr(config, "rope_parameters", None) or {}
         for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
@@ -140,8 +142,8 @@ class StockEngine:
         ids = torch.tensor([tokens[:start] for tokens in known], device=model.device)
 
         def choose(now: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-            """Choose a token for each row, and return scores [B, V] whose maximum is at that
-            token."""
+            """Choose a token for each row. Return scores [B, V] in which the chosen token has the
+            highest score, so that `generate` takes this token."""
             if self.interrupted():
                 raise Interrupted("generation was interrupted")
             self.figures.decode_steps += 1
@@ -206,8 +208,8 @@ def _token_at(row: Row, place: int) -> int:
 def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
     """Return True if a restart with only the unfinished rows computes fewer tokens.
 
-    A restart computes the tokens of these rows again. Without a restart, every step also computes a
-    token for each ended row.
+    A restart computes all earlier tokens of the unfinished rows again. Without a restart, every
+    step computes a useless token for each ended row.
     """
     live = [row for row in batch if row.completion is None]
     steps = max((_longest(row) - length for row in live), default=0)
@@ -218,7 +220,8 @@ def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
 def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
     """Within this block, prepare a model and its generation settings for `choose`.
 
-    The settings of the model's folder, for example a repetition penalty, would change the logits.
+    The generation settings in the model's folder are ignored, because for example a repetition
+    penalty would change the logits.
     """
     causal = model.get_base_model() if hasattr(model, "peft_config") else model
     training = [module for module in model.modules() if module.training]
@@ -236,8 +239,8 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
 def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     """Yield batches of at most `size` rows, sorted by the length of their prompts.
 
-    In a batch, lengths differ by at most half of the longest completion. With a larger difference,
-    a separate batch for the long prompts needs fewer steps.
+    In a batch, prompt lengths differ by at most half of the longest completion. If prompts differ
+    by more, two batches need fewer steps than one.
     """
     ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
     batch: list[Row] = []

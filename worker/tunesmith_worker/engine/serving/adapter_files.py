@@ -1,7 +1,8 @@
 """Read a saved LoRA adapter for the native engine.
 
-The module reads only plain LoRA on linear layers and trained token rows. For all other adapters it
-raises UnsupportedAdapter with the reason; plain PEFT computes these adapters instead.
+The module reads only plain LoRA on linear layers and trained token rows. For every other adapter,
+UnsupportedAdapter is raised with the reason. Then the engine `transformers` serves the adapter with
+PEFT.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _PLAIN: Mapping[str, object] = {
 """PEFT settings that change the computation, each with its value in plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
-"""A joined query, key and value projection has this many times the rows of one projection."""
+"""The engine joins the query, key and value projections into one projection; padding then makes the
+adapter's matrices up to this many times as large."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ def read_adapter(folder: Path) -> AdapterFile:
 def adapter_bytes(folder: str) -> int:
     """Return an upper bound of an adapter's bytes in memory; 0 if its file cannot be read.
 
-    The engine computes in fp32, and pads the matrices of joined projections."""
+    The size in memory is larger than the size of the file, because the engine stores the matrices
+    in fp32 and pads them."""
     try:
         with safe_open(Path(folder) / "adapter_model.safetensors", framework="pt") as tensors:
             names = list(tensors.keys())

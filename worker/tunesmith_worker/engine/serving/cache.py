@@ -65,8 +65,8 @@ class SlotCache:
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B KV, T, D] of the rows, as views, up to the longest row plus
-        its new token."""
+        """Return keys and values [B KV, T, D] of the rows, as views, cut after the new token of the
+        longest row."""
         longest = max(self.lengths) + 1
         keys, values = self._kv[number, :, : self.rows, :, :longest].unbind()
         return keys.flatten(0, 1), values.flatten(0, 1)
@@ -80,7 +80,8 @@ class SlotCache:
         return both.flatten().to(self._kv.device)
 
     def flat(self, number: int) -> torch.Tensor:
-        """Return one layer as rows [2 S KV T, D], for `write_index`."""
+        """Return one layer as a view [2 S KV T, D]; `write_index` gives indices of its first
+        dimension."""
         return self._kv[number].view(-1, self._shape.head_dim)
 
     def advance(self) -> None:
@@ -106,7 +107,8 @@ class SlotCache:
             self.trim()
 
     def clear(self, slot: int) -> None:
-        """Set a slot with NaN to 0, because attention multiplies unused entries by 0."""
+        """Set all entries of a slot to 0. If a slot contains NaN, it would spread: attention
+        multiplies unused entries by 0, and 0 times NaN is NaN."""
         self._kv[:, :, slot] = 0
 
     def copy_of(self, slot: int, tokens: int) -> torch.Tensor:

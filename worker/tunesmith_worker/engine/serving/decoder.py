@@ -32,7 +32,7 @@ class Part:
 
     ids: Sequence[int]
     start: int
-    """Position of the first token; the tokens before it are in the buffer."""
+    """Position of the first token. The keys and values of the tokens before it are in `buffer`."""
     buffer: PromptBuffer
     rope_key: int
     adapter: str | None
@@ -44,7 +44,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Newest token of a decoding row. The row's slot in the cache is its index in the list."""
+    """Newest token of a decoding row. The index of a `DecodeRow` in the argument of
+    `ServingDecoder.run` is the row's slot in the cache."""
 
     token: int
     rope_key: int
@@ -196,7 +197,7 @@ class _Decode:
 class _PartMasks:
     """Attention masks for the prompt parts of one step.
 
-    Each mask is created once, for its size and window.
+    Layers with the same window share a mask.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -28,8 +28,8 @@ class Grammars:
     def matcher(self, schema: str) -> Matcher:
         """Compile a JSON schema.
 
-        Raises UnusableGrammar. All choices of a request have the same schema. The schema is
-        compiled only once, because compilation takes up to half a second.
+        Raises UnusableGrammar. Compilation takes up to half a second, so the last compiled schema
+        is kept: all choices of a request have the same schema.
         """
         compiled = self._compiled
         if compiled is None or compiled[0] != schema:

@@ -123,7 +123,7 @@ class EngineLoop:
 
 
 def deliver(outputs: Sequence[Output]) -> None:
-    """Deliver outputs, with one call for all streams that have the same function."""
+    """Call each `deliver` function once, with the outputs of all its streams."""
     by_function: dict[int, list[Output]] = {}
     for output in outputs:
         by_function.setdefault(id(output.stream.deliver), []).append(output)

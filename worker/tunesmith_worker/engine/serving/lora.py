@@ -1,10 +1,10 @@
 """Several LoRA adapters on one base model, for batches whose tokens use different adapters.
 
 Like PEFT, each linear layer computes `y = x W' + b + s (x A') B'`, with the A, B and s of the
-token's adapter. No merged weights are built. One tensor per layer contains the matrices of all
-adapters; R is the sum of the adapters' ranks. For a batch with several adapters, one product `(m *
-(x A')) B'` covers all adapters; the mask m [T, R] has s in the columns of the token's adapter, and
-0 in all other columns.
+token's adapter. No merged weights are built. Each layer has one tensor A and one tensor B with the
+matrices of all adapters; R is the sum of the adapters' ranks. If the tokens of a batch use several
+adapters, the layer adds `(m * (x A')) B'`. The mask m [T, R] is s in the columns of a token's own
+adapter, and 0 in all other columns.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""Limit for multiplying by all adapters at once: the sum of all ranks divided by the sum of the
-ranks that the batch uses."""
+"""Maximum ratio of the ranks of all adapters to the ranks of the adapters in a batch. Above this
+ratio, the layer multiplies by each used adapter separately."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,18 @@ class _Group:
 
 
 class AdaptedLinear(Linear):
-    """Linear layer of the base model, with the LoRA matrices of a bank's adapters."""
+    """Linear layer of the base model, with the LoRA matrices of all adapters in an
+    `AdapterBank`."""
 
     def __init__(self, base: Linear, bank: AdapterBank, paths: Sequence[str], outs: Sequence[int]):
-        """`paths` and `outs`: path and output size of each projection with this input."""
+        """`paths` and `outs`: path and output size of each projection that `base` joins."""
         self._base, self._bank, self.paths, self.outs = base, bank, tuple(paths), tuple(outs)
         self.a: torch.Tensor | None = None
-        """[R parts, in]: per adapter, the A matrices of all projections."""
+        """[R parts, in]: for each adapter, the A matrix of each of the layer's projections
+        (parts)."""
         self.b: torch.Tensor | None = None
-        """[R parts, out]: the transposed B matrices; 0 outside a projection's own columns."""
+        """[R parts, out]: the transposed B matrices in the same order. The columns of other
+        projections are 0."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(x, self._base(x))
@@ -199,7 +202,8 @@ class AdapterBank:
         return torch.tensor(tokens, device=self._device)
 
     def widened(self, parts: int) -> torch.Tensor:
-        """Return the mask of the current step for layers with several projections."""
+        """Return the mask of the current step [T, R parts], for layers that join several
+        projections."""
         if parts not in self._widened:
             assert isinstance(self.step, torch.Tensor)
             pieces = []

@@ -54,8 +54,8 @@ class PrefixStore:
     def make_room(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], size: int
     ) -> None:
-        """Drop the sequences that are a prefix of `tokens`. Then drop the oldest sequences until a
-        sequence of `size` bytes fits."""
+        """Drop sequences until a new sequence of `size` bytes fits: first all prefixes of `tokens`,
+        then the least recently used sequences."""
         new = np.array(tokens, dtype=np.int64)
         for key, old in list(self._kept.items()):
             same = old.space == space and old.rope_key == rope_key
@@ -76,8 +76,8 @@ class PrefixStore:
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int]
     ) -> tuple[KeptPrefix, int] | None:
         """Return the sequence with the longest common prefix, and the prefix's length; None if the
-        prefix is shorter than MIN_TOKENS. The last of `tokens` is never part of the prefix, because
-        its logits are needed."""
+        prefix is shorter than MIN_TOKENS. The last of `tokens` is never reused, because its logits
+        must be computed."""
         wanted = np.array(tokens[:-1], dtype=np.int64)
         best, length = None, MIN_TOKENS - 1
         for one in self._kept.values():

@@ -24,7 +24,8 @@ class PromptScores:
         """Add the scores of the tokens that the positions `start` to `start + count - 1` predict.
 
         `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
-        come in order. Known positions and positions of generated tokens are skipped.
+        come in order. Positions are skipped if their score is already known, or if they predict a
+        generated token.
         """
         first = len(self.found) - start
         last = min(count, len(self._prompt) - 1 - start)

@@ -56,7 +56,7 @@ class UnsupportedAdapter(ServingError):
 
 
 PrefixSpace = tuple[str | None, str]
-"""Adapter and cache salt: requests with the same value may share keys and values."""
+"""Pair of adapter and cache salt; only requests with equal pairs may share keys and values."""
 
 
 class Finish(StrEnum):
@@ -129,13 +129,12 @@ class Stream:
 
     request: Generation
     deliver: Deliver
-    """Called on the engine's thread with the outputs of a step, once for all streams that have the
-    same function."""
+    """Function that receives the stream's outputs. In each step, the engine's thread calls each
+    function once, with the outputs of all streams that have this function."""
     tag: object = None
     """Any value that the caller sets; the engine does not read the value."""
     cached_tokens: int = 0
-    """Number of prompt tokens that an earlier request computed, so that they are not computed
-    again."""
+    """Number of prompt tokens whose keys and values are reused from another request."""
 
     @property
     def prefix_space(self) -> PrefixSpace:

@@ -1,8 +1,9 @@
 """Continuous batching: in each step, rows join and leave the batch.
 
-A step computes one token of every decoding row. Then the step computes prompt tokens for about the
-same time, so that a long prompt delays other requests only a little. If older rows need the memory
-of a newer row, the newer row returns to the queue and is computed again."""
+A step computes one token of every decoding row. In the same step, some prompt tokens are computed,
+for at most about the same time again. This way, a long prompt delays other requests only a little.
+If older rows need the memory of a newer row, the newer row returns to the queue and is computed
+again."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
 _ROOM = 256
-"""Number of further tokens that each running row may still cache after the budget is reduced."""
+"""When the memory budget is reduced, every running row keeps space for this number of further
+tokens."""
 KEPT_SHARE = 0.5
-"""Share of the memory budget that finished requests may take."""
+"""Share of the memory budget for the kept keys and values of finished requests."""
 
 
 class Scheduler:
@@ -173,7 +175,8 @@ class Scheduler:
                 self._waiting.appendleft(row)
 
     def _remove_done(self, *, keep: bool) -> None:
-        """Remove completed rows. With `keep`, their keys and values stay for later requests."""
+        """Remove completed rows. If `keep` is True, keep their keys and values for later
+        requests."""
         for slot in range(len(self._decoding) - 1, -1, -1):
             row = self._decoding[slot]
             if row.done:
@@ -230,7 +233,8 @@ class Scheduler:
                 return
 
     def _needed(self, rows: int, tokens: int) -> int:
-        """Bytes of the slots with `rows` rows of up to `tokens` tokens and of all buffers."""
+        """Bytes of all prompt buffers, plus the bytes of slots for `rows` rows of up to `tokens`
+        tokens."""
         return self._cache.bytes_for(rows, tokens) + self._buffer_bytes()
 
     def _longest(self) -> int:

@@ -1,7 +1,8 @@
 """Serving engine for all other model families: transformers' own generation, one request at a time.
 
 transformers runs the model and its cache. A logits processor samples each token with the same code
-as the native engine and delivers the token, so that requests have the same parameters and answers.
+as the native engine, so that requests have the same parameters and answers in both engines. The
+processor also delivers the token.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 Untyped = Any  # Any: transformers and peft are not typed
 
 _LONGEST_PAUSE = 1.0
-"""Maximum pause in seconds. The pause needs a limit because time without requests may count as the
-time of a token."""
+"""Maximum pause in seconds. The pause is a share of the time since the last token. Without a limit,
+the first token after a time without requests would cause a very long pause."""
 
 
 class StockServing:
@@ -49,7 +50,7 @@ class StockServing:
         # generate() would take missing settings, such as the end-of-sequence token, from here.
         base.model.generation_config = transformers.GenerationConfig(pad_token_id=0)
         self._adapters: dict[str, str] = {}
-        """Names of the adapters in PEFT, keyed by adapter name."""
+        """Name under which PEFT knows an adapter, keyed by the name that requests use."""
         self._loads = 0
         self._grammars = Grammars(base.tokenizer, base.vocabulary, base.eos_ids)
         self._figures = Figures()
@@ -60,8 +61,8 @@ class StockServing:
         """Lock that is held while a request is computed or an adapter is loaded or removed."""
         self._closing = False
         self._rest, self._resumed = 0.0, time.perf_counter()
-        """Length of the pause after each token, relative to the token's time; and the time when the
-        last pause ended."""
+        """Length of the pause after a token, divided by the time that the token took; and the clock
+        time when the last pause ended."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
         """Error for requests that are unfinished when the thread ends."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)

@@ -51,7 +51,7 @@ class Matrices:
 
     @property
     def distinct(self) -> list[Matrix]:
-        """Matrices with separate weights; only the embedding if the head is tied to it."""
+        """The embedding, and the head if its weight is not the embedding's weight."""
         return [self.embedding] if self.head is None or self.tied else [self.embedding, self.head]
 
     @property

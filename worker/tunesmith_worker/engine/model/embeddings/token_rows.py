@@ -1,7 +1,7 @@
 """Train single rows: new tokens, and tokens in the data that the base model never learned.
 
-A LoRA run uses PEFT's `trainable_token_indices`: each matrix trains and saves only k rows of H
-parameters. Stock PEFT can load the trained rows. With full tuning, all rows train.
+A LoRA run uses PEFT's `trainable_token_indices`: PEFT trains and saves only the chosen rows of the
+embedding and the head. Stock PEFT can load the trained rows. With full tuning, all rows train.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def train_token_rows(
 
 
 def _frozen_matrices(matrices: Matrices) -> list[Matrix]:
-    """Return the matrices whose rows cannot train.
+    """Return the matrices of which PEFT cannot train single rows.
 
     If single rows of a head train, PEFT drops the head's bias, which would change the model."""
     if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:

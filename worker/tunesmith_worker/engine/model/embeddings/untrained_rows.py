@@ -1,8 +1,8 @@
 """Find the rows of an embedding or a head that were never trained.
 
 If a token never occurred in training, the token's row keeps its initial value or changes in the
-same way as all other unused rows. In a head, all unseen tokens have the same gradient. In an
-embedding, weight decay shrinks unused rows towards 0.
+same way as all other unused rows. In a head, the rows of all tokens that never occur have the same
+gradient. In an embedding, weight decay shrinks unused rows towards 0.
 
 A row counts as never trained if it is not finite, is constant, or is very near to 0, to the mean
 row or to another row. "Very near" means a distance of at most `NEAR` times the median distance
@@ -10,8 +10,8 @@ between a row and the mean row. Untrained rows with independent random values lo
 rows, so this method does not find them.
 
 In stories260K, a model trained on children's stories, 169 byte tokens never occur. The rows of
-these byte tokens are within 4e-4 median distances of each other; any other row is at least 1.3e-2
-median distances away (docs/contributing/log).
+these byte tokens differ from each other by at most 4e-4 times the median distance. Every other row
+differs from them by at least 1.3e-2 times the median distance (docs/contributing/log).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Untrained:
 
 
 def find_untrained(weight: torch.Tensor) -> Untrained:
-    """Find the untrained rows of a weight [V, H]. If fewer than two rows are usable, no row is
-    reported."""
+    """Find the untrained rows of a weight [V, H]. If fewer than two rows are finite and not
+    constant, no row counts as untrained."""
     weight = weight.detach()
     usable = torch.cat([_usable(part) for part in weight.split(_BLOCK)])
     places = usable.nonzero()[:, 0]
@@ -81,12 +81,12 @@ def _directions(weight: torch.Tensor) -> torch.Tensor:
 def _near_another(
     weight: torch.Tensor, places: torch.Tensor, at: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Return the positions in `places` of rows whose distance to another row is at most `limit`.
+    """Return the rows that have another row within the distance `limit`, as indices of `places`.
 
-    `at` [n, directions]: the rows' random projections, which divide the rows into cells
-    (locality-sensitive hashing, Datar et al. 2004, https://doi.org/10.1145/997817.997857).
-    Distances are computed only between rows in the same cell. A second, shifted grid finds pairs of
-    rows across a cell's border.
+    `at` [n, directions]: random projections of the rows. Rows with similar projections are in the
+    same cell (locality-sensitive hashing, Datar et al. 2004,
+    https://doi.org/10.1145/997817.997857). Distances are computed only between rows in the same
+    cell. A second, shifted grid finds pairs of rows across a cell's border.
     """
     at = at / at.std(0) * 2  # a cell is half a standard deviation wide
     positions = [

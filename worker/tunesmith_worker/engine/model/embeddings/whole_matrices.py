@@ -40,7 +40,8 @@ class WholeMatrices:
 
     @property
     def modules_to_save(self) -> list[str]:
-        """Names of the matrices' modules for PEFT. PEFT adds a tied head itself."""
+        """Value of PEFT's setting `modules_to_save`. A tied head is not listed, because PEFT adds
+        it."""
         return [matrix.name for matrix in self.matrices]
 
     def price(self, adapter_itemsize: int) -> str:
@@ -102,7 +103,7 @@ def whole_matrices(
 def keep_in_fp32(model: Untyped) -> None:
     """Train the weights of PEFT's `modules_to_save` in fp32, but compute in the base model's dtype.
 
-    After loading the adapter, stock PEFT computes in the base model's dtype too."""
+    Stock PEFT also computes in the base model's dtype when it loads the saved adapter."""
     matrices = Matrices.of(model.get_base_model())
     for matrix in matrices.named:
         copies = getattr(matrix.module, "modules_to_save", None)

@@ -1,7 +1,7 @@
 """vLLM in the trainer's process.
 
 vLLM keeps its own copy of the weights, because it joins and packs matrices for its kernels. Before
-a rollout, the merged weights of all trained layers are loaded into this copy in memory. Between
+a rollout, the trained weights (with the adapter merged) replace the weights in vLLM's copy. Between
 rollouts, vLLM sleeps: on a GPU, it frees weights, keys and values. On a CPU, vLLM has no sleep
 mode, but the memory pages of keys and values are returned to the operating system.
 """
@@ -40,8 +40,7 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 SPARE_TOKENS = 64
-"""Number of tokens that a row may have beyond the longest planned row, for the rows of the
-self-check."""
+"""Number of tokens by which a row of the self-check may be longer than the longest planned row."""
 _MADV_DONTNEED = 4
 
 
@@ -53,7 +52,8 @@ class ColocatedVLLM:
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._complete = False
-        """True if vLLM has all weights; then only trained weights are loaded again."""
+        """True if vLLM still has the untrained weights, so that `load` needs to load only trained
+        weights."""
         with _undisturbed(), tempfile.TemporaryDirectory(prefix="tunesmith-vllm-") as folder:
             _write_config(model, folder)
             self._llm = _start(model, plan, folder, sleep=self._on_gpu)

@@ -33,8 +33,9 @@ Untyped = Any  # Any: transformers is not typed
 class VLLMEngine:
     """`ModelEngine` for the model families in serves.py, with or without PEFT's LoRA.
 
-    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. In this process, vLLM
-    starts at the first call, and keeps the dtype that the model has at that time."""
+    vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. vLLM starts at the first
+    call of `generate` or `start`. If vLLM runs in this process, it keeps the dtype that the model
+    has at that time."""
 
     name: EngineName = "vllm"
     samples_from_uniforms = True
@@ -68,7 +69,7 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """None, because models with RoPE that depends on the length are not supported."""
+        """None: models whose RoPE frequencies depend on the sequence length are not supported."""
         return None
 
     def generate(
@@ -117,7 +118,8 @@ class VLLMEngine:
             self._vllm = None
 
     def _started(self, seconds: float = START_SECONDS) -> ColocatedVLLM | ServedVLLM:
-        """`seconds`: time in which a server must answer."""
+        """Return vLLM; start it or connect to its server if necessary. `seconds`: time limit for
+        the server's first answer."""
         if self._vllm is None:
             address = server_address()
             with _engine_errors():

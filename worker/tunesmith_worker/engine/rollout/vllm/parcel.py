@@ -15,7 +15,8 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """A weight to load: a tensor, or the base model's weight with or without an adapter."""
+    """A weight that the server must load: the tensor `full`, or else the base model's weight, to
+    which the adapter `a`, `b` is added if there is one."""
 
     name: str
     full: torch.Tensor | None = None

@@ -1,8 +1,9 @@
 """Receive weights from a trainer in another process, and merge adapters into the base model.
 
-vLLM makes `WeightReceiver` a base of its worker class (`--worker-extension-cls`) and calls the
-methods by name (`/collective_rpc`). In each rollout, the server reads the base model's files again;
-the operating system caches these files in memory. Only processes with vLLM import this module.
+With the option `--worker-extension-cls`, vLLM adds the methods of `WeightReceiver` to its worker
+class. The trainer calls these methods by name over HTTP (`/collective_rpc`). For each rollout, the
+server reads the base model's files again. This is fast, because the operating system caches these
+files in memory. Only processes with vLLM import this module.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class WeightReceiver:
         return {"weights": len(parcel)}
 
     def tunesmith_missing_options(self) -> dict[str, str]:
-        """Return the options with which the server should have been started, by name."""
+        """Return the required options that the server was started without, as keys of a dict."""
         model, scheduler = (
             self.model_runner.vllm_config.model_config,
             self.model_runner.vllm_config.scheduler_config,

@@ -1,8 +1,9 @@
-"""Sampling inside vLLM, by the same code as in the native engine. vLLM calls `RequestSampler` with
-the logits of each step. `RequestSampler` samples a token for each of our requests and removes all
-other tokens, so that vLLM's greedy choice returns the sampled token. vLLM returns one log-prob per
-token, but with filters the trainer needs two. Therefore the remaining logits contain both log-probs
-(LOGPROBS_MODE). Only processes with vLLM import this module.
+"""Sampling inside vLLM, by the same code as in the native engine.
+
+vLLM calls `RequestSampler` with the logits of each step. `RequestSampler` samples a token for each
+request of our trainer and sets all other logits to minus infinity, so that vLLM's greedy decoding
+chooses the sampled token. The trainer also needs two log-probs of the sampled token, which
+`RequestSampler` writes into the logits (see wire.py). Only processes with vLLM import this module.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class _Row:
 
 
 class RequestSampler(LogitsProcessor):  # type: ignore[misc]  # vLLM is not typed here
-    """vLLM's logits processor. Requests without our arguments are left unchanged."""
+    """vLLM's logits processor. Requests of other programs are left unchanged; they lack
+    `extra_args` from our trainer."""
 
     def __init__(self, vllm_config: Untyped, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
@@ -108,6 +110,6 @@ def _sample_rows(
 
 
 def _signal(logits: torch.Tensor, places: torch.Tensor | int, value: float) -> None:
-    """Leave only token 0, with the logit `value`."""
+    """Set the logit of token 0 to `value` and all other logits to minus infinity."""
     logits[places] = -torch.inf
     logits[places, 0] = value

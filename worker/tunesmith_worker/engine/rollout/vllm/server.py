@@ -1,8 +1,9 @@
 """Client of vLLM's own server, which runs in another process or on another host.
 
 The operator starts the server with the base model (docs/how-to/vllm.md). Before a rollout, the
-trainer sends the adapter's matrices, or the weights themselves if all weights are trained; the
-server merges them with the same code as the trainer. Requests use vLLM's endpoint for token ids.
+trainer sends the adapter's matrices, and the server merges the adapter with the same code as the
+trainer. With full tuning, the trainer sends all trained weights. Requests use vLLM's endpoint for
+token ids.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
 _HINT = "was it started with all options in docs/how-to/vllm.md?"
 _CHECKED = 3
-"""Number of weights that are compared with the server's weights."""
+"""Number of base-model weights whose checksums are compared with the server's."""
 
 
 class ServedVLLM:
@@ -58,8 +59,8 @@ class ServedVLLM:
         self._weights_id = ""
         """Id of the weights of the last load."""
         self._complete = False
-        """True after the first load, which also replaces weights that an earlier job has
-        trained."""
+        """False until the first `load`, in which the server also reloads untrained weights, because
+        an earlier job may have replaced them."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._settings: dict[str, Untyped] = {
             "base_url": self._url,

@@ -8,8 +8,8 @@ Untyped = Any  # Any: vLLM is not typed here
 
 
 def refresh_tied_head(model: Untyped) -> None:
-    """Pack the head again on a CPU. If the head shares the embedding's weight, vLLM packs it only
-    at its start."""
+    """On a CPU, pack the head's weight again. When weights are loaded again, vLLM does not pack a
+    head that shares the embedding's weight."""
     head = getattr(model, "lm_head", None)
     if head is not None and hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)

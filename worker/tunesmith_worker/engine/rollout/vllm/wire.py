@@ -1,8 +1,9 @@
 """Requests and completions in the form that vLLM reads and returns.
 
-A sampled token's logit is `1 - policy log-prob`, at least 1. With filters or penalties, the next
-token id carries the sampling log-prob, at most 0. All other logits are minus infinity, so vLLM's
-greedy choice is the sampled token. vLLM returns these logits as "log-probs" (LOGPROBS_MODE).
+`RequestSampler` changes the logits: the logit of the sampled token t becomes `1 - policy log-prob`,
+which is at least 1. With filters or penalties, the logit of token t + 1 becomes t's sampling
+log-prob, which is at most 0. All other logits become minus infinity, so vLLM's greedy decoding
+chooses t. With LOGPROBS_MODE, vLLM returns the changed logits in place of log-probs.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ Untyped = Any  # Any: vLLM is not typed here
 KEY = "tunesmith_seed"
 WEIGHTS_KEY = "tunesmith_weights"
 LOGPROBS_MODE = "processed_logits"
-"""Setting with which vLLM returns logits instead of log-probs."""
+"""Value of vLLM's option `--logprobs-mode`: vLLM returns logits instead of log-probs."""
 NOT_FINITE = 0.5
-"""Logit that replaces NaN or infinity in the model's logits."""
+"""Logit of token 0 if the model's logits contain NaN or infinity."""
 OTHER_WEIGHTS = 0.25
-"""Logit that signals that the server no longer has the request's weights."""
+"""Logit of token 0 if the server does not have the weights that the request needs."""
 
 
 def extra_args(request: Request, weights: str) -> dict[str, float | int | str]:
