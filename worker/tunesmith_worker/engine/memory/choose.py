@@ -134,11 +134,11 @@ class Planner:
     def after_out_of_memory(self, failed: Policy) -> Policy | None:
         """Return the next policy to try, or None if no policy is left.
 
-        Each call reduces the memory by one change. As long as some layers keep their activations,
-        the number of these layers is halved. If no layer keeps its activations, the inputs of the
-        layers are offloaded to host memory. If the inputs are offloaded or cannot be offloaded, the
-        micro-batch is split into more parts. If the user has set recipe.gradient_checkpointing,
-        each new policy only splits the micro-batch further.
+        Each call makes one change to the failed policy, to save memory. As long as some layers keep
+        their activations, the number of these layers is halved. If no layer keeps its activations,
+        the inputs of the layers are offloaded to host memory. If the inputs are offloaded or cannot
+        be offloaded, the micro-batch is split into more parts. If the user has set
+        recipe.gradient_checkpointing, each new policy only splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
             if failed.keep > 0:

@@ -116,7 +116,7 @@ def _is_linear(module: torch.nn.Module) -> bool:
 def _read_directly(model: Untyped) -> list[str]:
     """Return the paths of layers whose weights the model reads without calling the layer.
 
-    An adapter on one of these layers would have no effect."""
+    If the model does not call a layer, an adapter on this layer has no effect."""
     return [
         f"{path}.{name}"
         for path, module in model.named_modules()

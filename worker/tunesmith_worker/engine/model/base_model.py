@@ -35,8 +35,8 @@ class Base:
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
     unused: tuple[str, ...] = ()
-    """Paths of modules (LoRA) or parameters (full tuning) that the loss on text does not use. LoRA
-    does not adapt these modules. Full tuning does not train these parameters."""
+    """Paths of modules or parameters that the loss on text does not use: modules that LoRA does not
+    adapt, or parameters that full tuning does not train."""
 
     @property
     def architecture(self) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 Untyped = Any  # Any: transformers is not typed
 
 CAPPED_ATTENTION = frozenset({"Gemma2Attention", "VaultGemmaAttention"})
-"""Attention classes whose scores have a soft cap. Other classes read the setting, but do not apply
-it."""
+"""Attention classes whose scores have a soft cap. Some other classes read a soft cap from the
+configuration, but do not apply it."""
 
 
 def ignores_softcap(model: Untyped) -> bool:
@@ -24,6 +24,6 @@ def ignores_softcap(model: Untyped) -> bool:
 
 
 def keep_softcap(model: Untyped) -> None:
-    """Use eager attention, which has the soft cap, if the model's attention ignores the cap."""
+    """If the model's attention ignores the soft cap, use eager attention, which applies it."""
     if ignores_softcap(model):
         model.set_attn_implementation("eager")

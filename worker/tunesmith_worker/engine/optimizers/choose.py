@@ -52,10 +52,11 @@ def describe_precision(precision: Precision) -> str:
 
 
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
-    """Within this block, give the model the weights that must be saved.
+    """Within this block, the model has the weights that must be saved.
 
-    If the optimiser keeps fp32 copies of the weights (masters), each weight is its master rounded
-    to bf16 like in torch. Otherwise, the weights do not change."""
+    If the optimiser keeps fp32 copies of the weights (masters), the model's weights are the
+    masters, rounded to bf16 like in torch. If the optimiser keeps no masters, the block changes
+    nothing."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

@@ -18,9 +18,8 @@ Untyped = Any  # Any: accelerate is not typed
 def make_state(optimizer: Untyped) -> None:
     """Allocate the state of all trained parameters that have none.
 
-    If an allocation fails, the newly allocated states are removed and the error propagates. Only
-    our optimisers and torch's AdamW are supported; other optimisers allocate their state in the
-    first step."""
+    If an allocation fails, the newly allocated states are removed and the error propagates. For
+    optimisers other than ours and torch's AdamW, the function does nothing."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     created = []
     try:

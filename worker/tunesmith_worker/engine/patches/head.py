@@ -179,8 +179,8 @@ class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
     If the loss is a sum, all elements of the upstream gradient are equal: torch passes one number,
-    expanded to `shape`. Backward then returns one expanded number too. The kernels see from its
-    strides, without reading the device, that all tokens have the same weight.
+    expanded to `shape`. In this case, backward also returns one expanded number, so that the
+    kernels see from the strides, without reading the device, that all tokens have the same weight.
     """
 
     @staticmethod

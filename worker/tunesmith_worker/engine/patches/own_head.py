@@ -1,9 +1,9 @@
 """Loss from the model's own logits, for models whose logits TRL's fused head does not compute.
 
-TRL's fused head multiplies the backbone's last hidden state by the head's weight. Some models
-compute their logits in another way: BERT transforms the hidden state first, and Llama 4 has no
-separate backbone. RecurrentGemma and xLSTM cap the logits, and TRL does not read the names of their
-cap settings. For these models, TRL's fused head would compute a wrong loss.
+TRL's fused head multiplies the backbone's last hidden state by the head's weight. For models that
+compute their logits in another way, TRL's fused head would compute a wrong loss. BERT transforms
+the hidden state first, and Llama 4 has no separate backbone. RecurrentGemma and xLSTM cap the
+logits, and TRL does not read the names of their cap settings.
 
 `check_head` compares the log-probs of TRL's fused head with the log-probs of the model's own logits
 on a few tokens. `check_head` also checks that the model is causal.

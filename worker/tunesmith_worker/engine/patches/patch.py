@@ -83,8 +83,8 @@ def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
 def _free_unfused_weights(causal: Untyped) -> None:
     """Free the memory that fused weights occupied before they were fused.
 
-    In an 8B model, this memory is 9 GiB. torch's allocator would keep it for tensors of the same
-    size, but training has few tensors of that size."""
+    In an 8B model, the fused weights have 9 GiB. torch's allocator would keep this memory for
+    tensors of the same size, but training has few tensors of that size."""
     if causal.device.type == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,6 +1,6 @@
 """Describe a transformers causal language model for the decoder.
 
-The decoder supports the same model families as the training patches, and the same checks apply. An
+The decoder supports the same model families as the training patches and makes the same checks. An
 `Architecture` refers to the model's modules, so no weights are copied.
 """
 

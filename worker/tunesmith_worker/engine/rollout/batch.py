@@ -155,8 +155,8 @@ class Batch:
     def _start_rows(self, rows: Sequence[Row]) -> None:
         """Prefill new prompts and sample the first token of each row.
 
-        With the first token, a row may become so long that its RoPE frequencies change. Such a row
-        is prefilled again, and its second token is sampled too.
+        If the first token makes a row so long that its RoPE frequencies change, the row is
+        prefilled again and its second token is sampled too.
         """
         new: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:

@@ -144,7 +144,7 @@ class Decoder:
         }
 
     def release(self) -> None:
-        """Free the state that is kept between steps."""
+        """Free what a subclass keeps between steps."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the layer has norms for them."""

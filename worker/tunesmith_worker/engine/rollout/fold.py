@@ -41,7 +41,8 @@ class FoldFigures:
     weights: int
     """Number of elements in the folded weights."""
     saved: int
-    """Number of saved elements, which subtraction does not restore."""
+    """Number of elements whose bits were saved, because subtraction does not restore these
+    elements."""
     saved_bytes: int
 
 

@@ -5,9 +5,9 @@ is 1.2 to 1.9 times as fast as torch.nn.functional.linear. torch can convert a w
 layout ("pack" the weight) only with a private API. In a torch version without this API, the decoder
 uses plain linear layers.
 
-With memory pages of 4 KiB, address translation takes a fifth of the matrix products' time, because
-a decode step reads every weight once (docs/contributing/log). To avoid this, packed weights are
-moved into huge pages.
+Packed weights are moved into huge pages. With normal pages of 4 KiB, address translation takes a
+fifth of the matrix products' time, because a decode step reads every weight once
+(docs/contributing/log).
 """
 
 from __future__ import annotations

@@ -171,8 +171,8 @@ class ModelEngine(RolloutEngine, Protocol):
 
     @property
     def follows_dtype(self) -> bool:
-        """True if the engine computes in the model's current dtype and layers. False if it keeps
-        the dtype and layers with which it was made."""
+        """True if `generate` uses the model's current dtype and layers; False if the engine keeps
+        the dtype and layers that the model had at the engine's start."""
 
     def start(self) -> None:
         """Start what `generate` needs and does not have yet, for example vLLM. Raises EngineLost

@@ -66,7 +66,7 @@ class RopeTables:
 
     def table(self, layer_type: str | None, rope_key: int, length: int) -> RopeTable:
         """Return a table with at least `length` positions. If `rope_key` is valid for fewer
-        positions, the table has only these."""
+        positions, the table has only the valid positions."""
         key = (layer_type if layer_type in self._kinds else None, rope_key)
         length = min(length, self._max_positions(*key))
         table = self._tables.get(key)

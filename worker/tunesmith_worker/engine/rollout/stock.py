@@ -173,8 +173,9 @@ class StockEngine:
         )
 
     def _shared_cache(self, model: Untyped, ids: torch.Tensor) -> Untyped:
-        """Return a cache of rows [B, T] without their last token. Equal rows are computed once.
-        Return None if all rows differ, or if the model has another kind of cache."""
+        """Return the key/value cache of rows [B, T], for all tokens except the last of each row.
+        Equal rows are computed once. Return None if all rows differ, or if the model's cache has
+        more than keys and values."""
         if ids.shape[1] == 1 or self._own_cache or model.base_model is model:
             return None
         prefixes, places = ids[:, :-1].unique(dim=0, return_inverse=True)

@@ -107,8 +107,8 @@ class SlotCache:
             self.trim()
 
     def clear(self, slot: int) -> None:
-        """Set all entries of a slot to 0. If a slot contains NaN, it would spread: attention
-        multiplies unused entries by 0, and 0 times NaN is NaN."""
+        """Set all entries of a slot to 0. A NaN in a free slot would damage later rows, because
+        attention multiplies unused entries by 0, and 0 times NaN is NaN."""
         self._kv[:, :, slot] = 0
 
     def copy_of(self, slot: int, tokens: int) -> torch.Tensor:

@@ -51,8 +51,8 @@ class AdaptedLinear(Linear):
         """[R parts, in]: for each adapter, the A matrix of each of the layer's projections
         (parts)."""
         self.b: torch.Tensor | None = None
-        """[R parts, out]: the transposed B matrices in the same order. The columns of other
-        projections are 0."""
+        """[R parts, out]: the transposed B matrices in the same order. In the rows of one
+        projection, the columns of all other projections are 0."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(x, self._base(x))

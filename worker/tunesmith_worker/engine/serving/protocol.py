@@ -1,7 +1,7 @@
 """Requests, outputs and errors of a serving engine.
 
-An engine generates completions for many callers at the same time. It handles token ids and text,
-but neither HTTP nor jobs.
+An engine generates completions for many callers at the same time. A serving engine handles token
+ids and text, but neither HTTP nor jobs.
 """
 
 from __future__ import annotations

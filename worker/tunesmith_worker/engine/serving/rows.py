@@ -22,8 +22,9 @@ _NOT_FINITE = "the model's logits are not finite: its weights are damaged or its
 
 @dataclass(eq=False)
 class Row:
-    """One request. Its tokens are the prompt and the completion so far. The keys and values of the
-    first `cached` tokens are in a buffer while the prompt is computed, and later in a slot."""
+    """One request. The tokens of a row are the prompt and the completion so far. The keys and
+    values of the first `cached` tokens are in a buffer while the prompt is computed, and later in a
+    slot."""
 
     stream: Stream
     text: TextStream

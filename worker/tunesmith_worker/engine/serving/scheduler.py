@@ -1,9 +1,9 @@
 """Continuous batching: in each step, rows join and leave the batch.
 
-A step computes one token of every decoding row. In the same step, some prompt tokens are computed,
-for at most about the same time again. This way, a long prompt delays other requests only a little.
-If older rows need the memory of a newer row, the newer row returns to the queue and is computed
-again."""
+A step computes one token of every decoding row. The step also computes prompt tokens, but only so
+many that the step takes at most about twice as long. So a long prompt delays other requests only a
+little. If older rows need the memory of a newer row, the newer row returns to the queue and is
+computed again."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Scheduler:
     def _publish(self) -> None:
         """Compute the numbers that `figures` returns.
 
-        Only the engine's thread may call this method, because a step changes its inputs.
+        Only the engine's thread may call this method, because the method reads rows that a step
+        changes.
         """
         rows = [*self._prompts, *self._decoding]
         self._figures = replace(
@@ -175,7 +176,7 @@ class Scheduler:
                 self._waiting.appendleft(row)
 
     def _remove_done(self, *, keep: bool) -> None:
-        """Remove completed rows. If `keep` is True, keep their keys and values for later
+        """Remove completed rows. With `keep`, store the keys and values of completed rows for later
         requests."""
         for slot in range(len(self._decoding) - 1, -1, -1):
             row = self._decoding[slot]

@@ -2,7 +2,7 @@
 
 transformers runs the model and its cache. A logits processor samples each token with the same code
 as the native engine, so that requests have the same parameters and answers in both engines. The
-processor also delivers the token.
+logits processor also delivers each token to the caller.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def set_learning_rate(
 ) -> None:
     """Move `parameters` to new parameter groups with the learning rate `rate`.
 
-    The new parameter groups keep all other options. The move must happen before a scheduler is
+    The new parameter groups keep all other options. Call this function before a scheduler is
     created."""
     moving = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):

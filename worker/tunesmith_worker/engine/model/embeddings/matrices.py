@@ -51,7 +51,7 @@ class Matrices:
 
     @property
     def distinct(self) -> list[Matrix]:
-        """The embedding, and the head if its weight is not the embedding's weight."""
+        """The embedding and, if it has a weight of its own, the head."""
         return [self.embedding] if self.head is None or self.tied else [self.embedding, self.head]
 
     @property

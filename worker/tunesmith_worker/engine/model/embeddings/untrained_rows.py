@@ -11,7 +11,8 @@ rows, so this method does not find them.
 
 In stories260K, a model trained on children's stories, 169 byte tokens never occur. The rows of
 these byte tokens differ from each other by at most 4e-4 times the median distance. Every other row
-differs from them by at least 1.3e-2 times the median distance (docs/contributing/log).
+differs from the rows of these byte tokens by at least 1.3e-2 times the median distance
+(docs/contributing/log).
 """
 
 from __future__ import annotations

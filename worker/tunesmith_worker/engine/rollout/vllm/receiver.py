@@ -2,8 +2,8 @@
 
 With the option `--worker-extension-cls`, vLLM adds the methods of `WeightReceiver` to its worker
 class. The trainer calls these methods by name over HTTP (`/collective_rpc`). For each rollout, the
-server reads the base model's files again. This is fast, because the operating system caches these
-files in memory. Only processes with vLLM import this module.
+server reads the base model's files again, which is fast because the operating system caches files
+in memory. Only processes with vLLM import this module.
 """
 
 from __future__ import annotations
