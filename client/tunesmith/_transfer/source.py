@@ -36,8 +36,8 @@ class _OneShot:
 class Slice:
     """Part of a stream (`size` bytes from `start`) as a stream for httpx.
 
-    After each read, `report` receives the position in the whole stream. In a retry, the reported
-    position is lower again.
+After each read, `report` receives the position in the whole stream. If httpx sends the part
+    again, the positions start again at `start`.
     """
 
     def __init__(

@@ -16,15 +16,15 @@ from pathlib import Path
 from tunesmith._http.settings import cache_folder
 
 _EDGE_BYTES = 64 * 1024
-"""Number of bytes at the start and at the end of the file that a fingerprint covers."""
+"""A fingerprint covers this many bytes at the start of the file, and as many at its end."""
 
 
 class UploadRecord:
-    """Record of one upload of the current version of a file to a server."""
+"""Record of one upload. If the file changes, the record is no longer found."""
 
     def __init__(self, file: Path, *context: str | int) -> None:
-        """Set the path of the record. `context` has other values that must match, such as server,
-        purpose and part size."""
+"""Set the path of the record. An upload with a different `context` (server, purpose, part
+        size) has a different record."""
         self._path = cache_folder() / "uploads" / f"{_fingerprint(file, context)}.json"
 
     def load(self) -> str | None:
@@ -51,9 +51,9 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-    """Return a hash of the file's path, size, modification time, first bytes and last bytes. The
-    upload itself
-    compares every part with the server's copy."""
+"""Return a hash of `context` and the file's path, size, modification time, first bytes and
+    last bytes. The bytes between them are not read: the upload compares each part with the
+    server's copy."""
     status = file.stat()
     edges = hashlib.sha256()
     with file.open("rb") as stream:
