@@ -54,7 +54,7 @@ def head(*names: str) -> str:
 
 
 def fields(model: type[BaseModel], without: type[BaseModel] = BaseModel) -> str:
-"""Return the rows of a table: one for each field of `model`, except the fields of `without`."""
+    """Return the rows of a table: one for each field of `model`, except the fields of `without`."""
     schema = model.model_json_schema()
     rows = [
         f"| `{key}` | {values(schema['properties'][key])} | {default(field)} | "
@@ -66,7 +66,7 @@ def fields(model: type[BaseModel], without: type[BaseModel] = BaseModel) -> str:
 
 
 def values(schema: dict[str, Any]) -> str:  # Any: a JSON schema
-"""Describe the allowed values of a field. Upper limits of nine or more digits are left out."""
+    """Describe the allowed values of a field. Very large upper limits are left out."""
     return LARGE.sub("", allowed_values(schema)).replace('"` or `"', '"`, `"')
 
 
@@ -111,7 +111,7 @@ def variable(name: str, field: FieldInfo) -> str:
 
 
 def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
-"""Return the table row of a variable. Values that differ between processes are listed for each
+    """Return the table row of a variable. Values that differ between processes are listed for each
     process."""
 
     def joined(values: list[str], separator: str = "; ") -> str:

@@ -36,7 +36,7 @@ class _OneShot:
 class Slice:
     """Part of a stream (`size` bytes from `start`) as a stream for httpx.
 
-After each read, `report` receives the position in the whole stream. If httpx sends the part
+    After each read, `report` receives the position in the whole stream. If httpx sends the part
     again, the positions start again at `start`.
     """
 

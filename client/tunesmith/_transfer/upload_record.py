@@ -20,10 +20,10 @@ _EDGE_BYTES = 64 * 1024
 
 
 class UploadRecord:
-"""Record of one upload. If the file changes, the record is no longer found."""
+    """Record of one upload. If the file changes, the record is no longer found."""
 
     def __init__(self, file: Path, *context: str | int) -> None:
-"""Set the path of the record. An upload with a different `context` (server, purpose, part
+        """Set the path of the record. An upload with a different `context` (server, purpose, part
         size) has a different record."""
         self._path = cache_folder() / "uploads" / f"{_fingerprint(file, context)}.json"
 
@@ -51,7 +51,7 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-"""Return a hash of `context` and the file's path, size, modification time, first bytes and
+    """Return a hash of `context` and the file's path, size, modification time, first bytes and
     last bytes. The bytes between them are not read: the upload compares each part with the
     server's copy."""
     status = file.stat()
