@@ -37,7 +37,7 @@ def recipe_page() -> str:
         "OpenAI's hyperparameters keep their meaning. If `recipe` sets a different value for the "
         "same setting, the request fails with an error.\n",
         table("hyperparameters", Hyperparameters),
-        "The same fields (a batch counts prompts) and those below are fields of "
+        "The same fields (`batch_size` is then a number of prompts) and those below are fields of "
         "`method.reinforcement.hyperparameters`:\n",
         head("key", "value", "default", "meaning")
         + fields(ReinforcementHyperparameters, without=Hyperparameters),

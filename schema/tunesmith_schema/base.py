@@ -23,7 +23,8 @@ FROM_SERVER = "from_server"
 """Key in pydantic's validation context; a client sets this key to drop unknown keys from a newer
 server."""
 IGNORED = "ignored"
-"""Key in pydantic's validation context; with FROM_SERVER, a list that receives the dropped keys."""
+"""Key in pydantic's validation context. The value is a list to which the models append the keys
+that they drop under FROM_SERVER."""
 
 _ALIASES = {
     "rank": "r",
@@ -37,7 +38,7 @@ _ALIASES = {
     "bf16": "precision",
     "fp16": "precision",
 }
-"""Names of our fields in other programs; used only in hints."""
+"""Names that other programs use, and our names for the same fields; used only in hints."""
 
 
 def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON

@@ -85,8 +85,8 @@ def _named_schema(value: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
 NamedSchema = Annotated[
     dict[str, Any], JsonBound(MAX_SCHEMA_BYTES, finite=True), AfterValidator(_named_schema)
 ]  # Any: JSON
-"""`name` and `schema` of the answers. `description` and `strict` are accepted and have no
-effect."""
+"""JSON Schema of the answers (`schema`) and its `name`. `description` and `strict` are accepted and
+have no effect."""
 
 
 class ResponseFormat(Request):
@@ -95,8 +95,8 @@ class ResponseFormat(Request):
     type: Literal["text", "json_object", "json_schema"]
     """Form of the answers: any text, any JSON object, or JSON that fulfils `json_schema`."""
     json_schema: NamedSchema | None = None
-    """Name and schema of the answers. Answers fulfil the schema, even without `strict`, unless they
-    are cut off."""
+    """JSON Schema of the answers, with a name. Answers fulfil the schema, even without `strict`,
+    unless they are cut off."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:

@@ -30,12 +30,12 @@ class CompletionRequest(Sampling):
     )
     """A text, a list of token ids, or a list of several prompts; each prompt gets `n` answers."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Return the log-probability of each token. At each position, also return this number of most
+    """Return the log-probability of each token and, at each position, this number of the most
     probable tokens."""
     echo: bool | None = None
     """Return the prompt in front of the answer."""
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    """OpenAI's field; only the value of `n` is supported."""
+    """OpenAI's field; it must equal `n`."""
     suffix: Unsupported = None
     """Not supported."""
 

@@ -1,10 +1,11 @@
 """Stored documents of every release: recipes, hyperparameters, methods, spec.json, plan.json,
 manifests of resume points, run reports.
 
-The version of a document is in a column of its row or in its field `document_version`. When a
-document is read, older forms are upgraded step by step, and unknown fields of another release are
-ignored. A wrong value of a known field makes the document unreadable. Requests are validated
-without these rules. spec.json, which users write too, is upgraded and then read as a request.
+The version of a document is in a column of its database row or in its field `document_version`.
+When a document is read, older forms are upgraded step by step, and unknown fields of another
+release are ignored. A wrong value of a known field makes the document unreadable. These rules do
+not apply to requests. spec.json, which users also write, is upgraded and then validated as strictly
+as a request.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ VERSION_FIELD = "document_version"
 
 UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
 """Functions that convert a document of the given version to the next version. Version 2 uses the
-current names (decision 0021)."""
+current names of values (decision 0021)."""
 
 _MAX_NAMED = 3
 
@@ -48,7 +49,7 @@ def upgraded(document: Json, version: int = 1) -> Json:
 
 
 def upgraded_file(document: Json) -> Json:
-    """Return a document in the current form. The document's own field `document_version` has its
+    """Return a document in the current form. The field `document_version` of the document has the
     version."""
     if not isinstance(document, dict):
         return document

@@ -18,9 +18,9 @@ MAX_TEXT = 2000
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
-job's result. `best` is the best checkpoint, if the result is another one. `last` has the weights of
-the last step. `last` exists only with LoRA, and only if the result is not the last step. On demand,
-`model` and `against` are the models of the request."""
+job's result. `best` is the best checkpoint; it is compared only if it is not the result. `last` has
+the weights of the last step. `last` exists only with LoRA, and only if the result is not the last
+step. In an evaluation on demand, `model` and `against` are the models of the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""
@@ -57,8 +57,8 @@ class ModelComparison(Response):
     metric: Literal["loss", "reward"]
     """Compared metric."""
     difference: float | None = None
-    """Advantage of `model`: nats of loss per token, or reward per answer. Null if a loss is not
-    finite."""
+    """Advantage of `model`: its lower loss in nats per token, or its higher reward per answer. Null
+    if a loss is not finite."""
     low: float | None = None
     """Lower bound of the paired bootstrap confidence interval; null if there is no interval."""
     high: float | None = None
@@ -92,7 +92,7 @@ class EvaluationSummary(Response):
     """Result of an evaluation in one sentence."""
 
     verdict: str
-    """Verdict of the first comparison, with number and origin of the rows."""
+    """Verdict of the first comparison, with the number of evaluated rows and their source."""
     outcome: Outcome | None = None
     """Outcome as a stable code for programs; null if there was no comparison."""
     metric: Literal["loss", "reward"]

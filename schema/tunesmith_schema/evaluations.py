@@ -180,7 +180,7 @@ class EvaluationClaim(Response):
     """Origin of the rows: `training_file` if the model was trained on the data file."""
     grader: Grader | None = None
     losses: bool = True
-    """True if the rows have answers, so that losses are measured."""
+    """True if the rows have answers; the worker then measures losses."""
 
 
 class EvaluationLease(Request):

@@ -11,8 +11,8 @@ from .base import Response
 
 
 class EventKind(StrEnum):
-    """Kind of an event. OpenAI's `type` is coarser: `metrics` for METRICS, `message` for all other
-    kinds."""
+    """Kind of an event. OpenAI's field `type` has only two values: `metrics` for METRICS, and
+    `message` for all other kinds."""
 
     MESSAGE = "message"
     STATE = "state"
@@ -91,9 +91,9 @@ class MetricPoint(Response):
     `importance_masked_share` is the share of ratios above the limit. About once a second, a
     reinforcement step also has shares of the time outside evaluations and checkpoints:
     `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share` and
-    `backward_share`. `idle_share` is the share of time for grading and for work outside these
-    phases and the optimiser. `generated_tokens_per_second`, also sent about once a second, covers
-    only the generation time.
+    `backward_share`. `idle_share` is the share of time without generation, weight sync or training,
+    for example while the trainer waits for graders. `generated_tokens_per_second`, also sent about
+    once a second, covers only the generation time.
     """
 
 

@@ -22,8 +22,8 @@ _TAG = re.compile(r"<\w+>")
 
 
 _MAX_JOINED = 8
-"""Maximum number of pydantic errors in one message. For a list of wrong items, pydantic reports an
-error per item and union member."""
+"""Maximum number of pydantic errors in one message. If many items of a list are wrong, pydantic
+reports an error for each item and each union member."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,8 +60,8 @@ class RowProblem(Response):
     """A row that cannot be used for training, with the reason."""
 
     row: int
-    """Row number, counted from 1: the number of the line in JSONL, of the record in other
-    formats."""
+    """Row number, from 1. In JSONL, it is the number of the line; in other formats, it is the
+    number of the record."""
     message: Annotated[str, AfterValidator(lambda text: text[:MAX_PROBLEM])]
     """Reason why the row cannot be used, cut after `MAX_PROBLEM` characters."""
 
@@ -85,7 +85,7 @@ class BadRows(Response):
 
 
 class FileValidation(Request):
-    """Result of validating a data set for every method; the job's method is not known yet."""
+    """Result of validating a data set for every method."""
 
     ok: bool
     """True if at least one method can use the file."""
@@ -100,8 +100,8 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of all rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. The listed problems are for supervised
-    training, or for reinforcement if only reinforcement can use some rows."""
+    """First bad rows of a file that no method can use. The problems are those of supervised
+    training. If only reinforcement can use some rows, they are those of reinforcement."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 
@@ -152,7 +152,8 @@ class DataRow(Response):
     """A line of a JSONL file."""
 
     id: str
-    """Position after the row, as `LINES-BYTES`; also a cursor for the parameter `after`."""
+    """Position after the row: the numbers of lines and bytes up to there, as `LINES-BYTES`. The id
+    is also a cursor for the parameter `after`."""
     object: Literal["file.row"] = "file.row"
     line: int
     """Line number, from 1. The line number equals the row number in the result of the

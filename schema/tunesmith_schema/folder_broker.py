@@ -33,8 +33,8 @@ class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu is untyped
         _write(Path(self.data_folder_out) / name, dumps(payload))
 
     def _get(self, queue: str) -> Untyped:
-        """Return the next message of a queue. A damaged file, for example after a power cut, is
-        dropped: the janitor sends a lost wake-up again."""
+        """Return the next message of a queue. Files that are damaged, for example by a power cut,
+        are dropped. This is safe, because the janitor sends a lost message again."""
         while True:
             try:
                 return super()._get(queue)

@@ -208,7 +208,8 @@ class MultiGrader(Request):
         ],
         Discriminator(_one_or_named),
     ]
-    """Graders by the names used in the formula, or a single grader with its own name."""
+    """Graders by name; the formula uses these names. A single grader without a key is used by its
+    field `name`."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
     """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
     and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the

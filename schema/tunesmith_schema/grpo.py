@@ -56,8 +56,8 @@ class GRPORecipe(Request):
     """Number of optimiser steps on the same completions."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Compute one probability ratio per token (`"token"`) or per completion (`"sequence"`). The
-    ratio of a completion is the geometric mean of its token ratios; with `loss_type="grpo"`, this
-    is GSPO (https://arxiv.org/abs/2507.18071)."""
+    ratio of a completion is the geometric mean of its token ratios. `"sequence"` with
+    `loss_type="grpo"` is GSPO (https://arxiv.org/abs/2507.18071)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divide advantages by the standard deviation of the rewards in the group (`"group"`) or in the
     step (`"batch"`), or do not divide (`"none"`)."""
@@ -104,8 +104,9 @@ class RolloutRecipe(Request):
     importance_sampling: ImportanceSampling = "auto"
     """Correction for an engine whose log-probs differ from the trainer's: weight each token or
     completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to 3; modes
-    with `_mask` ignore larger ratios. `"auto"`: with vLLM `sequence_mask` (`loss_type="vespo"`:
-    `token_truncate`), else `off`. For long completions, the token modes ignore fewer tokens."""
+    with `_mask` ignore larger ratios. `"auto"` is `off` without vLLM. With vLLM, it is
+    `sequence_mask`, or `token_truncate` with `loss_type="vespo"`. For long completions,
+    `token_mask` ignores fewer tokens than `sequence_mask`."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
-    `"auto"` shares the prompt if the smaller batch saves more time than the extra work costs."""
+    `"auto"` does so if this is expected to save time."""

@@ -33,4 +33,4 @@ class JobHealth(Response):
     text: str
     """One sentence that explains `state` with figures."""
     step: int
-    """Last optimiser step that was considered."""
+    """Last optimiser step whose metrics were used."""

@@ -8,10 +8,10 @@ from .base import Response
 
 
 class JobFile(Response):
-    """A file of a job. Some files are made from stored rows when they are read."""
+    """A file of a job. Some files are made from database rows when a client reads them."""
 
     id: str
-    """Id of a data file, else the same as `name`."""
+    """File id of a data file; for other files, the same as `name`."""
     object: Literal["fine_tuning.job.file"] = "fine_tuning.job.file"
     name: str
     """Name of the file."""

@@ -198,7 +198,7 @@ class JobCurve(Response):
     name: str
     """Name of the metric: `train_loss`, or `reward` for a reinforcement job."""
     steps: list[int]
-    """Step of each point: the last step that its mean includes."""
+    """Step of each point: the last of the steps over which the point is the mean."""
     values: list[float]
     """Mean of the metric over the steps of each point."""
 
@@ -249,9 +249,9 @@ class Job(Response):
     """Id of a CSV file with the metrics of each step, once the job has ended. Download:
     `/v1/files/{id}/content`. The trained weights are at `/v1/adapters/{adapter_id}`."""
     trained_tokens: int | None = None
-    """Number of tokens that contributed to the loss in the whole run. In reinforcement, tokens of
-    all completions count, even those with zero gradient, except completions that
-    `mask_truncated_completions` excludes."""
+    """Number of tokens that contributed to the loss in the whole run. In reinforcement, the tokens
+    of completions with zero gradient count too. Completions that `mask_truncated_completions`
+    excludes do not count."""
     error: JobError | None = None
     """Reason for the failure; null unless the job failed."""
     integrations: list[Any] | None = None

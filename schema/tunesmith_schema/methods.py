@@ -14,8 +14,8 @@ from .recipe import Auto
 
 
 class Hyperparameters(Request):
-    """OpenAI's three hyperparameters. `recipe` has fields for absolute values of the same
-    settings."""
+    """OpenAI's three hyperparameters. To set absolute values, for example a learning rate, use
+    `recipe`."""
 
     n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"
     """Number of passes over the data."""

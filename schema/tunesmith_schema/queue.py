@@ -11,7 +11,7 @@ LIGHT_QUEUE = "light"
 
 TRAIN_TASK = "tunesmith.train"
 """Task that wakes a train worker; the worker then claims the best eligible job. The task's argument
-is the id of the job that triggered it."""
+is the id of the job for which the task was sent."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
 """Task that validates an uploaded data set; its argument is the file id."""
 

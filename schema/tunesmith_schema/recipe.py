@@ -45,9 +45,9 @@ class LoraRecipe(Request):
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
     """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers, except
-    routers of experts; `"all-linear"` means all linear layers. Experts that the model stores as one
-    tensor are not adapted. If the list names the embedding or the head, the whole matrix is
-    trained: see `allow_full_embeddings`."""
+    routers of experts; `"all-linear"` means all linear layers. Experts of a layer get no adapter if
+    the model stores them as one tensor. If the list names the embedding or the head, the whole
+    matrix is trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False
@@ -107,8 +107,8 @@ class Recipe(Request):
     truncated, and how many answers were cut. Reinforcement prompts cannot be truncated."""
     packing: bool | Auto = "auto"
     """Pack several rows into one sequence, with no attention across rows; if the model cannot keep
-    rows apart, rows are padded and a warning gives the reason. `"auto"` follows a rule for the
-    fastest layout in runs of at least 40 steps."""
+    rows apart, rows are padded and a warning gives the reason. In runs of at least 40 steps,
+    `"auto"` chooses the layout that is expected to be fastest; shorter runs are not packed."""
     patches: (
         Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1, max_length=4)]
     ) = "auto"
@@ -133,14 +133,15 @@ class Recipe(Request):
     add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
         default=[], max_length=1024
     )
-    """Tokens to add to the tokenizer, which is saved with the result. A new token's embedding
-    starts as the mean over the tokens that encoded its text before."""
+    """Tokens to add to the tokenizer, which is saved with the result. The embedding of a new token
+    starts as the mean of other embeddings: those of the tokens into which the original tokenizer
+    splits the new token's text."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
     """Allow the embedding or the head in `lora.target_modules`. These matrices make the adapter
-    large; without this setting, they are an error that shows their size."""
+    large. Without this setting, the job fails with an error that states their size."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""
@@ -167,8 +168,8 @@ class Recipe(Request):
     `early_stopping.metric` (default `valid_loss`, or `valid_reward` with reinforcement). `"best"`
     requires a validation file and disk space on the worker for two copies of the weights."""
     validation_split: float = Field(default=0.0, ge=0.0, le=0.5)
-    """Share of the training rows that are not trained on but evaluated like the rows of a
-    validation file; only without a validation file. The job's seed determines the rows."""
+    """Share of the training rows that are used for validation instead of training; cannot be set
+    together with a validation file. The job's seed determines the rows."""
     evaluate: bool = True
     """At the end of the job, evaluate the base model and the tuned model on the validation rows, or
     on a sample of training rows if there are none. The evaluation takes about 6 % of the job's

@@ -40,7 +40,7 @@ class RecipeField(Response):
     types: list[str]
     """JSON types of the value: `boolean`, `integer`, `number`, `string`, `array` or `object`."""
     choices: list[str] = Field(default_factory=list)
-    """Allowed strings; any string is allowed if `types` has `string`."""
+    """Allowed strings. If `types` also has `string`, other strings are allowed too."""
     minimum: float | None = None
     """Lower limit of a number; null if there is none."""
     minimum_allowed: bool = True

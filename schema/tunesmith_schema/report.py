@@ -163,8 +163,8 @@ class Rollouts(Response):
     truncated_share: float | None = None
     """Share of completions cut at `recipe.grpo.max_completion_length`."""
     idle_share: float | None = None
-    """Share of step time outside generation (including weight sync) and training: waiting for
-    graders and batches, logging, and the trainer's loop."""
+    """Share of step time without generation, weight sync or training. In this time, the trainer
+    waits for graders or batches, writes logs, or runs its loop."""
     ungraded_share: float | None = None
     """Share of completions that no grader could score; training excludes these completions."""
     zero_std_share: float | None = None
