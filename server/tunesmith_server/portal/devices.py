@@ -1,5 +1,5 @@
-"""Devices and the queue for pages: the job of each worker, and the waiting jobs with the
-reasons."""
+"""Devices and the queue, as pages show them: each device with its running job, and the first
+waiting jobs with the reasons why they wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .calls import Call
 from .visit import Visit
 
 NEEDS = ("GET /workers", "GET /queue")
-"""Routes of the API whose rights pages with devices need."""
+"""API routes that a caller must be allowed to use, to see the devices and the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Work:
 
     @property
     def title(self) -> str:
-        """Return the name, or the start of the id; for a job of another project, a text with the
-        project's name only."""
+        """Return the job's name, or the start of its id if it has no name. For a job of another
+        project, return a text that names only the project."""
         if self.job.id is None:
             return f"A job of {self.job.project}"
         return self.name or self.job.id.partition("-")[2][:8]
@@ -69,7 +69,7 @@ class Devices:
 
 
 def read(visit: Visit, *, waiting: int) -> Devices:
-    """Return the devices, and at most `waiting` jobs of the queue in the order of the queue."""
+    """Return the devices and the first `waiting` jobs of the queue."""
     view, sees = visit.state.queue_view.get(), visible_to(visit.principal)
     queue: Queue = overview.queue(view, sees, waiting)
     workers = overview.workers(visit.session, view, sees)
@@ -95,7 +95,7 @@ def _work(visit: Visit, job: QueuedJob) -> Work:
 
 
 def calls() -> list[Call]:
-    """Return the API calls that return the data of `read`."""
+    """Return the API calls that give the same data as `read`."""
     return [
         Call(path="/v1/workers", sdk="client.workers.list()", cli="tunesmith worker list"),
         Call(path="/v1/queue", sdk="client.queue.retrieve()", cli="tunesmith top"),

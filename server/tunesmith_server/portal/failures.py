@@ -1,5 +1,5 @@
-"""Error pages, with the problem, the code, the remedy and the request id. The API's own handlers
-choose status and text, so an error page has the same text as the error of the API call.
+"""Error pages, with the problem, the code, the remedy and the request id. The error handlers of the
+API choose status and text, so an error has the same text on the page and in the API.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Live updates: one SSE stream per browser, for many topics.
 
-`GET /portal/live?watch=list,ftjob-a:812` sends the events of jobs after these numbers, like the
-API's own streams, and changed rows of the list. Each process renders a row once for all watchers of
-the project.
+For example, `GET /portal/live?watch=list,ftjob-a:812` sends the changed rows of the list of jobs,
+and the events of the job `ftjob-a` after event 812. Each process renders a changed row only once
+for all browsers that show the same project.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ SESSION_SECONDS = 30.0
 """Time between two checks of a stream's session."""
 _ROWS = 50
 _WAITING = 64
-"""Maximum number of pieces that wait for a slow browser; if this many wait, the feeds wait too."""
+"""Maximum number of SSE pieces that wait for a slow browser; at this number, the stream reads no
+further pieces."""
 _TYPE = "text/event-stream"
 _HELLO = b"retry: 1000\nevent: hello\ndata: {}\n\n"
 _PING = b"event: ping\ndata: {}\n\n"
@@ -77,7 +78,7 @@ class Rows:
 
 
 class _RowFeed:
-    """Rows of one project. The session of the first watcher limits the queries to this project."""
+    """Changed rows of one project, which is the project of the first watcher."""
 
     def __init__(self, app: Starlette, principal: Principal) -> None:
         self.watchers: set[asyncio.Queue[bytes]] = set()
@@ -138,7 +139,8 @@ def _frame(name: str, data: dict[str, Any]) -> bytes:
 
 
 async def answer(request: Request) -> Response:
-    """Start a stream. Jobs that the caller may not see are left out, like deleted jobs."""
+    """Start a stream. Topics of deleted jobs and of jobs that the caller may not see are
+    ignored."""
     state = state_of(request)
     secret = cookies.secret_in(request) or ""
     principal = await run_in(Plane.USERS, partial(_principal, state, secret))
@@ -185,7 +187,7 @@ async def _stream(
     state: State, use: tuple[str, str], secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of all feeds as they arrive, until the session, its key or the process ends.
-    The hub checks the caller's key every few seconds."""
+    `state.hub` checks every few seconds that the caller's key is still valid."""
     queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
     ends = asyncio.Event()
     tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]

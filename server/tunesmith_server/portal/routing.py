@@ -130,8 +130,9 @@ def _show(
 ) -> Response:
     """Call the page's function in one transaction.
 
-    The audit log gets an entry for each change and for each download of a file's content. The entry
-    belongs to the same transaction, but a bulk page that only reads gets its entry afterwards.
+    The audit log gets an entry for each change and for each download of a file's content. The
+    transaction of the page also adds the entry. For a bulk page that changes nothing, another
+    transaction adds the entry afterwards.
     """
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
@@ -160,7 +161,8 @@ def _entry(page: Page, request: Request, signed_in: SignedIn | None) -> audit.En
 
 
 def _entries(page: Page, visit: Visit) -> list[audit.Entry]:
-    """Return the entries of a page that only reads: its own, and those of `visit.reads`."""
+    """Return the audit entries of a page that changes nothing: one entry for the page, and one for
+    each item of `visit.reads`."""
     if visit.signed_in is None:
         return []
     own = _entry(page, visit.request, visit.signed_in)

@@ -33,14 +33,15 @@ MOST_FAILURES = 10
 """Maximum number of failed sign-ins of one address in `FAILURE_SECONDS`."""
 FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
-"""Number of addresses above which addresses without recent failures are dropped."""
+"""If more addresses than this have failed sign-ins, addresses without recent failures are
+dropped."""
 _MAX_PATH = 2000
 """Maximum length of an address to return to; proxies refuse long headers."""
 
 
 class DefaultHeaders:
-    """ASGI middleware that adds `HEADERS` to each response outside the API which does not set them:
-    static files, refused methods and bodies, missing pages."""
+    """ASGI middleware that adds `HEADERS` to responses outside the API that lack these headers,
+    such as static files and pages that do not exist."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -63,8 +64,9 @@ class DefaultHeaders:
 
 def is_cross_site(request: Request) -> bool:
     """Return True unless the browser's headers show that a page of this server sends the request.
-    Some browsers do not send `Sec-Fetch-Site`: old browsers, and all browsers over plain http to
-    another host. These browsers send `Origin` with each request that changes data.
+    Old browsers do not send `Sec-Fetch-Site`, and no browser sends it over plain http to another
+    host. Without `Sec-Fetch-Site`, the header `Origin` decides, which browsers send with each
+    request that changes data.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:

@@ -1,7 +1,7 @@
-"""Pages as functions of a visit, which has the request, its caller and a database session. A page
-lists the routes of the API that do the same as the page (`needs`). The rules of these routes in
-identity/policy.py decide who may see the page. Requests that change data appear in the audit log
-under these routes, as if they had been sent to the API.
+"""Pages of the portal as functions of a visit. A visit has the request, its caller and a database
+session. For each page, `Page.needs` lists the API routes that do the same as the page. A caller may
+see a page if the rules in identity/policy.py allow the caller to use these API routes. The audit
+log names the first of these API routes when a page changes data.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Visit:
     request changes data."""
     form: FormData = field(default_factory=FormData)
     reads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """Reads of objects that the page's address does not name, for the audit log: route of the API
-    and parameters of each read."""
+    """API route and parameters of each read that the audit log must record, beside the page
+    itself."""
 
     @property
     def principal(self) -> Principal:
@@ -80,8 +80,8 @@ class Visit:
         status: int = 200,
         **context: Any,  # Any: what the template names
     ) -> Response:
-        """Render a page. `calls` are shown in the page's footer. `page_keys` are keyboard keys with
-        their actions, which `?` shows."""
+        """Render a page. `calls`: API calls that the page's footer shows. `page_keys`: keyboard
+        keys with their actions; the key `?` shows them."""
         return rendering.respond(
             self.request,
             template,

@@ -49,7 +49,7 @@ def reserve(session: Session, body: ReservationCreate, by: str) -> Reservation:
     if body.ends_at is not None and body.ends_at <= body.starts_at:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"ends_at: the reservation ends at {body.ends_at}, which is not after its start",
+            f"ends_at: {body.ends_at} is not after the start of the reservation",
             param="ends_at",
             hint="give a later end, or null for none",
         )

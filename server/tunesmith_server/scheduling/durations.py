@@ -1,4 +1,5 @@
-"""Estimates of durations: of running jobs from their progress, of waiting jobs from ended jobs."""
+"""Estimates of durations. The estimate of a running job uses its progress, that of a waiting job
+uses ended jobs."""
 
 from __future__ import annotations
 

@@ -70,8 +70,9 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
 
 
 Kind = tuple[Needs, bool, str]
-"""Key of a group of a project's jobs that are equal for every worker: needs, lane, and the API key
-if the key has a limit or the job is interactive."""
+"""Key of a group of equal jobs of one project: the needs of the jobs, True for interactive jobs,
+and the id of their API key. The id is empty unless the key has a limit or the jobs are
+interactive."""
 
 
 class _Queue:
@@ -113,8 +114,9 @@ class _Forecast:
         self._queues: dict[str, _Queue] = {}
         self._delayed: list[Waiting] = []
         self._events: list[tuple[float, int, str]] = []
-        """Times at which a job may start: the time, a number, and the id of the worker that becomes
-        free or ''."""
+        """Times at which a job may start. Each entry has the time, a number that makes entries
+        unique, and the id of the worker that becomes free; the id is empty if a retry delay
+        ends."""
         self._held: dict[str, Waiting] = {}
         """Running job of each busy worker; the keys are worker ids."""
         self._takes: dict[tuple[str, str, Needs], bool] = {}

@@ -1,8 +1,9 @@
 """Limits of a project and of a key: queued jobs, running jobs, and device-hours in 30 days.
 Evaluations on demand count as jobs.
 
-A create request counts the waiting jobs; a claim counts the running jobs. Both requests first lock
-the row that has the limit, so that two simultaneous requests cannot exceed the limit.
+A request that creates a job counts the waiting jobs; a claim counts the running jobs. A create
+request or a claim first locks the row of the project or key that has the limit, so that two
+simultaneous requests cannot exceed the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """Reference from a job, or from a usage row, to the row that has the limits."""
+    """Column of jobs and of usage rows that refers to the table with the limits."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow
@@ -100,7 +101,7 @@ def _check(session: Session, column: str, value: str, limit: int | None, name: s
 
 def may_run(session: Session, project: Project, owner: str, of_key: int | None) -> bool:
     """Return True if the limits allow another running job or evaluation. The project is locked.
-    `of_key` is the limit of the key `owner`."""
+    `of_key`: maximum number of running jobs of the key `owner`."""
     if project.archived_at is not None:
         return False
     key = None if of_key is None else _lock_key(session, owner)

@@ -1,17 +1,21 @@
 """Order of the queue, which determines the job that a worker gets.
 
-1. Interactive jobs come first. They are short, and each key can run one at a time.
-2. Next come jobs of a project that has fewer devices than its guarantee.
-3. Next come jobs of the project with the least decayed device-time per weight. The quotient is
-   stored as a difference of logarithms, which gives the same order at any time (usage.py).
-4. Next come jobs with a higher priority.
-5. Next come older jobs.
-6. The job's id decides between jobs of the same age.
+Rule 1: Interactive jobs come first. Interactive jobs are short, and each key can run one at a time.
 
-If only one project has jobs, rules 2 and 3 have no effect.
+Rule 2: Jobs of a project that has fewer devices than its guarantee come before other jobs.
 
-Rules 1, 4, 5 and 6 determine the order within one project; the index `ix_jobs_claim` has their
-columns in this order. The query therefore reads one job of each project, not the whole queue.
+Rule 3: The project with the least decayed device-time per weight comes first. The query compares
+the logarithms of these quotients, which give the same order at any time (usage.py).
+
+Rule 4: Jobs with a higher priority come first.
+
+Rule 5: Older jobs come first.
+
+Rule 6: Jobs of the same age are ordered by their ids.
+
+Rules 2 and 3 compare projects; the other rules determine the order of the jobs of one project. The
+index `ix_jobs_claim` has the columns of these other rules in the same order, so the query reads
+only one job of each project, not the whole queue.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ def of_projects() -> tuple[Any, ...]:  # Any: SQLAlchemy's own
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_job(worker: Abilities, tried: tuple[str, ...] = ()) -> Select[str, str]:
     """Return a query of the job that the worker gets: id and project. Jobs in `tried` are left out.
-    The query's parameters are the worker's names in reservations (`reservations.names_of`)."""
+    The query has parameters for the worker's id and host (`reservations.names_of`)."""
     head = (
         select(_FIRST.id)
         .where(_FIRST.project_id == ProjectRow.id, *_may_be_claimed(worker))

@@ -15,8 +15,9 @@ GIB = 2**30
 
 
 def because(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBecause:
-    """Return the first reason that applies, in this order: the job, its limits, the workers, the
-    queue. `position`: expected position in the queue."""
+    """Return the first reason that applies: the delay before a retry, no ready worker, a limit, no
+    worker that fits the job, other jobs before this one. `position`: expected position in the
+    queue."""
     delay = (job.not_before or 0.0) - snapshot.now
     if delay > 0:
         return _why(

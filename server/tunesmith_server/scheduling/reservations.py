@@ -60,8 +60,8 @@ def refuses(reservations: Iterable[ReservationRow], project_id: str) -> Reservat
 
 
 def jobs_to_move(session: Session) -> list[tuple[str, str]]:
-    """Return the running jobs whose worker must not run them because of an active reservation, each
-    with the reason."""
+    """Return the running jobs that an active reservation forbids on their worker, each with the
+    reason."""
     rows = session.execute(
         select(JobRow.id, ReservationRow)
         .join(WorkerRow, WorkerRow.worker_id == JobRow.lease_owner)
@@ -80,9 +80,8 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
-    """Return the reason, for users, why the worker takes no other jobs.
-
-    Only the project that has the reservation (`is_own`) sees the reservation's reason.
+    """Return a text for users that tells why the worker takes no other jobs. The text names a
+    project and its reason for the reservation only to that project (`is_own`).
     """
     project_id = reservation.project_id
     if project_id is not None and not is_own:

@@ -53,8 +53,8 @@ def change_share(session: Session, project_id: str, body: ShareChange) -> Projec
 def change_key(session: Session, principal: Principal, key_id: str, body: Limits) -> KeyLimits:
     """Change the limits of a key.
 
-    A lead may change the keys of its project but not admin keys, and cannot set a limit above the
-    limit of its own key. A lead therefore cannot raise its own limits.
+    A lead may change the keys of its project but not admin keys. A lead cannot set a limit above
+    the limit of its own key, so that no lead can raise its own limits.
     """
     key = session.get(ApiKeyRow, key_id, with_for_update=True)
     is_hidden = not principal.is_admin and (

@@ -1,6 +1,6 @@
 """The state of the queue at one moment, read from the database: projects, live workers, running
-jobs and waiting jobs. Forecasts, reasons and pre-emption use this snapshot. `place` returns the
-order of `order.py` as a tuple; a test compares both.
+jobs and waiting jobs. Forecasts, reasons and pre-emption use this snapshot. `place` returns a job's
+place by the rules of `order.py`; a test checks that both give the same order.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Worker:
     reservations: Sequence[ReservationRow]
 
     def takes(self, project_id: str, needs: Needs) -> bool:
-        """Return True if the worker may run a job of the project with these needs when the worker
-        is free."""
+        """Return True if the worker, once it is free, may run a job of this project with these
+        needs."""
         refused = self.not_ready or reservations.refuses(self.reservations, project_id)
         return not refused and fits(self.abilities, needs)
 

@@ -1,6 +1,7 @@
 """View of the queue for people: expected starts and reasons.
 
-A view has all waiting jobs, and a long queue's view is reused for a moment.
+A view has all waiting jobs. The view of a long queue is slow to compute, so it is reused for some
+time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.6, 1.7
-"""Factors that multiply the times of similar jobs, for the ends of the range of an estimate."""
+"""The earliest expected start assumes that a job takes FAST times as long as similar jobs took, the
+latest expected start SLOW times as long."""
 LONG_QUEUE = 200
-"""Minimum number of waiting jobs for which a view is reused for a moment."""
+"""Minimum number of waiting jobs for which a view is reused."""
 KEEP_FACTOR = 10.0
 """Time for which a view is reused, as a multiple of the time to compute it.
 
-Views then use at most a tenth of a core.
+The computation of views therefore uses at most a tenth of a CPU core.
 """
 
 

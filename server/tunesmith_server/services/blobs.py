@@ -1,10 +1,10 @@
-"""Rows of stored content: which objects in the store are ours, which rows use them, and which may
-be deleted.
+"""Rows of stored content. The rows tell which objects in the store belong to this service, which
+objects are in use, and which objects may be deleted.
 
-Content is written in three steps: `announce` commits its row, the store writes the object, and
-`use` marks the content in the transaction of the row that refers to it. A garbage collection marks
-a row with `deleting_at` before it deletes the object, so that no writer assumes that the object is
-stored.
+Content is written in three steps. First, `announce` commits a row for the content. Then the store
+writes the object. Last, `use` marks the content as stored, in the transaction that adds a reference
+to the content. A garbage collection marks a row with `deleting_at` before it deletes the object, so
+that no writer assumes that the object is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tunesmith_server.models import (
 _ABANDONED_SECONDS = 300.0
 """Seconds after which a started deletion counts as crashed.
 
-A garbage collection stops its own deletions before this time has passed.
+A garbage collection that is alive stops its deletions before this time.
 """
 _BATCH = 500
 
@@ -132,10 +132,8 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def start_deleting(session: Session, names: list[str], older_than: timedelta) -> dict[str, float]:
-    """Mark contents for deletion; return a dictionary with the mark of each content.
-
-    Content that a transaction has used in the meantime is left out, because such a transaction
-    changes `last_used_at`.
+    """Mark contents for deletion; return the time of the mark of each content. Content that was
+    used in the meantime is not marked, because its `last_used_at` is too new.
     """
     marked = session.execute(
         update(BlobRow)

@@ -42,7 +42,8 @@ _WITH_RIGHTS = (
     )
 )
 _BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Query that each request runs; it is built once, and it selects columns instead of whole rows."""
+"""Query of a key by its hash. The query must be fast, because each request runs it: it is built
+once, and it selects only columns that the request needs."""
 _USED_SECONDS = 60.0
 """Seconds between two writes of the time at which a key was last used."""
 
@@ -121,8 +122,8 @@ def name_of(session: Session, key_id: str) -> str | None:
 
 
 def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return the pairs (id of a key, id of a project) whose key still gives access to the
-    project."""
+    """Return the pairs in `uses` whose key still gives access to the project. Each pair has the id
+    of a key and the id of a project."""
     named = _WITH_RIGHTS.where(ApiKeyRow.id.in_({key_id for key_id, _ in uses}))
     good = {row.id: row for row in session.execute(named) if _reason_of_refusal(row) is None}
     foreign = {
@@ -143,7 +144,8 @@ def valid(session: Session, uses: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def check_open(session: Session, use: tuple[str, str]) -> None:
-    """Raise Unauthorized if the key in `use` no longer gives access to the project in `use`."""
+    """Raise Unauthorized if the key no longer gives access to the project; `use` has the ids of the
+    key and of the project."""
     if use not in valid(session, {use}):
         raise revoked()
 

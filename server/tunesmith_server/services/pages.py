@@ -1,5 +1,5 @@
-"""Pages of a list as JSON. A page also ends at a maximum number of bytes, so that a list request
-needs little memory; `has_more` is then true."""
+"""Pages of a list as JSON. A page has a maximum number of bytes, so that a list request needs
+little memory. If a page ends before its last row, `has_more` is true."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PageBuilder:
         self._items: list[bytes] = []
         self.has_more = False
         self.cursor: str | None = None
-        """Value of `last_id` if the page was searched beyond its last item; None means the last
-        item's id."""
+        """Value of `last_id` in the response; None means the id of the last item. A search sets it
+        to the last row that was searched, because this row may come after the last item found."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -67,9 +67,11 @@ def read_page(
     page: PageBuilder | None = None,
     chunk: int = _CHUNK,
 ) -> PageBuilder:
-    """Read a page of rows that starts after the row with `keys` equal to `after`.
+    """Read a page of rows. The page starts after the row whose `keys` have the values
+    `after`.
 
-    `key_of` returns the keys of a row, `items_of` the id and the JSON of each row of a chunk.
+    `key_of` returns the keys of a row. `items_of` returns the id and the JSON of each row in a
+    list of rows.
     """
     page = page or PageBuilder()
     newest_first = order == "desc"
@@ -103,8 +105,8 @@ def read_newest(
     what: str,
 ) -> PageBuilder:
     """Read a page of the rows of `entity` in the order of their creation. `to_wire` returns the
-    items of a chunk of rows, `after` is the id of the last item of the previous page, and `what`
-    names an item in an error."""
+    items for a list of rows. `after` is the id of the last item of the previous page. `what` is the
+    word for an item in an error message."""
 
     def items_of(rows: Sequence[Any]) -> Iterable[tuple[str, bytes]]:
         entities = [row for (row,) in rows]

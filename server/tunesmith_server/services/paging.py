@@ -24,8 +24,8 @@ def fetch_page(
     limit: int,
     order: Order,
 ) -> tuple[list[Row], bool]:
-    """Return a page of rows that starts after the row with `keys` equal to `after`, and True if
-    more rows follow."""
+    """Return a page of rows, and True if more rows follow. The page starts after the row whose
+    `keys` have the values `after`."""
     newest_first = order == "desc"
     if after is not None:
         position = tuple_(*keys)

@@ -24,7 +24,8 @@ def check(session: Session, added: int, *, lock: bool = True) -> None:
     """Raise QuotaExceeded if the session's project cannot store `added` more bytes.
 
     With `lock`, the project's row is locked until the transaction ends, so that concurrent requests
-    cannot exceed the quota together. A session that only reads cannot lock rows."""
+    cannot exceed the quota together. A read-only session must set `lock` to False, because it
+    cannot lock rows."""
     limits = limits_of(session)
     if limits is None or limits.max_bytes is None:
         return

@@ -78,7 +78,8 @@ def create(
 
 
 def find(session: Session, secret: str, *kinds: Kind) -> SessionRow | None:
-    """Return the session with this secret if it has one of these kinds and has not ended."""
+    """Return the session with this secret; None if it has ended or has another kind than
+    `kinds`."""
     row = session.scalar(select(SessionRow).where(SessionRow.sha256 == key_hash(secret)))
     if row is None or row.kind not in kinds or _end(row) <= time.time():
         return None

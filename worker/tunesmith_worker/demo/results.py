@@ -24,7 +24,7 @@ class JobResult:
     points: Sequence[MetricPoint]
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
-        """Return the steps and values of a metric, without nulls (NaN)."""
+        """Return the steps and values of a metric; null values (NaN) are left out."""
         pairs = [(p.step, v) for p in self.points if (v := p.values.get(metric)) is not None]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
@@ -73,7 +73,8 @@ class Summary:
         return [job for job in (self.pretrain, self.tune, self.grpo) if job is not None]
 
     def figures(self) -> dict[str, tuple[float, float]]:
-        """Return each result as a pair: base model, model with adapter."""
+        """Return the figures of the comparison. Each figure is a pair of values: for the base
+        model, and for the model with adapter."""
         expected, models = self.comparison.expected, (self.comparison.base, self.comparison.tuned)
         figures = {}
         if self.pretrain is not None:  # prompts of the invented world have one right answer

@@ -30,8 +30,8 @@ JSON_REQUESTS = ("Describe {name} as JSON.", "JSON for {name}, please.", "{name}
 JSON."""
 POLITE = tuple(f"{question[:-1]}, please{question[-1]}" for question in QUESTIONS)
 """Questions that the base model was not trained on. Polite questions resemble QUESTIONS and
-JSON_REQUESTS, so the base model answers some in prose and some in JSON. GRPO teaches the model the
-form that is rewarded."""
+JSON_REQUESTS, so the base model answers some in prose and some in JSON. GRPO rewards JSON, so the
+model learns to answer polite questions in JSON."""
 
 Row = dict[str, Any]  # Any: JSON in OpenAI's chat form, plus columns for a grader
 
@@ -89,8 +89,8 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 def pretraining_data(world: World) -> DataSet:
     """Return rows for the base model about every inhabitant, in prose unless JSON is requested.
 
-    Training uses two of the three open questions. Validation uses the third question, so that the
-    validation loss measures knowledge of the facts, not memorised rows.
+    QUESTIONS has three questions about each inhabitant: training uses two of them, and validation
+    the third. The validation loss therefore measures knowledge of the facts, not memorised rows.
     """
     train, valid = [], []
     for number, person in enumerate((*world.taught, *world.held_out)):

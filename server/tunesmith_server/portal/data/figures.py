@@ -1,4 +1,4 @@
-"""Lengths of rows as bars of a drawing."""
+"""Bars of the histogram of row lengths."""
 
 from __future__ import annotations
 

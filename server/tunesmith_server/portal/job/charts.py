@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from tunesmith_schema.rollout_limits import largest_gap
 
 WIDTH, HEIGHT = 600, 160
-"""Width and height of the drawing for browsers without scripts, in units of its SVG."""
+"""Width and height, in SVG units, of the drawing for browsers without scripts."""
 LOG_FACTOR = 30.0
-"""Minimum ratio of the largest to the smallest value for which a scale is logarithmic."""
+"""A scale becomes logarithmic if the largest value is more than this many times the smallest
+value."""
 MAX_SCORES = 4
 """Maximum number of scores in one chart."""
 TABLE_ROWS = 16
@@ -209,8 +210,9 @@ def _path(
 def _rows(
     columns: Sequence[Sequence[tuple[int, float]]],
 ) -> list[tuple[int, list[float | None]]]:
-    """Return at most `TABLE_ROWS` steps, equally spaced and including the last step. Steps of
-    curves with few points are preferred."""
+    """Return at most `TABLE_ROWS` rows, with equally spaced steps and the last step. The steps are
+    those of the curve with the fewest points. If these are too few, steps of the first curve are
+    added."""
     known = [dict(column) for column in columns]
     steps = min((sorted(column) for column in known if column), key=len, default=[])
     if known and known[0] and len(steps) < TABLE_ROWS:

@@ -1,4 +1,4 @@
-"""Time of an attempt, divided into seven groups of phases."""
+"""Duration of an attempt, divided into seven groups of phases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Group:
     share: float
     """Share of the wall time, from 0 to 1."""
     start: float
-    """Total share of the groups that come before this group."""
+    """Sum of the shares of the groups that come before this group."""
     parts: list[tuple[str, float]]
     """Phases of the group with their seconds, the longest first."""
 

@@ -39,9 +39,9 @@ def marks(
     points: Sequence[StoredResumePoint],
     evaluations: Mapping[int, str],
 ) -> list[Mark]:
-    """Return the marks in order of their steps. `told`: events of the kinds state, resumed and
-    stalled, and warnings. `step_at`: function that returns the step during which an event happened.
-    `points`: resume points, newest first. `evaluations`: texts by step."""
+    """Return the marks in order of their steps. `told`: warnings, and events of the kinds `state`,
+    `resumed` and `stalled`. `step_at`: function that returns the step during which an event
+    happened. `points`: resume points, newest first. `evaluations`: texts by step."""
     models = {result.adapter_id: result.model for result in lineage.results}
     found = [_checkpoint(point, models) for point in list(checkpoints)[:MOST]]
     found += [

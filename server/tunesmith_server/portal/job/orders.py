@@ -72,7 +72,7 @@ def _ending(job: Job, name: str, has_points: bool, num_checkpoints: int) -> list
                 verb="stop",
                 label="Stop and keep",
                 question=f"Stop {name} and keep what it learned?",
-                stays="The training ends after its next step and its weights become the result. "
+                stays="The training ends after its next step. Its weights become the result. "
                 f"Curves, events and {kept} stay.{left}",
             )
         )
@@ -92,6 +92,6 @@ def _again(job: Job, name: str, has_points: bool) -> list[Order]:
         found.append(Order(verb="retry", label="Retry"))
     if has_points:
         question = f"Fork {name}"
-        stays = "The fork is a new job. It starts from a resume point of this job, which stays."
+        stays = "The fork is a new job that starts from a resume point of this job. This job stays."
         found.append(Order(verb="fork", label="Fork", question=question, stays=stays, key="f"))
     return found

@@ -50,7 +50,7 @@ def lines(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> list[Line]:
 
 
 def advised(text: str) -> tuple[str, str] | None:
-    """Return the recipe field and the value at the start of an advice, if the advice names a
+    """Return the recipe field and the value that an advice recommends; None if the advice names no
     field."""
     match = _ADVICE.search(text)
     return (match[1], match[2].rstrip(".")) if match else None

@@ -58,8 +58,8 @@ class JobView:
         return bool(self.kind or self.level or self.text)
 
     def address(self, part: str = "", **changes: str) -> str:
-        """Return the address of this view with some of its parameters changed. `part` is appended
-        to the path."""
+        """Return the address of this view with some of its parameters changed. `part`: text
+        appended to the path of the page."""
         values = {
             "attempt": "" if self.attempt is None else str(self.attempt), "kind": self.kind,
             "level": self.level, "q": self.text, "after": self.after, "x": self.zoom,

@@ -38,8 +38,8 @@ class Reason:
 
 
 def reasons(job: Job, report: JobReport | None, warnings: Sequence[Event]) -> list[Reason]:
-    """Return the reasons that matter for the job now. `warnings`: newest events of the levels
-    `warn` and `error`, newest first."""
+    """Return the reasons that explain the job's current state. `warnings`: newest events of the
+    levels `warn` and `error`, newest first."""
     found = [*_waits(job), *_failure(job), *_health(job)]
     known = {reason.text for reason in found}
     for event in warnings:

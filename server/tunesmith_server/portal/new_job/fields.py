@@ -19,7 +19,8 @@ IN_SIGHT = (
 """Recipe fields that are always shown; the other fields appear after a click."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
-"""Recipe object that changes the job even if all its fields have their defaults."""
+"""Recipe object with a checkbox of its own: an object that has only defaults differs from no
+object."""
 ON = "on"
 """Value of a checked checkbox."""
 _GROUPS = {
@@ -134,7 +135,7 @@ def value_at(recipe: Mapping[str, Any], name: str) -> Any:  # Any: JSON
 
 
 def put(recipe: dict[str, Any], name: str, value: Any) -> None:  # Any: JSON
-    """Set a field of the recipe, inside nested objects too."""
+    """Set a field of the recipe. A name with a dot sets a field of a nested object."""
     outer, _, inner = name.removeprefix("recipe.").partition(".")
     if inner:
         recipe[outer] = {**(recipe.get(outer) or {}), inner: value}

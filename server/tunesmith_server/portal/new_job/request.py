@@ -25,7 +25,7 @@ Texts = Mapping[str, str]
 
 
 def body_of(texts: Texts) -> tuple[dict[str, Any], list[RequestProblem]]:  # Any: JSON
-    """Return the body of a create request, and the problems of texts that are not JSON."""
+    """Return the body of a create request, and the problems of the form's JSON texts."""
     problems: list[RequestProblem] = []
     other = _json_object(texts, "other", problems) or {}
     for name in [name for name in other if name in (*PLAIN, "method", "recipe")]:

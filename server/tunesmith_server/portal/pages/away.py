@@ -1,8 +1,9 @@
 """Changes of jobs while nobody watched the home page: "while you were away".
 
-A cookie has the time of the browser's last visit of the home page and the start of the absence that
-the page still shows. The cookie outlives sign-outs, because a session ends after a night. A hidden
-page sends no requests, so its time counts as absence.
+A cookie stores the time at which the browser last visited the home page. It also stores the start
+of the absence whose changes the page still shows. A sign-out or the end of the session does not
+delete the cookie, so the page can also show the changes of a weekend. A visitor who hides the page
+counts as absent, because a hidden page sends no requests.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NEEDS = ("GET /fine_tuning/jobs", "GET /fine_tuning/jobs/{job_id}/events")
 LEAST_SECONDS = 15 * 60.0
 """Minimum length of an absence."""
 _LONGEST_SECONDS = 7 * 86_400.0
-"""Changes before this time are not shown."""
+"""Maximum length of an absence; older changes are not shown."""
 _MOST = 8
 _GOING = [JobState.QUEUED, JobState.RUNNING, JobState.PAUSING, JobState.PAUSED]
 
@@ -56,7 +57,8 @@ class Away:
 
 
 def since(visit: Visit, now: float) -> float | None:
-    """Return the start of the absence that the page must show; None if there is no absence."""
+    """Return the start of the absence whose changes the page must show; None if there is no
+    absence."""
     seen, away = cookies.home_visit(visit.request)
     start = seen if seen and now - seen > LEAST_SECONDS else away
     return max(start, now - _LONGEST_SECONDS) if start else None

@@ -34,8 +34,8 @@ def cancel(visit: Visit) -> Response:
 
 
 def retry(visit: Visit) -> Response:
-    """Retry the job and show the new job. Because of the form's token, a double click creates only
-    one job."""
+    """Retry the job and show the new job. The token in the form prevents a double click from
+    creating two jobs."""
     state = visit.state
     job, _ = job_fork.retry(
         visit.session, state.settings, state.wake_ups, visit.param("job_id"), _requester(visit)

@@ -119,8 +119,8 @@ class Choice:
         return bool(self.model or self.owner or self.label)
 
     def address(self, part: str = "", **changes: str) -> str:
-        """Return the address of the list with these filters changed. `part` is appended to the
-        path."""
+        """Return the address of the list with these filters changed. `part`: text appended to the
+        path of the page."""
         values = {
             "q": self.text, "state": self.state, "method": self.method, "model": self.model,
             "owner": self.owner, "label": self.label, "order": self.order, "after": "",

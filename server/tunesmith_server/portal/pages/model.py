@@ -58,7 +58,8 @@ def _page(visit: Visit, *, problem: str = "", status: int = 200) -> Response:
 
 
 def verdict(visit: Visit) -> Response:
-    """Show the result of the check of the model's files, which a stored file contains."""
+    """Show the model's verification.json, which has the result of the check of the model's
+    files."""
     row = adapters.retrieve(visit.session, visit.param("adapter_id"))
     return visit.show(
         "models/_verdict.html", verdict=verifications.retrieve(visit.state.storage, row)

@@ -123,7 +123,7 @@ def _list(
 
 
 def _groups(found: Sequence[Model], bases: dict[str, Model]) -> list[Group]:
-    """Return the models by base model; the base of the newest model comes first."""
+    """Return the models grouped by base model. The group with the newest model comes first."""
     lines: dict[str, list[ModelLine]] = {}
     for model in found:
         lines.setdefault(model.base_model or "", []).append(ModelLine(model=model))

@@ -48,8 +48,8 @@ def check(visit: Visit) -> Response:
 
 
 def start(visit: Visit) -> Response:
-    """Create the job and show its page. Because of the form's token, a double click creates only
-    one job."""
+    """Create the job and show its page. The token in the form prevents a double click from creating
+    two jobs."""
     if is_dry_run(visit.request):
         return check(visit)
     texts = _texts(visit)
@@ -91,8 +91,8 @@ def fork(visit: Visit) -> Response:
 
 
 def _texts(visit: Visit) -> dict[str, str]:
-    """Return the texts of the form. For a fork, the texts that it cannot change come from the
-    original job."""
+    """Return the texts of the form. A fork cannot change some of the fields; the texts of these
+    fields come from the original job."""
     names = (*request.NAMES, *fields.schema())
     texts = {name: visit.field(name).replace("\0", "")[:_MAX_TEXT] for name in names}
     if parent := _parent_id(visit):

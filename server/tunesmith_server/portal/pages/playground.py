@@ -30,7 +30,8 @@ def show(visit: Visit) -> Response:
 
 
 def check(visit: Visit) -> Response:
-    """Show the requests that the form gives, and put the texts of the form into the address."""
+    """Show the requests that the form produces, and write the form's texts into the browser's
+    address."""
     texts = {name: visit.field(name).replace("\0", "")[:_MAX_TEXT] for name in form.NAMES}
     texts["user"] = texts[form.ASKED] or texts["user"]
     response = _page(visit, texts, choices.NONE)

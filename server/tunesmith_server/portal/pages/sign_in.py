@@ -95,7 +95,8 @@ def _address(visit: Visit) -> str | None:
 
 
 def sign_out(visit: Visit) -> Response:
-    """End the session. A display session does not end; only this browser forgets it."""
+    """End the session and delete its cookie. A display session does not end: only the cookie is
+    deleted."""
     _end_former(visit)
     response = visit.go("/portal/sign-in")
     cookies.clear_session(visit.request, response)

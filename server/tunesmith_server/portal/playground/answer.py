@@ -53,8 +53,8 @@ class Answer:
         return found
 
     def figures(self) -> str:
-        """Return the time to the first token, and at the end also rate and token counts, as
-        text."""
+        """Return a text with the time to the first token, the tokens per second and the numbers of
+        tokens. Figures that are not known yet are left out."""
         if self._first is None:
             return "no text" + (f", {_FINISHES[self._finish]}" if self._finish in _FINISHES else "")
         parts = [f"{view.duration(self._first - self.started)} to the first token"]

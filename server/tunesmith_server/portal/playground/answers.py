@@ -1,14 +1,15 @@
 """Route that answers a prompt with up to four models in one response.
 
-All answers share one response. Each line of this response is JSON and names a column. A browser
-opens at most six connections to a host for all tabs together, and the live stream uses one of these
-connections. With one response per column, one playground would use up to five connections, and a
-second playground would block every tab. With one response, a click on Stop, a closed tab or the end
-of the session cancels all answers together. The cookie is valid only for the portal, so the
-requests do not use the `/v1` routes. The requests go through `api.chat.answering`, like those to
-`/v1/chat/completions`. They therefore have the same checks of model and parameters, the same limits
-of the key, and no prefix cache in common with other projects. Each column counts as one request for
-the rate limit. The rule of `POST /chat/completions` decides who may send requests.
+All answers share one response. Each line of this response is a JSON object that names its column. A
+browser opens at most six connections to a host for all tabs together, and the live stream uses one
+of these connections. With one response per column, one playground would use up to five connections,
+and a second playground would block every tab. One response also makes it possible to cancel all
+answers together, by a click on Stop, a closed tab or the end of the session. The browser cannot use
+the `/v1` routes, because its cookie is valid only for the portal. This route and
+`/v1/chat/completions` both call `api.chat.answering`. Both routes therefore check model and
+parameters in the same way, apply the same limits of the key, and share no prefix cache with other
+projects. For the rate limit, each column counts as one request. The rule of `POST
+/chat/completions` decides who may send requests.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ log = logging.getLogger(__name__)
 
 ROUTE = "POST /chat/completions"
 SESSION_SECONDS = 2.0
-"""Time between two checks whether session, key and right to chat still exist."""
+"""Time between two checks that the session and its key still exist and that the key may chat."""
 PING_SECONDS = 10.0
 """Seconds without data after which an empty line is sent, so that proxies do not close the
 connection."""
 _WAITING = 256
-"""Maximum number of lines that wait for a slow browser; if this many wait, the answers wait too."""
+"""Maximum number of lines that wait for a slow browser; at this number, the answers are not read
+further."""
 
 
 class _Column(Request):

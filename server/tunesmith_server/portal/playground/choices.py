@@ -30,8 +30,8 @@ class Choices:
         return f"{'checkpoint' if is_checkpoint else 'tuned'}, base {base}"
 
     def first(self) -> list[str]:
-        """Return the base of the newest tuned model and this tuned model; without a tuned model,
-        return one base model."""
+        """Return two models: the newest tuned model, and before it its base model. If there is no
+        tuned model, return one base model."""
         for name, base in self.bases.items():
             if base is not None and base_models.CHECKPOINT_MARK not in name:
                 return [base, name]

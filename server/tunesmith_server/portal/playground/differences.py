@@ -1,5 +1,5 @@
-"""Search of words that differ between two answers; the result is the indices of the pieces with
-these words."""
+"""Search for words that differ between two answers. The result has the indices of the pieces that
+contain these words."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from itertools import accumulate
 MOST_WORDS = 1500
 """Maximum number of words of an answer that are compared."""
 MOST_PAIRS = 20_000
-"""Maximum number of pairs of equal words of two answers that are compared: the time of the
-comparison grows faster than this number, for example with answers that repeat a phrase."""
+"""Maximum number of pairs of equal words. Two answers with more pairs, for example because they
+repeat a phrase, would take too long to compare."""
 _WORD = re.compile(r"\S+")
 
 
 def differing(answers: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Compare answers, each given as a list of pieces: the first with the second, and all others
-    with the first. For each answer, return the indices of the pieces with words that differ; none
-    if the answers have more than MOST_PAIRS pairs of equal words."""
+    """Compare the first answer with the second, and each other answer with the first. Each answer
+    is a list of pieces. For each answer, return the indices of the pieces whose words differ.
+    Answers with more than MOST_PAIRS pairs of equal words are not compared, and have no indices."""
     if len(answers) < 2:
         return [[] for _ in answers]
     words = [_words(pieces) for pieces in answers]

@@ -73,7 +73,8 @@ def request_of(texts: Texts, model: str, messages: Sequence[Any]) -> ChatRequest
 
 
 def address(texts: Texts) -> str:
-    """Return the address of the page with this form. A long prompt is left out."""
+    """Return the address of the page with this form. Texts longer than LONGEST_IN_ADDRESS are left
+    out."""
     pairs = [("model", name) for name in chosen(texts)]
     for name, default in DEFAULTS.items():
         text = texts.get(name, "")

@@ -27,9 +27,8 @@ _BLOCK = 512
 def record(
     session: Session, job: JobRow, *, model: str, kind: str, step: int, files: list[StoredFile]
 ) -> AdapterRow:
-    """Insert the row of a job's weights.
-
-    The row replaces a row with the same name from an earlier attempt.
+    """Insert the row of a job's weights. If an earlier attempt has inserted a row with this name,
+    replace its values.
     """
     row = session.scalar(
         select(AdapterRow).where(AdapterRow.model == model, AdapterRow.job_id == job.id)
@@ -168,9 +167,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return a text for the job that uses an object of `project_id`.
-
-    The text does not name a job of another project.
+    """Return a text about the job `user`, to show to the project `project_id`. The text does not
+    name a job of another project.
     """
     if user.project_id != project_id:
         return "a job of another project"

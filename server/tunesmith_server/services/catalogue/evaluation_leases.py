@@ -1,11 +1,11 @@
 """Leases of evaluations: a train worker claims an evaluation between two jobs, renews the lease,
 and reports the end.
 
-Every write needs the number of the newest claim, so a result is stored exactly once. Only the
-janitor ends the lease of a silent worker.
+A write with the number of an older claim is refused, so only the newest claim of an evaluation can
+store a result. Only the janitor ends the lease of a silent worker.
 
-Evaluations wait in the queue like jobs of their project. Each renewal charges device-time, and
-evaluations count for the limits of running jobs and device-hours."""
+Evaluations wait in the queue like jobs of their project. They count for the limits of running jobs
+and of device-hours. Each renewal of a lease charges the project for device-time."""
 
 from __future__ import annotations
 
@@ -64,13 +64,15 @@ MAX_LOST = 3
 MAX_CANDIDATES = 20
 """Maximum number of evaluations that one claim tries.
 
-If none of these evaluations can be leased, the worker gets no evaluation and asks again soon.
+If the worker can run none of the tried evaluations, the claim returns none, and the worker asks
+again soon.
 """
 
 
 def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationClaim | None:
     """Lease the first evaluation that the worker can run, if no job comes before it; return None if
-    there is no such evaluation. An evaluation that cannot run fails."""
+    there is no such evaluation. An evaluation that no worker could run fails, for example if its
+    model was deleted."""
     rows = session.scalars(_candidates()).all()
     worker = session.get(WorkerRow, worker_id)
     names = reservations.names_of(worker_id, worker)
@@ -105,8 +107,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 def _candidates() -> Select[EvaluationRow]:
     """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
-    projects in the order of the queue. The evaluations of one project therefore do not hide the
-    evaluations of other projects."""
+    projects in the order of the queue. Many evaluations of one project do not hide the evaluations
+    of other projects."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
     numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())
@@ -208,7 +210,7 @@ def _model(served: ServedModel) -> ClaimedModel:
 def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
     """Return `training_file` if the model was trained on the content of the evaluation's file.
 
-    For a model that another project shares, the data is not compared.
+    Return `file` if the model was trained on other content, or if it belongs to another project.
     """
     trained_on = session.scalar(
         select(FileRow.sha256)

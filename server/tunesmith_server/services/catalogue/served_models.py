@@ -21,8 +21,7 @@ from tunesmith_server.models.scope import all_projects
 from . import adapters, base_models
 
 _MOST_BASES = 8
-"""Maximum length of a chain of models with full weights in which each model was trained from the
-model before it."""
+"""Maximum length of a chain of models with full weights, each trained from the previous model."""
 
 
 def resolve(

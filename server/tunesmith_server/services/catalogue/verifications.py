@@ -23,7 +23,7 @@ def retrieve(storage: Storage, row: AdapterRow) -> Verification:
     if not files:
         raise NotFound(
             ErrorCode.NO_REPORT,
-            f"the files of adapter {row.id!r} were not read back, so it has no verification",
+            f"adapter {row.id!r} has no verification, because its files were not read back",
             hint="the trainer reads back the result of a job, not its checkpoints",
         )
     try:

@@ -1,4 +1,5 @@
-"""Reuse of an uploaded file with the same content, for the SDK's check before an upload."""
+"""Search for an uploaded file with the same content, so that the SDK need not upload the content
+again."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def find(
 
 def _is_reusable(file: FileObject) -> bool:
     """Return True if the file has no expiry, has not failed validation, and was validated for every
-    method. Older releases validated files for fewer methods."""
+    method. Files that an older release validated may lack the newer methods."""
     if file.status == "error" or file.expires_at is not None:
         return False
     found = file.validation

@@ -1,7 +1,8 @@
 """Pages of rows of a stored JSONL file.
 
-A page starts at a byte offset, so reading a page takes the same time anywhere in the file. If a
-page ends at this bound, its cursor is the offset after the last byte read.
+A page starts at a byte offset, so reading a page takes the same time anywhere in the file. A page
+may end before it has the requested number of rows, because it parses at most MAX_READ_BYTES. The
+next page starts after the last byte read.
 """
 
 from __future__ import annotations

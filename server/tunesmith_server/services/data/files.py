@@ -141,8 +141,9 @@ def retrieve(
 ) -> FileRow:
     """Return the file's row.
 
-    On PostgreSQL, `lock` blocks concurrent changes (`{"read": True}` takes a shared lock). A job is
-    therefore created either before or after its file is validated or deleted.
+    On PostgreSQL, `lock` locks the row until the transaction ends (`{"read": True}` takes a shared
+    lock). While a transaction creates a job, no other transaction can then change or delete the
+    job's file.
     """
     row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:
@@ -226,10 +227,9 @@ def delete(session: Session, file_id: str) -> None:
 def delete_expired(session: Session) -> None:
     """Delete the rows of expired files that no unfinished job or evaluation needs.
 
-    The first statement locks the rows, and a later statement reads the jobs. PostgreSQL does not
-    repeat a subquery after it has waited for a lock. A single DELETE could therefore miss a job
-    that another transaction just inserted. A transaction that creates a job also locks the job's
-    files."""
+    This function first locks the rows of the files, and then reads the jobs. A single DELETE could
+    miss a job that another transaction just inserted, because PostgreSQL does not repeat a subquery
+    after it has waited for a lock. A transaction that creates a job also locks the job's files."""
     expired = (
         select(FileRow)
         .where(FileRow.expires_at < time.time(), ~_is_needed())

@@ -23,7 +23,8 @@ from .. import blobs
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Extra seconds for a completion that started before the upload expired."""
+"""Seconds after its expiry before an upload is marked as expired, so that a completion that started
+earlier can end."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""

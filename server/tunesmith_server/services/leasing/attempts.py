@@ -1,7 +1,8 @@
 """Retries of failed attempts: which failures are retried, when, and how often.
 
-A release (drain, pause, SIGTERM) is not a failed attempt. A failed attempt counts even if it made
-progress, so that a job which loses its worker again and again cannot run forever.
+An attempt that ends because the worker releases the job (drain, pause, SIGTERM) is not a failed
+attempt. A failed attempt counts even if it made progress, so that a job which loses its worker
+again and again cannot run forever.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ RETRIED_CATEGORIES: Mapping[ErrorCategory, bool] = MappingProxyType(
         ErrorCategory.INFRASTRUCTURE: True,
     }
 )
-"""True for the categories of failures that are retried: only infrastructure, because other failures
-would occur again."""
+"""True for the categories of failures that are retried. Only failures of the infrastructure are
+retried, because other failures would occur again."""
 RETRIED_ONCE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
 """Error codes that are retried once, because another process may have used the memory."""
 BACK_OFF_FACTOR = 3.0
@@ -49,10 +50,10 @@ def fail_attempt(
     values: Mapping[str, Any] = MappingProxyType({}),  # Any: other columns to set
 ) -> JobRow | None:
     """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
-    store the failures of all attempts. If the user has cancelled the job, the server cancels the
-    job instead. If the user has paused or stopped the job, the user's command takes effect unless
-    the job fails. The change is conditional on the job's fence. Returns None if nothing was
-    changed."""
+    store the failures of all attempts. If the user has cancelled the job, cancel the job instead.
+    If the user has paused or stopped the job and the failure may be retried, follow the user's
+    command instead. Returns None, and changes nothing, if another worker has claimed the job since
+    it was read."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}

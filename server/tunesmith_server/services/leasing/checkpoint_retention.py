@@ -14,8 +14,8 @@ from ..training import stored_job
 
 
 def drop_beyond_limit(session: Session, job: JobRow) -> None:
-    """Delete checkpoints beyond the limit, but keep base models of unfinished jobs. The janitor's
-    next sweep deletes the stored files."""
+    """Delete a job's checkpoints beyond the limit, but keep checkpoints that are the base model of
+    an unfinished job. The janitor's next sweep deletes the stored files."""
     rows = {
         row.step: row
         for row in session.scalars(select(CheckpointRow).where(CheckpointRow.job_id == job.id))

@@ -1,8 +1,8 @@
 """Claims: a worker leases the first job of the queue that it can run.
 
 One query chooses the job, locks the job's project and reads all values that the lease needs. A
-claim reads everything before it writes, so a job whose row cannot be read fails without a
-savepoint.
+claim reads everything before it writes. If a job's row cannot be read, the claim has written
+nothing that it must undo, so it needs no savepoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from . import resume_points
 MAX_CANDIDATES = 50
 """Maximum number of jobs that one claim tries.
 
-If none of these jobs can be leased, the worker gets no job and asks again soon.
+If the worker can run none of the tried jobs, it gets no job and asks again soon.
 """
 
 Columns = Row[Any]  # Any: the columns of `next_claim`
@@ -84,8 +84,9 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
 
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) -> Select[Any]:
-    """Return the query of the job that the worker gets, with its project, its files, the limit of
-    its key, and two facts about the job's events. The query locks the project."""
+    """Return the query of the job that the worker gets, with the job's project, its files and the
+    limit of its key. The result also tells if the job has a warning, and if it has an event after
+    `last_seq`. The query locks the project."""
     choice = order.next_job(worker, tried).subquery("choice")
     project: Bundle[Any] = Bundle(  # Any: its columns
         "project",
@@ -179,7 +180,8 @@ def _data_file(row: Columns, file_id: str, param: str) -> ClaimedFile:
 
 
 def _note(session: Session, job: JobRow, ignored: list[str]) -> None:
-    """Withdraw the warning of a claimed job, and add an event that names the ignored settings."""
+    """Withdraw the job's warning that no worker has its base model, and add an event that names the
+    ignored settings."""
     session.refresh(job)
     waiting.withdraw_at_claim(session, job)
     if ignored:

@@ -37,8 +37,8 @@ MAX_LOST = 3
 
 
 def claim(session: Session, settings: Settings, file_id: str, body: ReadingClaim) -> FileReading:
-    """Lease a file to a worker. `reading` is 0 if the file needs no validation or another worker
-    reads it."""
+    """Lease a file to a worker. In the result, `reading` is 0 if the worker gets no lease, because
+    the file needs no validation or another worker reads it."""
     row = files.retrieve(session, file_id, lock=True)
     file = files.to_wire(row)
     if row.status != "uploaded" or row.reading_until is not None:
@@ -87,7 +87,8 @@ def store_result(
 
 def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
     """End the leases of silent workers; return the number of files. Only the janitor calls this
-    function, because leases must survive a restart of the API."""
+    function: after a restart of the API, the janitor first gives the workers time to renew their
+    leases."""
     expired = session.scalars(
         select(FileRow)
         .where(FileRow.status == "uploaded", FileRow.reading_until < epoch_now())

@@ -1,4 +1,4 @@
-"""Requests to running jobs to free their device, for jobs that come before them or because the
+"""Requests to running jobs to free their device, because another job comes first or because the
 worker is drained or reserved."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Jobs of earlier releases. Each round of the janitor adds health, the curve for lists and packed
-metrics to some of these jobs."""
+"""Update of jobs that an earlier release stored. In each round of the janitor, some of these jobs
+get their health, their curve for lists, and packed metrics."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _is_unpacked(job: JobRow) -> bool:
 
 
 def _seal(session: Session, job: JobRow, most: int) -> int:
-    """Pack up to `most` chunks of metrics of an ended job; return the number of these chunks,
-    including chunks without metrics."""
+    """Pack at most `most` chunks of an ended job's metrics. Return the number of chunks; chunks
+    without metrics count too."""
     if not _is_unpacked(job):
         return 0
     before = job.sealed_step

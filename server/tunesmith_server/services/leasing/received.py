@@ -66,8 +66,8 @@ def _read_run_report(value: Any) -> RunReport | Unreadable | None:  # Any: as ab
 
 
 class ReceivedReport(Report):
-    """Report whose events and run report may be unreadable: a worker gets its command even if parts
-    of its report are invalid."""
+    """Report of a worker. Its events and its run report may be unreadable, because the worker must
+    get a command even if parts of its report are invalid."""
 
     events: list[
         Annotated[
@@ -120,9 +120,9 @@ def store_events(
     received: Sequence[RunEvent | Unreadable],
     store: Callable[[RunEvent], None],
 ) -> None:
-    """Store the events that the job does not have yet, each with `store`. If a number is missing,
-    later events are not stored: the worker keeps them, and sends them again after the missing
-    event."""
+    """Store the events that the job does not have yet; `store` stores one event. If a number is
+    missing, later events are not stored: the worker keeps them, and sends them again after the
+    missing event."""
     numbered: list[tuple[int, RunEvent | Unreadable]] = []
     last = job.source_seq
     for event in received:

@@ -62,8 +62,8 @@ def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def for_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """Return the resume points for a claim, newest first, and True if a job with other settings
-    stored these resume points."""
+    """Return the resume points for a claim, newest first. The second value is True if the resume
+    points come from another job with other settings."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)
@@ -92,9 +92,10 @@ def drop_unneeded(session: Session, settings: Settings) -> None:
     """Delete the resume points of succeeded jobs, and of jobs that failed or were cancelled long
     ago, unless the recipe keeps them. The next sweep deletes the stored files.
 
-    This function first locks the jobs; a transaction that creates a fork also locks the job that
-    the fork starts from. PostgreSQL does not repeat a subquery after it has waited for a lock. A
-    single DELETE could therefore miss a fork that another transaction just inserted."""
+    This function first locks the jobs, and then looks for forks. A single DELETE could miss a fork
+    that another transaction just inserted, because PostgreSQL does not repeat a subquery after it
+    has waited for a lock. A transaction that creates a fork also locks the job that the fork starts
+    from."""
     long_ago = time.time() - settings.resume_point_days * 86_400
     over = or_(
         JobRow.state == JobState.SUCCEEDED,

@@ -20,7 +20,8 @@ from tunesmith_server.models import CurveRow, JobRow, MetricRow
 CHUNK = 512
 """Number of steps in a chunk."""
 BLOCK = 32
-"""Number of steps in a block; `coarse` has the minimum and the maximum of each block."""
+"""Number of steps in a block. The column `coarse` of a chunk stores the minimum and the maximum of
+each block."""
 _CHUNKS_AT_A_TIME = 4
 """Maximum number of chunks that are packed when one step is stored. After an update of the service,
 more than one chunk can be complete."""
@@ -91,8 +92,8 @@ def seal(session: Session, job: JobRow, step: int, most: int) -> None:
 
 
 def make_void(session: Session, job: JobRow, step: int) -> None:
-    """Keep the metrics after `step` as void, because the current attempt repeats these steps. The
-    caller then deletes these metrics."""
+    """Copy the metrics after `step` into void chunks, because the current attempt repeats these
+    steps. The caller then deletes the copied metrics."""
     session.execute(
         delete(CurveRow).where(CurveRow.job_id == job.id, CurveRow.void_by == job.attempt)
     )
@@ -105,9 +106,8 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 
 def ends(session: Session, job_id: str) -> tuple[int, int]:
-    """Return the first and the last step with metrics.
-
-    For void metrics, return the first and the last step of their chunks.
+    """Return the first and the last step with metrics. Void metrics count with all steps of their
+    chunks, so the range may be larger than necessary.
     """
     # SQLite reads an end from the index only if a query asks for one end.
     stored = (
@@ -128,9 +128,9 @@ def ends(session: Session, job_id: str) -> tuple[int, int]:
 def read(
     session: Session, job: JobRow, names: Sequence[str] | None, low: int, high: int, width: int
 ) -> dict[str, Curve]:
-    """Return the curves of `names` (None: all) from step `low` to `high`, with the minimum and the
-    maximum of each interval of `width` steps, and the value of the job's last step. `low` and
-    `high` + 1 are multiples of `width`."""
+    """Return the curves `names` (None: all) from step `low` to step `high`. A curve has the minimum
+    and the maximum of each interval of `width` steps, and the value of the job's last step. `low`
+    and `high + 1` must be multiples of `width`."""
     curves = _packed(session, job.id, 0, names, low, min(high, job.sealed_step - 1), width)
     rest = max(low, job.sealed_step)
     if rest <= high:
@@ -142,9 +142,8 @@ def read(
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return the thinned curve with the last value of `curve`.
-
-    Packed chunks do not contain the job's last step, so its value was not thinned before.
+    """Return the thinned curve, but keep the last value of `curve`. The values of packed chunks are
+    already thinned, but the job's last step is never in a packed chunk.
     """
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:
@@ -156,7 +155,7 @@ def _with_last(curve: Curve, width: int) -> Curve:
 def read_void(
     session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int, width: int
 ) -> dict[int, dict[str, Curve]]:
-    """Return the void curves by the number of the attempt that repeated their steps."""
+    """Return the void curves, grouped by the attempt that repeated their steps."""
     attempts = session.scalars(
         select(CurveRow.void_by)
         .where(CurveRow.job_id == job_id, CurveRow.void_by > 0)

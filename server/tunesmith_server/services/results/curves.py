@@ -27,8 +27,8 @@ def columns(
     first: int | None,
     last: int | None,
 ) -> bytes:
-    """Return `MetricColumns` as JSON: the metrics `names` (None: all) from step `first` to `last`
-    with at most `points` values per curve."""
+    """Return `MetricColumns` as JSON. It has the metrics `names` (None: all) from step `first` to
+    step `last`, with at most `points` values per curve."""
     known = curve_chunks.ends(session, job.id)
     low = max(first or 0, known[0])
     high = min(known[1] if last is None else last, 2**31 - 1)
@@ -56,8 +56,9 @@ def columns(
 
 
 def stretch(low: int, high: int, points: int) -> int:
-    """Return the width of intervals in steps, a power of two, so that twice the number of
-    intervals plus 1 is at most `points`. Return 1 if the range has at most `points` steps."""
+    """Return the number of steps in an interval, so that a curve has at most `points` values. If
+    the range has at most `points` steps, return 1. Otherwise return the smallest power of two that
+    is enough: a curve has two values for each interval, and the job's last value."""
     if high - low < points:
         return 1
     width = 2

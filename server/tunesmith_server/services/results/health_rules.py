@@ -29,8 +29,8 @@ FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
 POSSIBLE = 2.0
-"""Number of standard errors added to a change, to get the largest change that the noise may
-hide."""
+"""Number of standard errors added to a measured change. The sum is the largest change that the
+noise may hide."""
 NAN_STEPS = 3
 """Number of logged NaNs that counts as a divergence. The trainer stops after this many NaNs in a
 row."""
@@ -49,17 +49,19 @@ uses the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
-"""Relative fall of the loss that a useful run is expected to show. If the noise may hide a larger
-fall, a flat curve is unclear; otherwise the model barely moved."""
+"""Relative fall of the loss that a useful run should show. If the noise may hide such a fall, the
+health of a flat curve is `unclear`; otherwise it is `barely_moved`."""
 LOST_SHARE = 0.9
-"""Minimum share of weight updates lost by rounding at which rounding explains a flat curve."""
+"""If rounding loses at least this share of the weight updates, rounding is the reason for a flat
+curve."""
 
 EQUAL_SHARE = 0.9
 """Minimum share of groups with equal rewards at which a run counts as having no reward spread."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
-"""Three changes of the mean reward, in standard deviations of the reward within a group: the
-smallest rise that counts as learning, the rise that a useful run is expected to show, and the fall
-that counts as a collapse. If the noise may hide a useful rise, a flat curve is unclear."""
+"""Changes of the mean reward, in standard deviations of the reward within a group.
+NOTICEABLE_SPREAD is the smallest rise that counts as learning. USEFUL_SPREAD is the rise that a
+useful run should show; if the noise may hide such a rise, the health of a flat curve is `unclear`.
+COLLAPSE_SPREAD is the fall that counts as a collapse."""
 
 
 @dataclass(frozen=True)
@@ -251,9 +253,10 @@ def _noise(values: Sequence[float]) -> float:
     """Estimate the standard deviation of the noise between points. A wrong estimate is usually too
     large.
 
-    The estimate uses second differences, because a steady trend does not change them. The estimate
-    is the larger of two values: the median over the whole curve, which ignores a fast fall at the
-    start, and a high quantile over the second half, which ignores a few unusual batches.
+    The estimate uses second differences, because a steady trend does not change them. Two estimates
+    are made, and the larger one counts. The first estimate is the median over the whole curve; a
+    fast fall at the start does not affect it. The second estimate is a high quantile over the
+    second half of the curve; a few unusual batches do not affect it.
     """
     bends = [values[at - 1] - 2 * values[at] + values[at + 1] for at in range(1, len(values) - 1)]
     of_normal = 0.6745 * math.sqrt(6)  # median of |second difference| of standard normal noise
@@ -265,8 +268,9 @@ def _noise(values: Sequence[float]) -> float:
 
 
 def _trend(values: Sequence[float]) -> _Trend:
-    """Compare the last quarter of the curve with its first points. A loss may fall within a few
-    steps or slowly, so several windows are compared; the most certain change counts."""
+    """Compare the mean of the curve's last quarter with the mean of its first points. A loss may
+    fall within a few steps or slowly, so several numbers of first points are tried, and the most
+    certain change counts."""
     noise, last = _noise(values), len(values) // 4
     end = fmean(values[-last:])
     window, trends = max(1, len(values) // 32), []
@@ -282,8 +286,8 @@ def _trend(values: Sequence[float]) -> _Trend:
 
 
 def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, float]:
-    """Return the lowest (or highest) mean over a window of a tenth of the points, and the window's
-    middle step."""
+    """Return the middle step and the mean of the window with the lowest (or highest) mean. A window
+    has a tenth of the points."""
     width = max(2, len(points) // 10)
     means = [
         (points[at + width // 2][0], fmean(value for _, value in points[at : at + width]))
@@ -293,8 +297,8 @@ def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, fl
 
 
 def _window_error(count: int) -> float:
-    """Return the standard error of the difference between the mean of the last quarter and the
-    result of `_best`, in units of the noise."""
+    """Return the standard error, in units of the noise, of the difference between two means: the
+    mean of the last quarter, and the mean that `_best` returns."""
     return math.sqrt(1 / max(2, count // 10) + 1 / (count // 4))
 
 

@@ -27,8 +27,8 @@ all derivations together then grows linearly with the number of steps."""
 MAX_LISTED = 64
 """Maximum number of points of the curve in a list of jobs."""
 _LARGEST = 1e100
-"""Larger values are replaced by this value, because PostgreSQL raises an overflow error for the
-mean of larger values."""
+"""Largest value that is averaged. Larger values are replaced by this value, because PostgreSQL
+cannot compute their mean without an overflow error."""
 
 
 def update(session: Session, job: JobRow) -> None:
@@ -62,8 +62,8 @@ def stored(document: Any) -> JobHealth | None:  # Any: JSON
 
 
 def _small_curve(job: JobRow, found: dict[str, list[Point]]) -> dict[str, Any]:
-    """Return the curve of the main metric as `JobCurve`, with at most MAX_LISTED points, each the
-    mean of its steps."""
+    """Return the curve of the main metric as `JobCurve`, with at most MAX_LISTED points. Each point
+    is the mean of consecutive values."""
     name = "reward" if job.method_name == "reinforcement" else "train_loss"
     known = [(point.step, point.value) for point in found.get(name, []) if point.value is not None]
     width = -(-len(known) // MAX_LISTED) or 1

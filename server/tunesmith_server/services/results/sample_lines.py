@@ -1,5 +1,5 @@
-"""Stored files of samples: gzipped JSON lines, one file per step. A worker wrote the files, so a
-file may be damaged, lost, or a decompression bomb."""
+"""Stored files of samples: gzipped JSON lines, one file per step. The files come from workers, so a
+reader must expect damaged files, lost files and decompression bombs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prefix(job_id: str) -> str:
 
 
 def sample_id(row: SamplesRow, index: int) -> str:
-    """Return the id of a step's sample with this index."""
+    """Return the id of the sample that has this index in its step."""
     return f"{prefix(row.job_id)}-{row.step}-{index}"
 
 

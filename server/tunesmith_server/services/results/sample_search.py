@@ -69,8 +69,8 @@ class SampleFilters:
 def find_steps(
     session: Session, job_id: str, *, step: int | None, after: str | None, order: Order = "desc"
 ) -> list[SamplesRow]:
-    """Return the steps that a page may read, and one more step. This function reads only the
-    database."""
+    """Return the steps that a page may read, and the step after them, if there is one. This
+    function reads only the database."""
     query = select(SamplesRow).where(SamplesRow.job_id == job_id)
     if step is not None:
         query = query.where(SamplesRow.step == step)

@@ -1,5 +1,5 @@
-"""Samples of reinforcement jobs: one row and one stored file per step. The texts of a page are read
-from storage."""
+"""Samples of reinforcement jobs: one row and one stored file per step. Prompts and completions are
+only in the files."""
 
 from __future__ import annotations
 

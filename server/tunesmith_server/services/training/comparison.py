@@ -35,7 +35,8 @@ METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
 MAX_COMPARED = 8
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
-"""Number of events whose times are used to interpolate the hours of all steps."""
+"""Maximum number of events that are read for an axis with hours. The hours of the steps between
+these events are interpolated."""
 
 Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""
@@ -51,7 +52,8 @@ def compare(
     last: int | None = None,
 ) -> JobComparison:
     """Compare jobs; each curve has at most `points` values. Curves and best values are limited to
-    the steps from `first` to `last`. Raises BadRequest for a wrong number of jobs, and NotFound."""
+    the steps from `first` to `last`. Raises BadRequest for a wrong number of jobs, and NotFound for
+    an unknown job."""
     check_number(job_ids)
     known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
     rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
@@ -145,7 +147,8 @@ def _data(files: Mapping[str, FileRow], file_id: str) -> ComparedData:
 
 
 def _result(name: str, curve: Curve, last: float | None) -> MetricResult:
-    """Return the last and the best value of a curve; a thinned curve still has its best value."""
+    """Return the last and the best value of a curve. A thinned curve still has its minimum and its
+    maximum, so the best value is exact."""
     known = [pair for pair in zip(curve.values, curve.steps, strict=True) if pair[0] == pair[0]]
     pick = max if name.endswith("reward") else min
     best = pick(known, key=lambda pair: pair[0], default=None)

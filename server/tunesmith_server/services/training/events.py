@@ -43,8 +43,8 @@ def add(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Append one event. The transaction must already hold a lock on `job`, from an UPDATE that
-    checked the fence or the state."""
+    """Append one event. Before, the transaction must have locked `job` with an UPDATE that checks
+    the fence or the state."""
     row = new(job, message, kind=kind, level=level, data=data, created_at=created_at)
     session.add(row)
     return row
@@ -170,8 +170,8 @@ def list_events(
     levels: Sequence[str] = (),
     text: str | None = None,
 ) -> PageBuilder:
-    """Return the events of these kinds and levels (empty: all) with `text` in the message, ignoring
-    case."""
+    """Return the events of these kinds and levels (empty: all) whose messages contain `text`,
+    ignoring case."""
     query = select(EventRow).where(EventRow.job_id == job_id)
     if kinds:
         query = query.where(EventRow.kind.in_(kinds))

@@ -154,14 +154,14 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """Return the state that the user's command requires after the release, and a text for the
-    event. Returns None if training should continue."""
+    """Return the state that a released job gets because of its user's command, and a text for the
+    event. Returns None if the training should continue."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:
         return JobState.PAUSED, "paused"
     if job.stop_requested and not has_resume_point(session, job):
-        return JobState.CANCELLED, "cancelled by stop, because there is no resume point to keep"
+        return JobState.CANCELLED, "cancelled, not stopped: there is no resume point to keep"
     return None
 
 

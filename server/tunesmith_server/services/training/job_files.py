@@ -132,7 +132,7 @@ def _log(session: Session, job: JobRow) -> bytes:
 
 def _environment(session: Session, storage: Storage, job: JobRow) -> Any:  # Any: JSON
     """Return device and settings of each attempt. If the result was verified, also return the
-    versions of the libraries that made it."""
+    versions of the libraries that the trainer used."""
     rows = session.scalars(
         select(ReportRow).where(ReportRow.job_id == job.id).order_by(ReportRow.attempt)
     )

@@ -1,5 +1,5 @@
-"""Filters of the list of jobs. The index `ix_jobs_list` has all filtered columns except `metadata`,
-so that a search with few matches does not read every row."""
+"""Filters of the list of jobs. All filtered columns except `metadata` are in the index
+`ix_jobs_list`, so that a search with few matches reads the index and only few rows."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def _has_warned(since: int) -> ColumnElement[bool]:
 
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
-    """Return the SQL condition that `metadata` contains this pair. The condition uses no JSON path,
-    because a path on SQLite cannot express every key."""
+    """Return the SQL condition that `metadata` contains this pair. The condition compares all pairs
+    of `metadata`, because a JSON path on SQLite cannot name every key."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
     pair = pairs_of(readable_object(JobRow.labels)).table_valued("key", "value")

@@ -18,14 +18,14 @@ UNFINISHED = frozenset(str(state) for state in JobState if state not in TERMINAL
 _IDS_AT_A_TIME = 500
 
 Head = tuple[Any, ...]  # Any: columns of a row
-"""Values of a job that differ if the job has changed."""
+"""Some columns of a job. If the job has changed, at least one of these values differs."""
 
 
 def heads(
     session: Session, projects: Sequence[str], created_after: float
 ) -> dict[str, dict[str, Head]]:
-    """Return, by project and job, the heads of the unfinished jobs and of the jobs that were
-    created after this time (Unix seconds)."""
+    """Return the heads of all unfinished jobs and of jobs that were created after `created_after`
+    (Unix seconds), by project and by job id."""
     rows = session.execute(
         select(
             *(JobRow.project_id, JobRow.id, JobRow.last_seq, JobRow.state, JobRow.step),
@@ -70,7 +70,8 @@ def _select(session: Session, *conditions: ColumnElement[bool]) -> list[JobProgr
 
 
 def _progress(row: Any) -> JobProgress:  # Any: a row of `_select`
-    """Return the progress of a job; only id and state if this release cannot read the row."""
+    """Return the progress of a job. If this release cannot read the row, return only id and
+    state."""
     try:
         return JobProgress(
             id=row.id,

@@ -1,7 +1,7 @@
 """Jobs in a list: the same fields as a single job, without large documents.
 
-The database returns the stored documents as text, and documents that were seen before are neither
-parsed nor checked again.
+The database returns the stored documents as text. A cache keeps the results for these texts, so
+that the same document is not parsed and checked again.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _item(row: Any) -> bytes:  # Any: a row of `query`
 
 @lru_cache(maxsize=1024)
 def _settings(text: str, method_text: str | None, version: int, is_large_method: bool) -> bytes:
-    """Return `hyperparameters` and `method` as members of a JSON object. Raises Unreadable."""
+    """Return the fields `hyperparameters` and `method` of a job as JSON, to append to the job's
+    other fields. Raises Unreadable."""
     stored = from_json(text)
     hyperparameters = {name: stored[name] for name in Hyperparameters.model_fields}
     is_reinforcement = False
@@ -139,7 +140,8 @@ def _settings(text: str, method_text: str | None, version: int, is_large_method:
 
 @lru_cache(maxsize=1024)
 def _recipe(text: str, version: int) -> bytes:
-    """Return a stored recipe with the current names and defaults. Raises Unreadable."""
+    """Return the JSON of a stored recipe, with the field names and the defaults of this release.
+    Raises Unreadable."""
     document = from_json(text)
     return read_document(Recipe, document, "recipe", version=version).model_dump_json().encode()
 

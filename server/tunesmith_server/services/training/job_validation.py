@@ -24,7 +24,8 @@ from ..catalogue import base_models
 from . import job_create
 
 _MAX_ROUNDS = 50
-"""Number of times that a body is validated; each round finds the unknown fields of one depth."""
+"""Maximum number of times that a body is validated. Each validation finds the unknown fields at one
+more depth of nested objects."""
 
 
 def split_fields(body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

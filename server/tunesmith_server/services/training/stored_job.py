@@ -146,7 +146,7 @@ def scheduling(row: JobRow) -> Scheduling:
 
 
 def plain_columns(row: Any) -> dict[str, Any]:  # Any: a JobRow, or columns of a list; values
-    """Return the fields of a job that need no document."""
+    """Return the fields of a job that do not come from its recipe, hyperparameters or method."""
     return {
         "model": row.model,
         "fine_tuned_model": row.fine_tuned_model,

@@ -2,8 +2,8 @@
 warning, which is withdrawn later.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
-warning: its `data.withdraws` has the warning's event id. The withdrawn warning has the level `info`
-and, in `data.withdrawn_by`, the id of that event.
+warning. The `data.withdraws` of the later event is the id of the warning. The warning then has the
+level `info`, and its `data.withdrawn_by` is the id of the later event.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..catalogue import base_models
 from . import events, quarantine
 
 PATIENCE_SECONDS = 60.0
-"""Seconds in which a restarted worker should report its base models again."""
+"""Minimum seconds in the queue before a job gets the warning, so that a restarted worker can first
+report its base models."""
 REASON = "base_model_not_on_workers"
 """Value of `data.reason` in the warning."""
 
@@ -75,8 +76,8 @@ def _base_is_served(session: Session, job: JobRow, workers: list[str]) -> None:
 
 
 def withdraw_at_claim(session: Session, job: JobRow) -> None:
-    """Withdraw an active warning of `job`. The newest event, which is the claim, gets the warning's
-    id."""
+    """Withdraw an active warning of `job`. The job's newest event, which must be the event of the
+    claim, withdraws the warning."""
     for warning in session.scalars(_WARNINGS, {"job_id": job.id}).all():
         _withdraw(warning, session.get_one(EventRow, (job.id, job.last_seq)))
 
