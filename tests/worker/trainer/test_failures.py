@@ -194,7 +194,7 @@ def test_missing_weights_are_not_made_up(make_run: MakeRun, tmp_path: Path) -> N
         ),
         ({"max_seq_length": 1000}, "recipe_invalid", "model's context of 256"),
         ({"max_seq_length": 8}, "no_trainable_tokens", "all 16 rows are longer"),
-        ({"max_seq_length": 20, "overlong": "error"}, "row_too_long", "train.jsonl, row 1 has 29 tokens"),
+        ({"max_seq_length": 20, "overlong": "error"}, "row_too_long", "train.jsonl, row 1 has"),
     ],
 )
 def test_recipes_that_cannot_work(
