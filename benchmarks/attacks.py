@@ -23,7 +23,7 @@ from .service_parts.process_use import watched
 
 MAX_P99_MS = 1000.0
 MAX_GROWTH_MB = 105.0
-"""Largest allowed growth of the API's memory: 100 MiB in MB."""
+"""Largest allowed growth of the API's memory, in MB (100 MiB are 104.9 MB)."""
 MAX_CREATE_P99_MS = 30.0
 
 

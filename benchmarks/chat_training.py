@@ -38,7 +38,7 @@ WINDOW, SETTLE = 4.0, 0.5
 BAR = 1.10
 
 Window = tuple[bool, float, float]
-"""True while chat runs; start and end, in Unix seconds."""
+"""A window: True if chat runs in the window, then the window's start and end in Unix seconds."""
 
 
 def beside_training(model: Path, rounds: int, steps: int) -> dict[str, Any]:
@@ -68,7 +68,8 @@ def beside_training(model: Path, rounds: int, steps: int) -> dict[str, Any]:
 
 
 def slowdown(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
-    """Return the ratio of the mean step times. `pairs`: step times without chat and with chat."""
+    """Divide the mean step time with chat by the mean step time without chat. Each item of `pairs`
+    has the step times without chat and the step times with chat."""
     alone, beside = ([t for pair in pairs for t in pair[side]] for side in (0, 1))
     return fmean(beside) / fmean(alone)
 
@@ -185,8 +186,8 @@ def busy(server: Server) -> Iterator[Clients]:
 
 
 async def stream_forever(server: Server, count: Path) -> None:
-    """Stream without pause. A byte is appended to a file for each token. A request that is refused
-    while a job measures the free memory is sent again."""
+    """Stream without pause, and append a byte to the file `count` for each token. The server
+    refuses requests while a job measures the free memory. Refused requests are sent again."""
     with count.open("ab", buffering=0) as file:
 
         def count_one() -> None:

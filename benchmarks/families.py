@@ -36,7 +36,8 @@ FAMILIES = (
     "nemotron",
 )
 SPEED, ENOUGH, LOSS = 2.0, 5, 1e-5
-"""Required speed ratio, number of families that must reach it, and largest difference of a loss."""
+"""Required speed ratio, number of families that must reach this ratio, and largest allowed relative
+difference of a loss."""
 
 Runs = list[dict[str, Any]]  # Any: JSON
 

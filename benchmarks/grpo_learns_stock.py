@@ -43,8 +43,8 @@ def right(completions: Sequence[Untyped], answer: Sequence[str], **_: object) ->
 
 
 class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Record the mean reward of each step. Print the reward with the CPU-seconds since the
-    start."""
+    """Record and print the mean reward of each step. Each printed line also has the CPU-seconds
+    since the start."""
 
     def __init__(self) -> None:
         self.rewards: list[float] = []

@@ -38,7 +38,7 @@ def compare(task: Task, folder: Path) -> NoReturn:
 
 def difference(task: Task, ours: Untyped, folder: Path) -> dict[str, float]:
     """Compare one step with stock TRL. All differences are relative. `gradient_difference` is the
-    RMS difference over all gradients; `worst_gradient` is the RMS difference of the worst
+    RMS difference over all gradients; `worst_gradient` is the largest RMS difference of a single
     gradient."""
     stock = grpo_side.stock_trainer(task, stock_model(task), folder / "stock")
     trained = {

@@ -6,7 +6,7 @@ Times the forward and backward pass of a mean cross entropy. Backward computes g
 hidden states and, with --trainable-head, of the head. All sides run alternately in one process; the
 best of --repeats rounds counts. On a CPU, times are CPU-seconds of one thread; on a GPU, they are
 seconds between two synchronizations. A separate process for each side measures the peak memory
-without the memory of the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and
+minus the memory of the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and
 `trl_metrics` also compute entropy and top-1. Prints one JSON line with the environment variables of
 the allocator.
 """

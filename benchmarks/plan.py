@@ -9,10 +9,10 @@ million parameters (sft_side.py) trains two steps with our trainer and AdamW. Tw
 `rss`: Weights plus the growth of resident memory (VmHWM) during training. `rss` comes from a
     separate run without the profiler, and is compared with the prediction of the separate run.
 
-`predicted` is the planner's closed-form prediction. Every run first measures a trial pass; with
-this measurement, the run corrects the prediction to `corrected`. The trial pass also measures the
-allocator's memory beyond tensors, which is part of `rss`. The prediction must be within 10 % of
-`tensors` and within 20 % of `rss`. `--write` writes benchmarks/results/plan.json.
+`predicted` is the planner's closed-form prediction. Every run measures a trial pass before
+training. `corrected` is the prediction after a correction by this measurement. The trial pass also
+measures the allocator's memory beyond tensors, which is part of `rss`. The prediction must be
+within 10 % of `tensors` and within 20 % of `rss`. `--write` writes benchmarks/results/plan.json.
 """
 
 from __future__ import annotations

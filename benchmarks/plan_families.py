@@ -5,9 +5,9 @@ bf16, `bf16_split_master`, and bf16 over an NF4 base. `predicted` is the predict
 memory plan, after its trial pass. `tensors` is the peak of tensor bytes in a run under torch's
 profiler. The prediction must be within 10 % or 32 MiB of `tensors`, whichever is more.
 
-`reported` is the memory report at the end of a second run, without the profiler. A missed
-prediction that this report does not state is called silent. The exit status is 1 if a prediction
-is outside these limits. `--write` writes benchmarks/results/plan_families.json.
+`reported` is the memory report at the end of a second run, without the profiler. A prediction
+outside the limits is a miss. A miss is silent if this report does not state it. The exit status is
+1 if a prediction is a miss. `--write` writes benchmarks/results/plan_families.json.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .service_parts.machine import cpu_model
 
 RESULT = Path(__file__).parent / "results" / "plan_families.json"
 BAR, BAR_BYTES = 0.10, 32 * 2**20
-"""Largest error of a prediction that is allowed: a share of the measured tensor bytes, or a number
-of bytes if that is more."""
+"""Largest allowed error of a prediction: a share of the measured tensor bytes, or a number of
+bytes. The greater one of the two limits applies."""
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "olmo2", "mixtral")
 _SIZES: dict[str, dict[str, int]] = {
     "tiny": {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 128},

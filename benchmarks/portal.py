@@ -46,7 +46,7 @@ class Bench:
         return "; ".join(f"{item['name']}={item['value']}" for item in self.state["cookies"])
 
     def steps(self, count: int) -> int:
-        """Return the number of the first of `count` unused steps."""
+        """Reserve `count` unused step numbers, and return the first one."""
         self._step += count
         return self._step - count
 

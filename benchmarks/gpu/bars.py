@@ -111,8 +111,7 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 def _offload(results: Results) -> float | None:
     """Return the largest time overhead of offloading among cases in which the planner expects no
-    overhead. Only cases with a hidden size of at least 2,048 and with at least 4,096 tokens
-    count."""
+    overhead. Ignore cases with a hidden size below 2,048 or with fewer than 4,096 tokens."""
     cases = results.get("memory", {}).values()
     overheads = [
         as_error(result["overhead"])

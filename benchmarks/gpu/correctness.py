@@ -42,16 +42,16 @@ Result = dict[str, Any]  # Any: JSON
 FP32_LIMIT = 1e-5
 BF16_FACTOR = 1.5
 INTERPRETED_BF16 = 2**-8
-"""Extra error allowed in Triton's interpreter, because the interpreter truncates to bf16. A GPU
-rounds to the nearest bf16."""
+"""Extra bf16 error allowed in Triton's interpreter. The interpreter truncates numbers to bf16, but
+a GPU rounds numbers to the nearest bf16."""
 GPU_TESTS = ("tests/kernels", "tests/worker/engine", "tests/worker/rundir/test_clock.py")
 TINY_TESTS = ("tests/kernels/test_rope.py",)
 MOST_NAMES = 20
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> Result:
-    """Compute the errors in fp32 and in bf16. Return the largest errors and `passed`, which is
-    False for NaN."""
+    """Compute the errors in fp32 and in bf16. Return the largest errors and `passed`. `passed` is
+    False if an error is NaN."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0
@@ -100,7 +100,8 @@ def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def gpu_tests(device: torch.device) -> Result:
-    """Run the tests that need a GPU. On a CPU, run only a few, which pytest skips."""
+    """Run the tests that need a GPU. On a CPU, give pytest only a few of these tests; pytest skips
+    them."""
     if find_spec("pytest") is None:
         return {"refused": "pytest is not installed"}
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +118,8 @@ def gpu_tests(device: torch.device) -> Result:
 
 
 def counts(report: Path) -> Result:
-    """Read pytest's XML report. `passed` is False if a test failed or none was found."""
+    """Read pytest's XML report. `passed` is False if a test failed or if the report has no
+    tests."""
     tests = list(ElementTree.parse(report).getroot().iter("testcase"))
     failed = [
         f"{test.get('classname')}::{test.get('name')}"

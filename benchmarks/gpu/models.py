@@ -125,8 +125,9 @@ def parameter_width(model: Untyped) -> int:
 def products_of_step(model: Untyped, tokens: int) -> list[tuple[int, int, int]]:
     """List the matrix products of a LoRA step with frozen weights: sizes m, k, n.
 
-    Each weight has a product in forward and one in backward, for the gradient of its input. Weights
-    with the same input count as one matrix. Products of adapters do not count."""
+    Each weight has one product in the forward pass and one in the backward pass. The backward
+    product computes the gradient of the weight's input. Weights with the same input count as one
+    matrix. The list has no products of adapters."""
     products = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear) or "lora_" in name:
@@ -145,9 +146,10 @@ def products_of_step(model: Untyped, tokens: int) -> list[tuple[int, int, int]]:
 
 def operations_per_token(model: Untyped, length: int) -> float:
     """Return the floating-point operations per token of a LoRA step without recomputation, for rows
-    of `length` tokens. Each frozen weight costs 4 operations per token, because it gets no
-    gradient. Attention has length / 2 keys on average; in each layer, each key and head element
-    costs 4 operations forward and 10 backward. The operations of adapters do not count."""
+    of `length` tokens. Each element of a frozen weight costs 4 operations per token: 2 in the
+    forward pass, and 2 in the backward pass for the gradient of the input. A token attends to
+    length / 2 keys on average. In each layer, each key costs 4 operations forward and 10 backward
+    for each element of each head. The operations of adapters are not included."""
     config = model.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

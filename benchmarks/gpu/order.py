@@ -76,7 +76,7 @@ CHECKED = (
     *("attention", "log_prob", "head_rows", "lora_qkv", "lora_down", "rms_norm", "swiglu", "rope"),
     *("qk_norm", "geglu", "rms_norm_gemma"),
 )
-"""Operations that are checked. Operations that every model needs come first."""
+"""Checked operations. The operations that every model needs come first."""
 
 
 def _speed(models: Sequence[str], tiny: bool, turn: int) -> Iterator[Job]:

@@ -62,8 +62,8 @@ def _flush_buffer() -> torch.Tensor:
 
 @cache
 def copy_bytes_per_second(device: torch.device, repeats: int = 20) -> float:
-    """Measure the copy bandwidth (bytes read plus bytes written). The best of three buffer sizes of
-    at least 64 MB counts."""
+    """Measure the copy bandwidth: bytes read plus bytes written, per second. On a GPU, return the
+    best result of three buffer sizes of at least 64 MB."""
     sizes = _COPY_BYTES if device.type == "cuda" else (1 << 20,)
     rates = []
     for size in sizes:
@@ -93,8 +93,8 @@ def _product_seconds(product: Product, device: torch.device, dtype: torch.dtype)
 def sustained_rate(
     products: Sequence[Product], device: torch.device, dtype: torch.dtype, seconds: float = 1.5
 ) -> float:
-    """Measure the operations per second of torch.mm on `products`, which run back to back for about
-    `seconds`, as in training.
+    """Measure the operations per second of torch.mm on `products`. The products run back to back
+    for about `seconds`, as in training.
 
     Products with pauses between them, as in `_product_seconds`, run at a higher clock rate, because
     the device limits its power only after some milliseconds of work."""

@@ -17,16 +17,17 @@ from .timing import Product
 @dataclass(frozen=True, kw_only=True)
 class Work:
     elements: int = 0
-    """Elements that an operation reads or writes if it reads each input and writes each result
-    once. Elements that only matrix products read or write do not count."""
+    """Elements that an operation reads or writes, if the operation reads each input once and writes
+    each result once. Elements that only matrix products read or write are not included."""
     products: tuple[Product, ...] = ()
-    """Matrix products. If an operation has no matrix products, bandwidth limits it."""
+    """Matrix products. If an operation has no matrix products, memory bandwidth limits the
+    operation."""
     attention: float = 0
     """Number of multiplications and additions in attention. BLAS has no attention routine."""
     words: str
     """Formula as text, for readers of the results."""
     barred: bool = True
-    """True if a required rate applies to the operation."""
+    """True if the operation has a required rate."""
 
 
 def _rms_norm(s: Shape) -> Work:

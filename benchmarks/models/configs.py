@@ -1,8 +1,8 @@
 """Small configurations for every causal language model in transformers.
 
-The defaults of a configuration class describe a released model. `small_config` replaces the sizes
-by small sizes; it finds the sizes by the names of the fields. `EXCEPTIONS` lists values that
-do not follow from the names.
+The defaults of a configuration class describe a released model. `small_config` recognises the
+fields for sizes by their names, and replaces their values by small values. `EXCEPTIONS` lists field
+values that cannot be derived from field names.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def shrunk_value(name: str, value: Untyped, vocabulary: int) -> Untyped:
 
 
 def several_kinds(kinds: Untyped) -> Untyped:
-    """Return each kind of layer once, as a list of at least two layers."""
+    """List each kind of layer once; if there is only one kind, list this kind twice."""
     distinct = list(dict.fromkeys(kinds))
     return distinct if len(distinct) > 1 else distinct * _LAYERS
 
@@ -152,4 +152,4 @@ EXCEPTIONS: dict[str, dict[str, Untyped]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
 }
-"""Values of fields for which the names and the defaults are not enough, by model type."""
+"""Field values by model type. They cannot be derived from the fields' names or defaults."""

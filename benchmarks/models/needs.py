@@ -1,8 +1,8 @@
 """Describe what our kernels would need to compute a model's layers.
 
 The description is read from the names and classes of the modules of one layer of each kind. The
-description names the missing mechanisms. The description does not say how much work these
-mechanisms are.
+description names the missing mechanisms. The description does not estimate the work to implement
+these mechanisms.
 """
 
 from __future__ import annotations

@@ -28,16 +28,17 @@ class Outcome:
     """Result of training a small model by one method."""
 
     state: State
-    """`fast`: our kernels in the layers. `stock`: stock layers. `refused`: an error that names the
-    cause, before the first step. `failed`: any other error. `different`: losses that differ from
-    stock TRL's."""
+    """`fast`: our kernels compute the layers. `stock`: the layers of transformers are used.
+    `refused`: the run ended before the first step, with an error that names the cause. `failed`:
+    any other error ended the run. `different`: the losses differ from stock TRL's losses."""
     detail: str
     """Summary of the patched modules, or the error's message."""
     difference: float | None = None
-    """Largest relative difference of a step's loss from stock TRL; None if not compared."""
+    """Largest relative difference between a step's loss and stock TRL's loss; None if the losses
+    were not compared."""
     own_logits: bool = False
-    """True if the loss uses the logits of the model's own forward; TRL's fused head does not
-    compute them."""
+    """True if the loss uses the logits of the model's own forward pass, because TRL's fused head
+    does not compute the same logits."""
     stock_fails: str | None = None
     """Error of stock TRL on the same model, if our trainer refused it."""
 

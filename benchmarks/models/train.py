@@ -96,11 +96,11 @@ def train_ours(folder: Path, model: Path, method: str) -> Trained:
 def train_stock(
     folder: Path, model: Path, adapter: Path | None, *, own_logits: bool = False
 ) -> list[float]:
-    """Train `model` with TRL and return the loss of each step. `adapter`: folder of a LoRA adapter
-    whose configuration is used; None for full tuning.
+    """Train `model` with TRL and return the loss of each step. `adapter` is the folder of a LoRA
+    adapter with the configuration for this training; None means full tuning.
 
-    With `own_logits`, the loss is torch's cross entropy of the logits of the model's own forward,
-    instead of TRL's fused head."""
+    With `own_logits`, torch's cross entropy computes the loss from the logits of the model's own
+    forward pass. Otherwise TRL's fused head computes the loss."""
     transformers.set_seed(SEED)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if adapter is not None:

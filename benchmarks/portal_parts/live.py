@@ -39,7 +39,7 @@ def value_of(step: int) -> float:
 
 
 def tell(service: Service, job_id: str, *steps: int) -> float:
-    """Store metrics of steps like a worker's report. Return the time of storage."""
+    """Store metrics of `steps` in the same way as a worker's report. Return the time of storage."""
     with service.database.write.begin() as session:
         job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
         for step in steps:
