@@ -17,7 +17,7 @@ from tunesmith_worker.rundir.process import die_with_supervisor, quick_imports
 from .settings import InferenceSettings, set_environment
 
 _SECONDS_TO_END = 5
-"""Maximum seconds for running answers to end after SIGTERM."""
+"""Maximum seconds after SIGTERM in which unfinished answers may continue."""
 
 
 def main(argv: list[str] | None = None) -> int:

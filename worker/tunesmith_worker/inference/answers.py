@@ -68,11 +68,11 @@ class Answer:
         self._params = chat_parameters(body) if kind == "chat" else text_parameters(body)
         self._outputs: Outputs = asyncio.Queue()
         self._streams: dict[int, int] = {}
-        """Index of each stream's choice; the keys are `id(stream)`."""
+        """Index of the choice that each stream generates; the keys are `id(stream)`."""
         self._all: list[Stream] = []
         self._choices: list[wire.Choice] = []
         self._echoed: dict[int, Echoed] = {}
-        """Prompt of each choice whose answer has not yet started, for `echo`."""
+        """Prompts to put before the answers (`echo`); the keys are the indices of the choices."""
         self._prompt_tokens = 0
 
     async def __call__(self, receive: Receive, send: Send) -> None:
@@ -158,7 +158,8 @@ class Answer:
     def _add_prompt(self, output: Output, index: int) -> None:
         """Put the prompt before the first output of a choice.
 
-        If the request asks for zero tokens, drop the generated token.
+        The engine generates at least one token. If the request asks for zero tokens, this token is
+        dropped.
         """
         if self._params.max_tokens == 0:
             output.text, output.token_ids, output.scores = "", (), ()

@@ -112,7 +112,7 @@ def create_app(settings: InferenceSettings, device: Device) -> Starlette:
 
 
 class _Streamed(Response):
-    """Response whose answer is sent by an `Answer`."""
+    """Response that an `Answer` sends."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -15,16 +15,16 @@ from tunesmith_worker.rundir.process import return_freed_memory
 from .device import Device
 
 USABLE = {False: 0.5, True: 0.8}
-"""Share of the free memory that one model may take. The key is True for a GPU. A CPU's memory is
-shared with other programs."""
+"""Share of the free memory that one model may take. The key is True for a GPU. The share is lower
+on a CPU, because other programs use the host's memory too."""
 LEAST_FREE = 1 << 26
 """Minimum bytes that count as free, so that short prompts work on a full host."""
 CACHE_SHARE = 0.25
-"""Share of the remaining free memory for keys and values."""
+"""Share of the free memory that cached keys and values of attention may take."""
 
 
 def trainers_on(device: Device, uses: Mapping[str, DeviceUse]) -> dict[str, DeviceUse]:
-    """Return the trainers that share the device's memory with chat, under their names."""
+    """Return the trainers on the device that chat uses; the keys are the trainers' names."""
     return {
         name: use
         for name, use in uses.items()

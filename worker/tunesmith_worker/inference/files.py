@@ -80,8 +80,7 @@ class FileStore:
     registered model."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        """`most_bytes`: size above which the files that were unused for the longest time are
-        deleted."""
+        """`most_bytes`: maximum total size of the files."""
         self._files, self._models = folder / "files", folder / "models"
         self._most_bytes = most_bytes
         for path in (self._files, self._models):
@@ -123,7 +122,7 @@ class FileStore:
         return [file.name for file in files if not (self._files / file.sha256).is_file()]
 
     def link(self, registration: Registration) -> None:
-        """Create links to the model's files, under the files' names, in the model's folder."""
+        """Fill the model's folder with links to the model's files."""
         folder = self.folder(registration)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -142,7 +141,7 @@ class FileStore:
         files.
 
         The files that were unused for the longest time are deleted first. Files that were stored in
-        the last minutes stay, because the registration of their model may follow.
+        the last 10 minutes stay, because their model may not be registered yet.
         """
         found = [(path, path.stat()) for path in self._files.iterdir()]
         too_much = sum(status.st_size for _, status in found) - self._most_bytes

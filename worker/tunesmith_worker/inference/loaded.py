@@ -12,7 +12,7 @@ from tunesmith_worker.engine.serving.protocol import ServingEngine
 from .token_text import TokenText
 
 Key = tuple[str, str | None, bool]
-"""Key: folder of the model, folder of its tokenizer, True for the engine of transformers."""
+"""Folder of the model, folder of its tokenizer, and True if transformers computes the model."""
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ MAX_CHOICES = 128
 _MOST_STREAMS = 256
 """Maximum number of completions of a request: prompts times `n`."""
 _MOST_LOGPROBS = 1 << 20
-"""Maximum number of log-probs in an answer, which stays in memory until its end."""
+"""Maximum number of log-probs in an answer; an answer stays in memory until it is complete."""
 _LEAST_TEMPERATURE = 1e-5
 _IGNORED = frozenset(
     {
@@ -64,7 +64,8 @@ class Parameters:
     top_logprobs: int | None
     json_schema: str | None = None
     cache_salt: str = ""
-    """Only requests with the same value use each other's keys and values."""
+    """Requests share cached keys and values of attention only if they have the same
+    `cache_salt`."""
     echo: bool = False
     """True if the answer starts with the prompt."""
 
@@ -259,7 +260,7 @@ def check_logprobs(streams: int, limit: int, params: Parameters, *, chat: bool) 
     """Raise ApiError if the log-probs of the longest answer would fill the memory.
 
     `limit`: maximum tokens of each of the `streams` completions, including an echoed prompt.
-    `chat`: False for text completions, whose parameters have other names.
+    `chat`: True if the error names the parameters of chat completions.
     """
     names = ("max_completion_tokens", "top_logprobs") if chat else ("max_tokens", "logprobs")
     top = params.top_logprobs

@@ -136,8 +136,10 @@ class ModelPool:
             await asyncio.to_thread(self._files.unlink, registration)
 
     async def acquire(self, name: str) -> tuple[Loaded, str | None]:
-        """Return the loaded model and the adapter's name in its engine; count a request until
-        `Loaded.end`. Raises ApiError and ServingError."""
+        """Return the loaded model, and the adapter's name in the model's engine.
+
+        The request counts as in progress until `Loaded.end` is called. Raises ApiError and
+        ServingError."""
         while True:
             await self._wait_for_memory()
             registration = self._registered.get(name)
@@ -286,7 +288,9 @@ class ModelPool:
             pass
 
     async def yield_to(self, uses: Mapping[str, DeviceUse]) -> dict[str, int]:
-        """Free memory for the training jobs that request memory; return their fulfilled requests.
+        """Free memory for training jobs that request memory.
+
+        Return the number of each trainer's fulfilled request.
 
         While a job measures the free memory, nothing is loaded and no request starts."""
         trainers = trainers_on(self.device, uses)

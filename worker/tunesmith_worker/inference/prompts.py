@@ -1,4 +1,4 @@
-"""Conversion of prompts to token ids, with the same use of chat templates as in the trainer."""
+"""Conversion of prompts to token ids. Chat templates are applied exactly as in training."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int
 
 
 def texts_of(tokenizer: Untyped, prompt: Any, prompts: Sequence[tuple[int, ...]]) -> list[str]:
-    """Return the text of each prompt that `text_ids` returned for the value `prompt`."""
+    """Return the text of each prompt.
+
+    `prompt`: value in the request. `prompts`: token ids that `text_ids` returned for this value."""
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(text, str) for text in prompt):

@@ -67,8 +67,10 @@ class TokenText:
     def text(
         self, scores: Sequence[TokenScores], offset: int, echoed: Echoed | None = None
     ) -> dict[str, Any]:
-        """Return `logprobs` of a text choice. `offset`: position of the first token's text.
-        `echoed`: prompt at the start of the text, whose first token has no score."""
+        """Return `logprobs` of a text choice.
+
+        `offset`: position of the first token in the choice's text. `echoed`: prompt at the start of
+        the text; the first token of the prompt has no score."""
         texts, offsets = [], []
         if echoed is not None:
             first = self.get(echoed.first_token)[0]

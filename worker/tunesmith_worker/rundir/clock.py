@@ -22,10 +22,10 @@ class Timeline(Protocol):
     """Assigns the host's time to phases once the durations of the device's work are known."""
 
     def switched(self, ended: str, seconds: float, begins: str) -> None:
-        """Record that phase `ended` took `seconds` on the host and phase `begins` started."""
+        """Record a change of phase. The phase `ended` took `seconds` on the host."""
 
     def finish(self, seconds: float) -> None:
-        """Wait for the device, then assign all `seconds` since the start."""
+        """Wait for the device, then assign the time since the timeline's start (`seconds`)."""
 
 
 class WallClock:
@@ -43,8 +43,7 @@ class WallClock:
         """Function called with the phase and seconds of each forward, backward and optimiser
         step."""
         self.mark: Callable[[], None] = lambda: None
-        """Function called at each phase change, and during long phases at every sign of
-        progress."""
+        """Function called at each phase change, and also during long phases."""
 
     def switch(self, phase: str) -> str:
         """Change to `phase`; return the previous phase."""

@@ -40,7 +40,7 @@ class StopControl:
         self.end_requested = False
         """True if training must end after this step, with a result.
 
-        SIGTERM has priority over such a request.
+        If SIGTERM arrives too, the run obeys SIGTERM.
         """
         self.early_end = _BY_REQUEST
         """Reason for `end_requested`."""

@@ -2,8 +2,7 @@
 
 Each process has one JSON file in a folder of its user, and locks the file until the process ends.
 Training has priority: a trainer requests memory from chat before the trainer makes its plan. Chat
-frees unused memory and confirms the request in its own file. Containers that do not share the
-folder have separate memory limits."""
+frees unused memory and confirms the request in its own file."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class DeviceUse:
     gpu: str | None = None
     """UUID of the GPU; None: the CPU and the host's memory."""
     stage: int = 0
-    """Number of a trainer's latest request for memory."""
+    """For a trainer: number of its latest request for memory; 0: no request yet."""
     everything: bool = False
     """True if the trainer needs the memory of running answers too."""
     bytes: int | None = None

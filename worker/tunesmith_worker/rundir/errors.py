@@ -185,9 +185,8 @@ class ModelFailed(RunError):
 def explain_model_errors(architecture: str) -> Iterator[None]:
     """Convert unexpected errors raised in this block to errors that name the architecture.
 
-    Before the first step, the same model raises the same error on every worker, so the
-    infrastructure is not the cause of the error. Errors of files, memory and devices are raised
-    unchanged."""
+    Before the first step, such errors come from the model and would occur on every worker. Errors
+    of files, memory and devices are raised unchanged."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""spec.json of an evaluation on demand: the contract between the supervisor and the evaluating
-process.
+"""spec.json of an evaluation on demand, which the supervisor writes for the evaluating process.
 
-The process writes evaluation.json (Evaluation) or failure.json (JobFailure) to the same folder."""
+The evaluating process writes evaluation.json (Evaluation) or failure.json (JobFailure) next to
+spec.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EvaluationSpec(BaseModel):
     model: ModelFolders
     against: ModelFolders | None = None
     file: str
-    """Path of the data file, relative to the folder."""
+    """Path of the data file, relative to the folder of spec.json."""
     file_name: str
     """User's name of the data file."""
     on: EvaluatedOn

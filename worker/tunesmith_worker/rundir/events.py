@@ -35,7 +35,7 @@ class EventLog:
         clock: WallClock | None = None,
         on_event: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
-        """`clock` changes its phase with each `phase` block. `on_event` is called with each written
+        """`clock`: clock that `phase` switches. `on_event`: function called with each written
         event."""
         self._path = path
         self._clock, self._on_event = clock or WallClock(), on_event
@@ -86,8 +86,8 @@ class EventLog:
 
 
 def _storable(data: JsonData) -> dict[str, JsonValue]:
-    """Return the data of an event. If the data is too large, the largest values are left out and
-    listed in `left_out`; an event must never end a run."""
+    """Return the data of an event. If the data is too large, the largest values are left out, and
+    `left_out` lists their names."""
     kept, left_out = dict(data), list[str]()
     while len(to_json(kept)) > MAX_EVENT_BYTES - _ROOM:
         name = max(kept, key=lambda name: len(to_json(kept[name])))
@@ -101,8 +101,9 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
 _ROOM = 4096
 """Maximum bytes of the list `left_out`."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""The trainer switches the clock during training. Time before the trainer's first phase counts as
-set-up."""
+"""Clock phases of `phase` blocks whose name is not the name of a clock phase.
+
+During training, the trainer switches the clock itself."""
 
 JsonData = Mapping[str, JsonValue]
 

@@ -25,7 +25,7 @@ class Choices:
         self._earlier = {choice.name: choice for choice in earlier.choices} if earlier else {}
         self._on_choice = on_choice
         self.made: list[Choice] = []
-        """Choices of this run. The list object stays the same, because the run report reads it."""
+        """Choices of this run. The run report refers to this list, so do not assign a new list."""
 
     def resolve(self, name: str, setting: T | Auto, value: T, reason: str) -> T:
         """Return `setting`; for "auto", return the earlier choice or, if none exists, `value`.

@@ -1,4 +1,4 @@
-"""Set up the trainer's process: environment, memory, fast imports, and exit with the supervisor.
+"""Set up the trainer's process: environment, memory, imports, and end with the supervisor.
 
 This module uses only the standard library, because it runs before slow imports.
 """
@@ -20,7 +20,7 @@ from typing import NoReturn, Self
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP = -1, -2, -3
-"""Option numbers for mallopt (glibc's malloc.h). Option values are bytes, as a C int."""
+"""Option numbers for mallopt (glibc's malloc.h)."""
 _INT_MAX = 2**31 - 1
 
 
@@ -114,8 +114,8 @@ def set_environment(values: Mapping[str, str]) -> None:
 def default_environment(env: MutableMapping[str, str]) -> None:
     """Set defaults for CPU threads, make only one GPU visible, and send no usage statistics.
 
-    The operator can override the thread settings and the statistics. On two shared cores, two
-    busy-waiting OpenMP threads are up to ten times slower than one thread.
+    The operator can override the thread settings and the statistics. OpenMP threads must not wait
+    busily: on two shared cores, two such threads are up to ten times slower than one thread.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -156,7 +156,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the kernel, which `keep_freed_memory` prevents."""
+    """Return to the kernel the freed memory that glibc keeps after `keep_freed_memory`."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -167,8 +167,8 @@ def quick_imports(*, quantized: bool = False) -> Iterator[None]:
     """Within this block, import torch, transformers, trl and peft faster: 2.9 s instead of 4.5 s.
 
     The garbage collector is off during imports, because imports create no garbage. After the
-    imports, the half million imported objects are frozen, which saves 0.3 s in each full garbage
-    collection.
+    imports, the garbage collector ignores the half million imported objects (`gc.freeze`), which
+    saves 0.3 s in each full garbage collection.
 
     Unless `quantized`, peft does not import bitsandbytes, which would import torch's compiler.
     `None` in sys.modules makes the import fail as if bitsandbytes were not installed.

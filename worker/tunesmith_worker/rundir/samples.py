@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-([0-9]{6,})\.jsonl")
 def write_samples(
     run: RunDirectory, events: EventLog, step: int, samples: Sequence[Sample]
 ) -> None:
-    """Write the samples of optimiser step `step`, and an event, after grading.
+    """Write the graded samples of optimiser step `step` to a file, and log an event.
 
     All texts are saved in full. NaN and infinity are written as null. An error while writing the
     samples only causes a warning.

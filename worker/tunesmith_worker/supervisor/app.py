@@ -93,8 +93,9 @@ def run_worker(settings: WorkerSettings, queue: Queue) -> None:
 
 
 def _after_pool(start: Callable[[Pool], None]) -> type[bootsteps.StartStopStep]:
-    """Return a Celery bootstep that calls `start` with the pool. The step does not wait
-    for the broker, unlike Celery's signal `worker_ready`."""
+    """Return a Celery bootstep that calls `start` with the pool.
+
+    Celery's signal `worker_ready` would wait for the broker; a bootstep does not wait."""
 
     class AfterPool(bootsteps.StartStopStep):  # type: ignore[misc]  # celery is untyped
         requires = ("celery.worker.components:Pool",)
@@ -115,11 +116,11 @@ class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
 
 
 class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyped
-    """Pool of one process. The pool keeps working if this process is killed at any time.
+    """Pool of one process, which is replaced if it is killed.
 
-    An idle process of billiard's pool holds a lock that all processes of the pool share. If the
-    process is killed, the lock is never released, and the next process waits forever. With one
-    process, the queues are not shared, so each process has its own locks."""
+    In billiard's pool, an idle process holds a lock that the next process needs too. If the idle
+    process is killed, nobody releases this lock. In this pool, only one process at a time uses the
+    queues, so each process can have its own locks."""
 
     def _setup_queues(self) -> None:
         super()._setup_queues()
@@ -130,9 +131,8 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
         """End the calls that a dead process may have received.
 
         billiard ends only the calls that the process had confirmed. If a call is lost before it is
-        confirmed, Celery waits forever for its result and takes no further message. If the next
-        process receives such a call, the process executes the call, but nobody waits for the
-        result."""
+        confirmed, Celery waits forever for its result and takes no further message. The next
+        process may still execute a call that this method has ended; its result is ignored."""
         exit_codes: list[int] = super()._join_exited_workers(shutdown)
         for call in list(self._cache.values()) if exit_codes else ():
             if not call.ready() and not call.accepted():

@@ -23,7 +23,8 @@ BEFORE_TRAINER = (PhaseName.DOWNLOAD, PhaseName.SPAWN)
 class AttemptReport:
     """Report of one attempt, which starts with the claim of the job.
 
-    `phases`: seconds of each phase from events, read again for each report.
+    `phases`: seconds of each phase, from events. The caller updates this mapping during the
+    attempt.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Claim records: a locked file per claimed job, to report a dead supervisor immediately.
+"""Claim records: one locked file for each claimed job.
 
-A supervisor holds the lock while its process runs. All workers with the same data directory look
-for unlocked records in their main process. For each unlocked record, a worker kills the run's
-remaining processes and reports the recorded outcome. If the record has no outcome, the worker
-reports a lost worker.
+A supervisor holds the lock while its process runs, so an unlocked record shows a dead supervisor.
+All workers with the same data directory look for unlocked records in their main process. For each
+unlocked record, a worker kills the run's remaining processes and reports the recorded outcome. If
+the record has no outcome, the worker reports a lost worker.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class HeldClaim(BaseModel):
     pid: int
     run_dir: str
     secret: str = ""
-    """Secret of the worker.
+    """Secret of the worker that claimed the job.
 
-    With this secret, another worker on this host can report for the worker.
+    If this worker dies, another worker on this host reports the outcome with this secret.
     """
     outcome: Outcome | None = None
     """Outcome of the attempt; None until the outcome is recorded."""
@@ -57,7 +57,7 @@ class ClaimRecord:
     def __init__(
         self, settings: WorkerSettings, worker_id: str, claim: Claim, secret: str = ""
     ) -> None:
-        """`secret`: credential of the worker, for a report after the worker has died."""
+        """`secret`: secret of this worker; see `HeldClaim.secret`."""
         self._claim = HeldClaim(
             worker_id=worker_id,
             secret=secret,
@@ -77,9 +77,9 @@ class ClaimRecord:
     def record_outcome(self, outcome: Outcome) -> None:
         """Write the outcome to the record before it is reported.
 
-        A success is written as `released`: the record does not contain the output files, which the
-        report of a success needs. If the supervisor ends before it has reported the success, a
-        worker reports the release instead, and the job continues from its last resume point.
+        A success is written as `released`, because the report of a success needs the output files,
+        which the record does not contain. If the supervisor dies before it reports the success,
+        another worker reports `released`. The job then continues from its last resume point.
         """
         self._claim.outcome = Outcome(state="released")
         if outcome.state in ("failed", "cancelled"):
@@ -93,8 +93,8 @@ class ClaimRecord:
     def close(self, *, reported: bool) -> None:
         """Unlock the record.
 
-        `reported`: also remove the record, because the server has the outcome or has given the job
-        to another worker."""
+        `reported`: True to remove the record too. A record is no longer needed if the server has
+        the outcome or has given the job to another worker."""
         if self._file is not None:
             self._file.close(remove=reported)
 
@@ -169,8 +169,8 @@ def _report(content: str, api: ServerApi) -> bool:
 class LockedFile:
     """File that is locked (flock) from `create` until `close` or the end of the process.
 
-    The kernel releases the lock when the process ends for any reason, also for other containers
-    that share the volume. A forked child of the process also holds the lock.
+    The kernel releases the lock when the process ends for any reason. The lock also works between
+    containers that share the volume. A forked child of the process also holds the lock.
     """
 
     def __init__(self, path: Path, file: IO[str]) -> None:

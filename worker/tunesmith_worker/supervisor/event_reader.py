@@ -67,7 +67,7 @@ class EventReader:
                 self._phase_ended(str(event.data.get("phase")), event.data.get("seconds"))
 
     def add(self, event: RunEvent) -> None:
-        """Append a delayed event after all events read so far."""
+        """Append the event of a resume point whose upload has ended."""
         self._shift += 1
         event.source_seq = self._last_line + self._shift
         self._pending.append(event)
@@ -81,8 +81,8 @@ class EventReader:
         """Return the next events to report.
 
         If the files of a checkpoint or of samples are not stored yet, all later events wait, so
-        that events are sent in order. When a resume point is reported, the samples of its steps are
-        therefore already in storage.
+        that events are sent in order. Therefore the samples of all steps
+        before a resume point are in storage when the resume point is reported.
         """
         ready: list[RunEvent] = []
         size = 0

@@ -179,7 +179,7 @@ class JobSession:
     def release(self, grace_seconds: float) -> Outcome:
         """Stop the trainer after its current step, and return the outcome.
 
-        If the run ends with this step, return the run's own outcome."""
+        The outcome is `released`, unless the run has finished and written a result."""
         self._ending, self._release_by = True, time.monotonic() + grace_seconds
         self.stop_trainer(grace_seconds, cancel=False)
         if self._trainer is None or not self._run.result.is_file():

@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 
 class Launcher:
     def __init__(self, settings: WorkerSettings, tmp: Path | None = None) -> None:
-        """The constructor starts no process, because the pool forks later. `tmp`: temporary folder
-        of trainers."""
+        """`tmp`: temporary folder of trainers.
+
+        The constructor runs before the pool forks, so it must not start a process."""
         self._program = TrainerProgram(
             python=settings.trainer_python,
             token_cache=settings.token_cache,

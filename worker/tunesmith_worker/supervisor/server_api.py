@@ -61,11 +61,14 @@ class ServerFault(ServerUnreachable):
 
 
 class FencedOut(Exception):
-    """Raised if this worker lost the job: another worker has a newer fence."""
+    """Raised if this worker lost the job, because the server has given the job to another
+    worker."""
 
 
 class ServerRefused(Exception):
-    """Raised if the server rejects a request, because of a bug or different versions."""
+    """Raised if the server rejects a request.
+
+    Causes are a bug, or different versions of server and worker."""
 
 
 class ContentMissing(ServerRefused):

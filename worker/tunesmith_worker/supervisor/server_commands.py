@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SILENCE_SECONDS = 120.0
 """A pausing trainer that writes nothing for this many seconds is killed."""
 MAX_PAUSE_SECONDS = 900.0
-"""Maximum seconds until a pausing trainer that still writes must exit."""
+"""A pausing trainer is killed after this many seconds, even if it still writes."""
 CHECK_SECONDS = 1.0
 
 

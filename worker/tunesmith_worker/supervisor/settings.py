@@ -153,7 +153,7 @@ class WorkerSettings(BaseSettings):
         self.server_trust()
 
     def server_trust(self) -> ssl.SSLContext | bool:
-        """Return the TLS context for httpx; True means the public authorities.
+        """Return the TLS context for httpx; True means that httpx trusts the public authorities.
 
         Raises ValueError if `ca_file` is unusable."""
         if self.ca_file is None:

@@ -1,7 +1,7 @@
 """Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
-A second SIGTERM shuts the worker down immediately. The main process and the pool share the state
-without a lock, because a signal handler changes the state.
+A second SIGTERM shuts the worker down immediately. The main process and the pool share the state.
+The state has no lock, because a signal handler must not wait for a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import WorkerSettings
 
 DRAINING = "draining"
 CLAIM_SECONDS = 1.0
-"""Seconds to wait for a claim in progress that has no record yet."""
+"""Seconds in which a worker that is claiming a job writes its claim record."""
 
 
 class ShutdownState:
@@ -59,7 +59,7 @@ class ShutdownState:
 
 
 def drain(settings: WorkerSettings, *, wait: bool) -> int:
-    """Tell the train workers of this host to claim no job and to release their current jobs.
+    """Tell the training workers of this host to claim no job and to release their current jobs.
 
     The worker processes do not exit, because a service manager would restart them. `wait`: True to
     wait until no worker holds a job. Returns the exit status.

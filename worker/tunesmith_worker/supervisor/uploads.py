@@ -160,11 +160,11 @@ class SampleUploads:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._sending: deque[tuple[RunEvent, Future[list[StoredFile]]]] = deque()
         self._stored: deque[RunEvent] = deque()
-        """Events whose files are stored but that the server may not have accepted yet."""
+        """Events that the server may not have accepted yet; their files are stored."""
         self._last_seq = 0
 
     def update(self) -> None:
-        """Complete the events of finished uploads and start new uploads."""
+        """Add the stored files to the events of finished uploads, and start new uploads."""
         self._remove_accepted()
         for event in self._reader.pending_uploads(EventKind.SAMPLES):
             if event.source_seq > self._last_seq:

@@ -34,7 +34,7 @@ _CPU_SHARE = 0.05
 """Minimum CPU seconds per second of wall time that count as progress before the first step."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NO_PROGRESS = frozenset({"trainer.log", "control.json", "spec.json"})
-"""Files that change without progress. Libraries log warnings again and again while they hang."""
+"""Files whose changes do not count as progress. A library that hangs may still log warnings."""
 
 
 class Watchdog:

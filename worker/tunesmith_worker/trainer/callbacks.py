@@ -140,7 +140,8 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
     def checkpoint_metrics(self) -> dict[str, float | None]:
         """Return the last logged metrics.
 
-        The metric `full_valid_X` equals `valid_X`, because validation reads the whole file."""
+        Validation reads the whole file, so the metrics `full_valid_*` equal the metrics
+        `valid_*`."""
         names = ("train_loss", "train_mean_token_accuracy", "reward", "valid_reward")
         both = ("valid_loss", "valid_mean_token_accuracy")
         chosen = {name: self.metrics[name] for name in (*names, *both) if name in self.metrics}

@@ -222,13 +222,13 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Maximum loss difference that different summation orders may cause over some steps."""
+"""Maximum difference of the losses of a step in fp32; another summation order changes the loss."""
 NORM_LIMIT = 1e-5
 """Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Least stock error that the check assumes, because the stock error may be tiny by chance on few
-rows (docs/contributing/log)."""
+"""Minimum value that the check uses as the stock error. With few rows, the real stock error may be
+tiny by chance (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class RunContext:
     recorder: RunRecorder
     plan: PlanFile
     device_use: TrainerUse
-    """Requests to chat on this host to free memory."""
+    """Object that asks the chat process on this host to free memory."""
     point: ValidResumePoint | None
     """Resume point from which the run continues; None if the run starts at step 0."""
     rewards: Sequence[LocalReward] = ()

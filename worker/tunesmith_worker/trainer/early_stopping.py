@@ -133,7 +133,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedWeights]:
         """Write the best or the last weights to `folder`; `save` writes the last weights.
 
-        Return the step of the written weights, and the result of saving."""
+        Return the step of the written weights, and their description."""
         if self._kept is None:
             return last_step, save(folder)
         if self.course.best is None:

@@ -12,7 +12,7 @@ _MAX_PENDING = 16
 
 
 class TextStream:
-    """Decodes one completion token by token, without special tokens."""
+    """Decodes the tokens of one completion as they arrive. Special tokens give no text."""
 
     def __init__(self, backend: Untyped, stops: tuple[str, ...]) -> None:
         """`backend`: tokenizer of the tokenizers library."""

@@ -1,4 +1,4 @@
-"""Embedding and head rows that an adapter trained for single tokens (PEFT's trainable tokens)."""
+"""Rows of the embedding and of the head that an adapter trains (PEFT's trainable tokens)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class TrainedRows:
 
 
 class TokenRows:
-    """Trained rows by adapter, and the adapters of the current step."""
+    """Trained rows of each adapter."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._rows: dict[str, TrainedRows] = {}
         self._step: dict[str, torch.Tensor] = {}
-        """Positions in the current step of each adapter's tokens, for adapters with trained
-        rows."""
+        """Positions of each adapter's tokens in the current step.
+
+        Only adapters with trained rows are included."""
 
     def add(self, adapter: str, rows: TrainedRows) -> None:
         self._rows[adapter] = rows
@@ -51,7 +52,9 @@ class TokenRows:
         }
 
     def embed(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Replace the embeddings x [T, hidden] of trained tokens among ids [T]."""
+        """Replace the embeddings of trained tokens.
+
+        `ids`: token ids [T]. `x`: their embeddings [T, hidden]."""
         for name, tokens in self._step.items():
             rows = self._rows[name]
             if rows.embedding is None:
@@ -66,7 +69,9 @@ class TokenRows:
     def head(
         self, x: torch.Tensor, logits: torch.Tensor, adapters: Sequence[str | None]
     ) -> torch.Tensor:
-        """Replace the logits [N, V] of trained tokens. x: normalised hidden states [N, hidden]."""
+        """Replace the logits of trained tokens.
+
+        `x`: normalised hidden states [N, hidden]. `logits`: [N, V]."""
         for name, tokens in self._index(adapters).items():
             rows = self._rows[name]
             if rows.head is not None:

@@ -1,4 +1,4 @@
-"""Weights of a base model for serving: optimized for steps with few rows, with several adapters.
+"""Weights of a base model for serving with several adapters.
 
 The packed weights replace the model's own weights, so that the process holds only one copy.
 """
@@ -20,7 +20,7 @@ from .lora import AdapterBank
 Untyped = Any  # Any: transformers is not typed
 
 ROWS = 32
-"""Number of rows that packed weights are optimized for."""
+"""Number of tokens per step for which the packed weights are optimized."""
 
 
 class ServingWeights:

@@ -1,4 +1,6 @@
-"""Load saved weights with plain PEFT and transformers, and compare them with the probe."""
+"""Load saved weights with plain PEFT and transformers, and compare their logits with the probe.
+
+The probe contains token rows and the logits of the trained model for these rows."""
 
 from .compare import Comparison, ResultMismatch
 from .files import check_base_name, check_files, verified_files

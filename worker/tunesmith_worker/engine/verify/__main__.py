@@ -1,4 +1,4 @@
-"""`tunesmith adapters verify FOLDER`: load a downloaded result and compare it with its probe.
+"""`tunesmith adapters verify FOLDER`: compare a downloaded result with the trained model.
 
 Exit status: 0 if the files match the trained model, 1 if they do not match, 2 if they cannot be
 compared.
@@ -34,7 +34,9 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class NotComparable(Exception):
-    """Raised if the folder or its base model cannot be read. The arguments are message and hint."""
+    """Raised if the folder or its base model cannot be read.
+
+    The first argument is the message, the second is the hint."""
 
 
 def verify(folder: Path, base: str | None) -> Comparison:

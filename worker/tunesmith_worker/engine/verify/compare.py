@@ -11,7 +11,7 @@ _SHOWN = 3
 
 
 class ResultMismatch(Exception):
-    """Raised if the saved files differ from the model that was in memory. The message names the
+    """Raised if the saved files differ from the model at the time of saving. The message names the
     difference."""
 
 
@@ -64,7 +64,7 @@ def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], wher
 
 
 def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) -> None:
-    """Check that the same layers have LoRA with the same lora_alpha / r."""
+    """Check that the saved adapter has LoRA on the trained layers, with the recorded scaling."""
     if missing := sorted(recorded.keys() ^ actual.keys()):
         raise ResultMismatch(
             f"adapter_config.json has LoRA on other layers than in training (tolerance: 0): "

@@ -29,7 +29,8 @@ def verified_files(folder: Path) -> dict[str, VerifiedFile]:
 
 
 def check_files(folder: Path, verification: Verification) -> None:
-    """Check that the folder has the verified files, unchanged. Other files are ignored."""
+    """Check that the folder contains all verified files and that these files are unchanged. Other
+    files are ignored."""
     for name, file in verification.files.items():
         path = folder / name
         if not path.is_file():
@@ -54,8 +55,7 @@ def tensor_checksums(folder: Path) -> dict[str, str]:
 def name_in_file(parameter: str) -> str:
     """Return the name of a trained parameter in the adapter's file.
 
-    PEFT removes the name of the adapter from the tensor's name. For a module that trains as a
-    whole, PEFT also removes the name of the wrapper."""
+    PEFT removes the adapter's name (`default`) and `modules_to_save` from the parameter's name."""
     return parameter.replace(".modules_to_save.default.", ".").replace(".default", "")
 
 

@@ -1,4 +1,4 @@
-"""Load saved weights with plain PEFT and transformers, without our kernels, like a user."""
+"""Load saved weights with plain PEFT and transformers, without our kernels."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def structure_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def unwrap(model: peft.PeftModel) -> Untyped:
-    """Remove the adapter and every replaced forward from a model, in place, and return the base.
+    """Remove the adapter and all replaced `forward` methods from `model`; return the base model.
 
-    The weights are not copied. The caller must first undo the patches with our kernels."""
+    The weights are not copied. The caller must first remove our kernels from the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, peft.utils.ModulesToSaveWrapper):
             # `unload` would put the trained copy in the base model's place.

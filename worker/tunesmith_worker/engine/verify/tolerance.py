@@ -3,10 +3,11 @@
 Let u be the unit roundoff of the arithmetic, W the largest number of terms in a dot product, and M
 the number of modules with weights. Dot products are summed in fp32, so a module's result has a
 relative error of about e = u + 2^-24 sqrt(W). Each module rounds twice: its result, and the result
-of the elementwise operation that follows. The errors are independent and uniform, with a standard
-deviation of e / sqrt(3) each. After M modules, the relative error of the logits has the standard
-deviation e sqrt(2 M / 3). The difference of two computations has sqrt(2) times that deviation. The
-largest of N normally distributed differences is about sqrt(2 ln N) standard deviations. Therefore:
+of the elementwise operation that follows. The rounding errors are independent and uniform, with a
+standard deviation of e / sqrt(3) each. After M modules, the relative error of the logits has the
+standard deviation e sqrt(2 M / 3). The difference of two computations has sqrt(2) times that
+deviation. The largest of N normally distributed differences is about sqrt(2 ln N) standard
+deviations. Therefore:
 
     tolerance = RMS(logits) * (u + 2^-24 sqrt(W)) * sqrt(8 M ln(N) / 3)
 """
@@ -28,8 +29,8 @@ ROUNDOFF: dict[Arithmetic, float] = {
     "bf16": 2.0**-8,
     "int8": 1 / 254,
 }
-"""Unit roundoff: half of the distance between 1 and the next number; for int8, half of a level
-relative to the largest of 127 levels."""
+"""Unit roundoff: half of the distance between 1 and the next number. The largest int8 value is 127,
+so the unit roundoff of int8 is 0.5 / 127."""
 RULE = "RMS(logits) * (u + 2^-24 sqrt(W)) * sqrt(8 M ln(N) / 3)"
 
 

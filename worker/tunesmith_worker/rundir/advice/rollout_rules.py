@@ -12,7 +12,7 @@ from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 from .bound import phase_seconds
 
 MOSTLY = 0.50
-"""Share of groups or completions above which a rule applies."""
+"""A rule applies if more than this share of the groups or completions has a problem."""
 _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
@@ -90,8 +90,8 @@ def truncated(report: RunReport, settings: TrainingSettings) -> tuple[str, float
 def grading_over_generation(report: RunReport, settings: TrainingSettings) -> float | None:
     """Return the ratio of the time waiting for graders to the generation time.
 
-    A ratio of 1 means that grading takes twice as long as generation, because graders already run
-    during generation.
+    Graders already run during generation, and the trainer then waits for the remaining scores. A
+    ratio of 1 therefore means that grading takes twice as long as generation.
     """
     waited, generated = phase_seconds(report, PhaseName.GRADE), generating(report)
     if not waited:

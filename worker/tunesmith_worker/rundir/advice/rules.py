@@ -103,7 +103,7 @@ def _layout_is_fastest(report: RunReport) -> bool:
     """Return True if the run chose its layout from several layouts; advice never changes this
     choice.
 
-    Plans of earlier versions have measured speeds instead of `alternatives`."""
+    In plans of earlier versions, the choice has `tokens_per_second` instead of `alternatives`."""
     return any(
         choice.name == "packing"
         and (choice.figures.get("alternatives") or choice.figures.get("tokens_per_second"))
@@ -136,10 +136,11 @@ def _checkpointing(report: RunReport, settings: TrainingSettings) -> Suggestion 
 
 
 def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] | None:
-    """Return the interval in steps at which evaluations or checkpoints take the share GOAL of the
-    time, and the seconds saved.
+    """Return a longer interval for evaluations or checkpoints, and the seconds that it saves.
 
-    Returns None if the interval is already as long as the run."""
+    `every`: current interval in steps. `seconds`: time that evaluations or checkpoints took. At the
+    new interval, they take the share GOAL of the wall time. Return None if no longer interval
+    helps."""
     rest = report.wall_seconds - seconds
     factor = math.ceil(seconds * (1 - GOAL) / (GOAL * rest)) if rest > 0 else report.steps
     wider = min(every * factor, report.total_steps or every * factor)
@@ -172,7 +173,7 @@ def _can_merge(report: RunReport, settings: TrainingSettings) -> bool:
     """Return True if the run may be advised to double the rows per micro-batch.
 
     The advice needs an even number of accumulation steps and more than half of the memory free.
-    Packed micro-batches are already as large as useful."""
+    Larger micro-batches would not make a packed run faster."""
     memory = report.peak_memory
     used = (memory.reserved or 0) / (memory.device_total or 1)
     even = settings.gradient_accumulation_steps % 2 == 0

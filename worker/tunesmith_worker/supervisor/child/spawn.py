@@ -1,7 +1,7 @@
 """Start trainer processes.
 
 Each trainer has its own process group, so that a kill also ends the trainer's child processes. The
-trainer's environment contains no settings and no cloud keys.
+trainer's environment contains no cloud keys and none of the worker's TUNESMITH_* settings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TrainerProgram:
 def trainer_environment(
     token_cache: Path | None = None, compile_cache: Path | None = None
 ) -> dict[str, str]:
-    """Return the worker's environment without settings and cloud keys.
+    """Return the worker's environment without cloud keys and TUNESMITH_* settings.
 
     HF_TOKEN stays, because downloads of gated base models need this token.
     """

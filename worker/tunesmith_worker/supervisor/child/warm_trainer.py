@@ -39,7 +39,8 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        A process that SIGSTOP has stopped is continued first. A dead process does not answer.
+        A process that SIGSTOP has stopped is continued first. If the process is dead, this method
+        does nothing.
         """
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):

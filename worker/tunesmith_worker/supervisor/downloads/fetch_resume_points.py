@@ -54,8 +54,8 @@ def fetch_resume_points(
 def clean_run_directory(root: Path, outcome: Outcome) -> None:
     """Remove files that a finished attempt no longer needs.
 
-    Spec, plan, events and log stay. The resume points stay if the attempt was released. All other
-    files are in storage."""
+    Spec, plan, events and log stay. The resume points stay if the attempt was released. Other files
+    are removed, because storage has a copy of them."""
     for name in ("data", "adapter", "samples"):
         shutil.rmtree(root / name, ignore_errors=True)
     if outcome.state != "released":
@@ -69,9 +69,10 @@ def clean_run_directory(root: Path, outcome: Outcome) -> None:
 
 
 def _earlier(root: Path, attempt: int) -> list[Path]:
-    """Return the run directories of earlier attempts, newest first, up to the first gap.
+    """Return the run directories of the attempts just before `attempt`, newest first.
 
-    At a gap, the job continued on another host, so older resume points are out of date."""
+    The list ends before the first attempt without a folder. This attempt ran on another host, so
+    the resume points of older attempts are out of date."""
     folders = []
     for number in range(attempt - 1, 0, -1):
         folder = root.with_name(f"attempt-{number}")

@@ -1,4 +1,4 @@
-"""Evaluations on demand: a train worker does one evaluation at a time, between two jobs.
+"""Evaluations on demand: a worker runs one evaluation at a time, between two training jobs.
 
 If the worker is killed, its child process ends too, and a worker repeats the evaluation after the
 lease has expired."""
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 2.0
 """Interval of lease renewals in seconds; a cancelled evaluation ends within this time."""
 MAX_SECONDS = 3600.0
-"""Maximum duration of the process in seconds.
+"""Maximum duration of the evaluating process in seconds.
 
 Measurements take up to 600 s; the remaining time is for loading.
 """

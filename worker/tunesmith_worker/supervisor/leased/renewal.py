@@ -17,7 +17,7 @@ BEATS_PER_LEASE = 4
 
 
 class LeaseRenewal:
-    """Thread that renews a lease until the block ends."""
+    """Context manager that renews a lease in a thread until the `with` block ends."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
-First, a closed-form estimate of the memory chooses a policy. A trial runs the longest micro-batch
-once under this policy. The trial's measured memory corrects the estimate, which then chooses again.
-plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run
-reuses this entry.
+A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
+closed-form estimate of the memory selects a policy. A trial runs the longest micro-batch once under
+this policy. The estimate is corrected with the memory measured in the trial, and selects the final
+policy. plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a
+resumed run reuses this entry.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _MOST_WORKSPACE = 2.0**20
-"""Maximum factor that corrects the predicted workspace, for models with an unknown layer."""
+"""Maximum correction factor of the predicted workspace.
+
+The factor is large if a model has a layer that the formula does not describe."""
 
 
 class MemoryPlan:
@@ -165,9 +168,9 @@ class MemoryPlan:
     def report(self) -> None:
         """Report the predicted and the measured peak, and the error of the prediction.
 
-        On a GPU, the allocator measures the tensors of the whole training. On a CPU, the tensors of
-        the first step are measured, and the growth of resident memory in the whole training. Also
-        warn if a layer did not recompute as planned."""
+        On a GPU, the allocator measures the tensors of the whole training. On a CPU, two values are
+        measured: the tensors of the first step, and the growth of resident memory during training.
+        Also warn if a layer did not recompute as planned."""
         if self.steps.largest is None:
             return
         prediction, on_gpu = self._predict(self.steps.largest), self.planner.engine.on_gpu
@@ -269,10 +272,10 @@ class MemoryPlan:
         return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Run the trial on the longest micro-batch or a large enough part, under the current
-        policy.
+        """Run the trial under the current policy, on the longest micro-batch or a part of it.
 
-        If memory runs out, try again with a smaller policy. Returns the trial's result and size."""
+        If memory runs out, try again with a policy that needs less memory. Returns the trial's
+        result and size."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)

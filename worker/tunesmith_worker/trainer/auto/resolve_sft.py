@@ -108,8 +108,8 @@ def plan_schedule(
     """Resolve the values that SFT and GRPO share.
 
     `rows`: number of data rows, which determines the default number of epochs. `batch`: number of
-    rows per forward pass, and of forward passes per optimiser step. `default_rate`: default
-    learning rate, and the kind of training for this rate."""
+    rows per forward pass, and number of forward passes per optimiser step. `default_rate`: default
+    learning rate, and the kind of training that has this default."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(

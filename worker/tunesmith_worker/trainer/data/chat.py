@@ -186,10 +186,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each pass renders the conversation up to the last turn that is not yet trained. The model sees
-    the rendered text when it answers. Most templates only append text, so one pass covers every
-    turn. A template that rewrites history (Qwen3 drops earlier thinking) needs one more pass for
-    each rewritten turn.
+    Each pass renders the conversation up to the last turn that is not yet trained. The result is
+    the text that the model sees when it generates this turn. Most templates only append text, so
+    one pass covers every turn. A template that rewrites history (Qwen3 drops earlier thinking)
+    needs one more pass for each rewritten turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

@@ -200,8 +200,9 @@ def _encode(
 
 
 def _labels(ids: Sequence[int], offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
-    """Return labels for the tokens that overlap a span. A token that crosses a span's start carries
-    loss, as in TRL, because the tokenised prompt alone does not contain this token."""
+    """Return labels for the tokens that overlap a span.
+
+    As in TRL, a token that crosses the start of a span carries loss."""
     labels = [IGNORED] * len(ids)
     for start, end in spans:
         first = bisect_right(offsets, start, key=itemgetter(1))

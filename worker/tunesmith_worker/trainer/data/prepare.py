@@ -35,13 +35,13 @@ class RowNumbers:
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
-        """Store the file and its examples in order. `Any` is datasets.Dataset, which is untyped."""
+        """`dataset`: examples of the file `path` in the file's order.
+
+        `Any` is datasets.Dataset, which is untyped."""
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """Name the file rows that an example came from.
-
-        Reads and tokenises the file up to that example."""
+        """Return a text that names the file's rows with these tokens and labels."""
         examples = list(self._examples(ids, labels))
         if not examples:
             return f"a row of {len(ids)} tokens that is not in {self._work.name}"
@@ -100,7 +100,8 @@ class Prepared:
         return self.training.counts.kept - len(self.held_out)
 
     def unpacked_sets(self) -> tuple[Any, Any]:
-        """Return the training set, and the validation set or None: one example per row of the set.
+        """Return the training set, and the validation set or None, both before packing.
+
         `Any` is datasets.Dataset, which is untyped."""
         whole = self.training.dataset
         if not self.held_out:
@@ -112,7 +113,8 @@ class Prepared:
 
     def evaluation_rows(self) -> tuple[Any, Any]:
         """Return the validation examples (training examples if there are none), and the number of
-        each example's row. `Any` is a datasets.Dataset and a pyarrow column."""
+        each example's row. `Any` is untyped: datasets.Dataset, and a pyarrow
+        column."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows
         rows = self.training.rows

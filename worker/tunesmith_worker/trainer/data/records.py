@@ -26,7 +26,7 @@ _NOT_TEXT = {
     b"PK\x03\x04": "is a zip archive (or a spreadsheet): unpack it, or export it as CSV",
     b"\x28\xb5\x2f\xfd": "is compressed (zstd): unpack it first",
 }
-"""First bytes of files that users often upload by mistake, with problem and remedy."""
+"""Message for each file format that users often upload by mistake; the keys are the first bytes."""
 
 TOO_DEEP = "not readable JSON: nested too deeply"
 _NUMBER_TOO_LONG = "not readable JSON: a number with more than 4,300 digits"
@@ -42,10 +42,7 @@ RATIO = 100
 Only repetitive text exceeds this ratio.
 """
 _BYTES_PER_VALUE = 64
-"""Assumed bytes per Python value.
-
-Empty values count too, although the file stores no bytes for empty values.
-"""
+"""Assumed bytes of a value in memory. Empty values use memory too, but no bytes in the file."""
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1000
 

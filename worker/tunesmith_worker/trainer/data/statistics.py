@@ -26,7 +26,8 @@ from .records import Record
 
 _ROLES = ("role", "from")
 _BINS = 20
-"""Minimum number of bins up to the 95th percentile. The width of a bin is a round number."""
+"""Number of bins of the histogram up to the 95th percentile of the lengths, before the width of a
+bin is rounded."""
 
 
 class RowStatistics:

@@ -117,7 +117,9 @@ class TokenCache:
         return None
 
     def keep(self, key: str, folder: Path, warn: Warn) -> None:
-        """Move a finished folder of a TokensWriter into the cache; existing mappings stay valid."""
+        """Move a finished folder of a TokensWriter into the cache.
+
+        Files that are already memory-mapped stay mapped."""
         try:
             folder.rename(self._folder / key)
         except OSError as error:
@@ -186,7 +188,7 @@ def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: 
 
 
 def _code_hash() -> str:
-    """Return a hash of the modules in this folder, which is safer than a manual version number."""
+    """Return a hash of the modules in this folder, so that a change of code gives new keys."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return _hash({source.name: file_hash(source) for source in sources})
 

@@ -37,8 +37,10 @@ _MAX_PENDING = 3
 """Maximum number of chunks queued at each helper, so that helpers do not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""A helper is killed if its reply takes longer than PATIENCE_SECONDS and longer than this multiple
-of the time of the trainer's slowest chunk. The reply time includes the start of the helper."""
+"""Maximum time of a helper's reply, as a multiple of the trainer's time for its slowest chunk.
+
+A helper is killed only if its reply also takes longer than PATIENCE_SECONDS. The start of the
+helper is part of the first reply."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
@@ -143,8 +145,10 @@ class TokenStream:
         return result
 
     def _kill_hung_helpers(self) -> None:
-        """Kill helpers that do not reply. The limit counts polls instead of wall time, because
-        pausing the trainer pauses its helpers too."""
+        """Kill helpers that do not reply.
+
+        Each poll counts as `_POLL_SECONDS`. Wall time would also count the time in which the
+        trainer and its helpers are paused."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
             helper.silent += _POLL_SECONDS if helper.pending else 0.0
