@@ -94,10 +94,11 @@ def reinforcement_evaluation(
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
     """Save the weights of the last step for the evaluation.
 
-    Saving is necessary only if the result is from an earlier `step` and reading the result back
-    replaces the weights in memory. Return the folder of the saved weights; None if none were saved.
+    Only full tuning needs these files, and only if the result is from an earlier `step`: reading
+    that result back replaces the weights in memory. Return the folder of the files; None if no
+    files are needed.
 
-    No error is raised; without saved weights, the evaluation leaves the last step out."""
+    If saving fails, no error is raised, and the evaluation leaves the last step out."""
     last = ready.trainer.state.global_step
     if ready.evaluator is None or ready.reference is not None or step == last:
         return None

@@ -80,9 +80,9 @@ class OutputWriter:
     def _original_padding(self) -> Iterator[None]:
         """Within this block, the configuration has the padding token of the base model.
 
-        transformers' Trainer replaces the base model's padding token by the tokenizer's. RoBERTa
-        and other models derive positions from the padding token, so another token would change the
-        logits of the saved model."""
+        During training, the configuration has the tokenizer's padding token, which transformers'
+        Trainer sets. RoBERTa and other models derive positions from the padding token, so another
+        token would change the logits of the saved model."""
         config = self._model.config
         aligned = getattr(config, "pad_token_id", None)
         if aligned == self._pad_token_id:

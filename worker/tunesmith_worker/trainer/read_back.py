@@ -53,12 +53,11 @@ def read_back(
 ) -> bool:
     """Read the result back, compare it with the probe and write verification.json.
 
-    Return False if the comparison could not be done, for a reason other than the files.
+    The kernels are removed from the model and not added again, because an error in adding them
+    could hide a mismatch. Afterwards, a fully tuned model has the weights from the files.
 
-    Afterwards, the model has no kernels, because an error in patching again would hide a mismatch.
-    A fully tuned model then has the weights from the files. Raises RunError `result_mismatch` if
-    the files are not the trained model. Any other error is a warning, because such an error does
-    not prove that the files are wrong.
+    Raises RunError `result_mismatch` if the files are not the trained model. After any other error,
+    write a warning and return False, because such an error does not prove that the files are wrong.
     """
     try:
         if patched is not None:

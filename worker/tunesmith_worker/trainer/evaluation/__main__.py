@@ -25,7 +25,7 @@ from tunesmith_worker.rundir.process import (
 
 
 def command(folder: Path) -> int:
-    """Evaluate, and return the exit status."""
+    """Evaluate the models of `folder`, and return the exit status."""
     run = RunDirectory(folder)
     spec = EvaluationSpec.model_validate_json(run.spec.read_bytes())
     try:

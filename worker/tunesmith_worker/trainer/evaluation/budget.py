@@ -8,18 +8,20 @@ from collections.abc import Callable
 SHARE = 0.06
 """Planned duration of the evaluation, as a share of the trainer's time so far.
 
-The evaluation may take up to a tenth of this time, because parts may take longer than planned.
+Parts of the evaluation may take longer than planned. The whole evaluation may take up to a tenth of
+the trainer's time.
 """
 LEAST_SECONDS = 2.0
 """Minimum of the planned duration in seconds, for short runs."""
 LATER = 1.5
-"""Time that a later model may take for the same rows, as a multiple of the first model's time.
+"""Time limit of a later model for the same rows, as a multiple of the first model's time.
 
-After that time, the later model gets no more rows, and all models are compared only on rows that
-each of them has.
+At its time limit, a model gets no more rows. The models are compared only on rows that all of them
+got.
 """
 ALWAYS = 2
-"""Number of models that are measured even if no time is left: the verdict compares these models."""
+"""Number of models that are measured even if no time is left, because the verdict compares two
+models."""
 NO_TIME = "no time was left"
 
 

@@ -37,8 +37,9 @@ def evaluate_result(
     evaluator: Evaluator,
     models: Callable[[], Sequence[EvaluatedModel]],
 ) -> None:
-    """Evaluate the models after the result is saved. Never raises an exception: the result stays
-    valid, and an event and the run report give the reason."""
+    """Evaluate the models after the result is saved. Never raises an exception: if the evaluation
+    fails, the result stays valid, and an event and the run report tell why the evaluation
+    failed."""
     clock = recorder.clock
     budget = Budget(clock.wall, stop_requested=lambda: control.stop_requested, mark=clock.mark)
     try:

@@ -30,7 +30,7 @@ from tunesmith_worker.trainer.methods.reference import AdapterReference, no_bias
 Untyped = Any  # Any: transformers and PEFT are not typed
 
 _SPARE = 1.25
-"""Free memory that a second model needs, as a multiple of its weights."""
+"""Free memory that a second model needs, as a multiple of the size of its weights."""
 
 
 class LeftOut(Exception):
@@ -63,7 +63,7 @@ class Weights:
     best: Path | None = None
     """Folder of the best checkpoint."""
     last: Path | None = None
-    """Folder of the last step's weights, if the model in memory has the weights of the result."""
+    """Folder of the last step's weights; None if the model in memory has these weights."""
 
 
 def lora_models(
@@ -141,8 +141,8 @@ def _evaluating(model: Untyped) -> Iterator[Untyped]:
 
 @contextmanager
 def _stored_adapter(model: Untyped, folder: Path) -> Iterator[Untyped]:
-    """Within this block, give the model the adapter of `folder`; then restore the model's own
-    adapter."""
+    """Within this block, the model has the adapter that is stored in `folder`; afterwards, the
+    model has its own adapter again."""
     own = {name: tensor.clone() for name, tensor in adapter_tensors(model).items()}
     try:
         peft.set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))

@@ -1,6 +1,7 @@
-"""Evaluation of stored models on a file: losses if the rows have answers, rewards with a grader.
+"""Evaluation of stored models on a file. If the rows have answers, losses are computed; with a
+grader, rewards are computed.
 
-The code for rows, verdicts and answers is the same as at the end of a job."""
+Rows, verdicts and answers come from the same code as in the evaluation at the end of a job."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _WORDS = {"tuned": "tuned", "base": "base", "model": "first", "against": "second
 def conclude(
     evaluation: Evaluation, values: Mapping[ModelName, float], models: Sequence[ModelName]
 ) -> Evaluation:
-    """Return the evaluation with the verdict of its first comparison.
+    """Add the verdict of the first comparison to the evaluation, and return the evaluation.
 
     `values`: compared metric of each measured model. `models`: models that should be measured."""
     base, tuned = values.get("base"), values.get("tuned", values.get("model"))
@@ -75,7 +75,7 @@ def conclude(
 
 
 def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
-    """Return `first` with the scores and comparisons of other metrics of the same models.
+    """Combine evaluations of the same models that have different metrics.
 
     The verdict and the answers come from `first`."""
     for other in others:

@@ -29,7 +29,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 class StoredModel:
     """A base model, full weights, or a base model with a LoRA adapter.
 
-    Weights are fp32 on a CPU, and in the checkpoint's number format on a GPU, as for chat."""
+    Weights are fp32 on a CPU. On a GPU, weights keep the number format of the checkpoint."""
 
     def __init__(self, folders: ModelFolders, device: torch.device, param: str) -> None:
         """`param`: field of the request that names the model, for errors."""
@@ -57,7 +57,7 @@ class StoredModel:
     def use_like(self, other: StoredModel, vocabulary: dict[str, int]) -> Iterator[Untyped]:
         """Yield the model in evaluation mode.
 
-        Raises LeftOut if the model's tokens differ from `vocabulary`, the tokens of `other`.
+        `vocabulary`: tokens of `other`. Raises LeftOut if the model has other tokens.
         """
         own = transformers.AutoTokenizer.from_pretrained(
             self._tokenizer_folder or self.folders.base, trust_remote_code=False

@@ -22,11 +22,9 @@ from .results import comparison, conclude, pairs, storable
 Untyped = Any  # Any: transformers and datasets are not typed
 
 MAX_ROWS = 1000
+"""Maximum number of validation rows in a sample."""
 MAX_TRAINING_ROWS = 200
-"""Maximum number of training rows in a sample.
-
-MAX_ROWS is the maximum number of validation rows.
-"""
+"""Maximum number of training rows in a sample."""
 MAX_ANSWER_TOKENS = 128
 _SCORING = 0.6
 """Share of the evaluation's time for computing losses; the rest of the time is for generating
@@ -61,8 +59,8 @@ class SupervisedEvaluation:
     ) -> None:
         """`max_tokens`: see `score_rows`.
 
-        `metrics`: number of compared metrics; the intervals' error level is divided by this number.
-        `dropped`: number of rows that are too long for the model.
+        `metrics`: number of compared metrics; the error level of each confidence interval is
+        divided by this number. `dropped`: number of rows that are too long for the model.
         """
         self._metrics, self._dropped = metrics, dropped
         self._rows, self._tokenizer, self._seed = rows, tokenizer, seed
@@ -110,8 +108,9 @@ class SupervisedEvaluation:
         """Return the scores, the answers, and the seconds for the losses of one model.
 
         `waiting`: number of models that are not measured yet. `cost`: seconds that the losses of
-        the first model took; None for the first model itself. A slower model may score fewer rows.
-        The function keeps no reference to the model, so the next model can use the memory."""
+        the first model took; None if this model is the first. A model that is slower than the first
+        model may score fewer rows. The function keeps no reference to the model, so the next model
+        can use the memory."""
         with model.use() as used:
             began = budget.spent
             share = _SCORING / waiting

@@ -93,7 +93,7 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Spread rows over few bins of at most `tokens` tokens.
 
-    A longer row raises this limit to its own length.
+    If a row is longer than `tokens`, the limit is the length of the longest row.
     """
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
@@ -107,8 +107,8 @@ def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
     """Assign the longest rows first, each to the bin with the fewest tokens.
 
-    The largest bin is at most a third above the optimum (https://doi.org/10.1137/0117039). Within a
-    bin, rows keep their order."""
+    The size of the largest bin is at most a third above the minimum
+    (https://doi.org/10.1137/0117039). Within a bin, rows keep their order."""
     bins: list[list[int]] = [[] for _ in range(count)]
     sizes = [0] * count
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -1,7 +1,8 @@
 """Importance sampling for completions of an engine whose log-probs differ from the trainer's.
 
-The ratio p_trainer / p_engine weights the loss of a token or of a whole completion, with the modes
-of TRL's vLLM correction. Ratios far from 1 are truncated, or masked: their loss becomes 0.
+The loss of a token or of a whole completion is multiplied by the ratio p_trainer / p_engine. The
+modes are the same as in TRL's vLLM correction. Modes that truncate limit the ratio to CLIP_MAX.
+Modes that mask set a ratio above CLIP_MAX to 0.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class MismatchCorrection:
     ) -> torch.Tensor:
         """Return TRL's ratio of each token [B, C], or of each completion [B, 1].
 
-        `log_probs`: the trainer's log-probs [B, C]. If `inputs` has `old_per_token_logps`, these
-        log-probs replace `log_probs`, because the weights have changed since the completions were
-        generated. Skipped rows have the ratio 1.
+        `log_probs`: the trainer's log-probs [B, C]. If the weights have changed since the
+        completions were generated, `inputs` has `old_per_token_logps`, and the ratio uses these
+        log-probs instead of `log_probs`. Skipped rows have the ratio 1.
         """
         old = inputs.get("old_per_token_logps", log_probs.detach())
         skipped = torch.tensor([row.skip for row in rows], device=old.device)[:, None]

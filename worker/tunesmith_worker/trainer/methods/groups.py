@@ -1,8 +1,8 @@
 """Order of prompts, groups of completions, and micro-batches of whole groups or parts of groups.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
-tokens instead of G (P + R). Micro-batches are built on the host, without the last token of each
-completion, which predicts nothing.
+tokens instead of G (P + R). Micro-batches are built on the host. The last token of each completion
+is left out, because it predicts no token.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def sizes_of(rows: Sequence[GroupRow]) -> list[GroupSizes]:
 def token_ratio(groups: Sequence[GroupSizes]) -> float:
     """Return the token count of the plain layout divided by the token count of the shared layout.
 
-    The ratio is 1 without groups."""
+    The ratio is 1 if `groups` is empty."""
     plain, shared = (sum(group.tokens(kind) for group in groups) for kind in ("plain", "shared"))
     return plain / shared if shared else 1.0
 
@@ -158,7 +158,7 @@ class GroupBatch:
     targets: torch.Tensor
     """int64 [N]: the scored tokens."""
     places: torch.Tensor
-    """int64 [N]: flat index of each scored token in the caller's [rows, C]."""
+    """int64 [N]: flat index of each scored token in the result, which has the shape [rows, C]."""
     bounds: tuple[int, ...] | None = None
     """Start index of each concatenated row, then T; None if padded."""
     position_ids: torch.Tensor | None = None
@@ -249,10 +249,10 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def _concatenate(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
-    """Concatenate groups. A prompt with several completions becomes its own row, the prefix of
-    these completions.
+    """Concatenate groups. A prompt with several completions is a row of its own and serves as the
+    prefix of these completions.
 
-    A prompt with a single completion stays in the completion's row."""
+    A prompt with a single completion is in the same row as the completion."""
     scores = _Scores(_width(rows))
     ids: list[tuple[int, ...]] = []
     positions: list[range] = []

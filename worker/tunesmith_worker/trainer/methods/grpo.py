@@ -2,7 +2,7 @@
 log-probabilities from our kernels. TRL computes advantages and losses.
 
 A step generates a group of completions for each of its prompts, grades them, and trains on them
-once or several times. Each row keeps its group from the rollout to the loss.
+once or several times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
-"""Prefix for the names of resume point tensors that hold completions for later steps."""
+"""Start of the names of tensors in a resume point that store completions for later steps."""
 
 
 class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
@@ -77,8 +77,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.beta = self.args.beta = plan.beta
         has_router_loss: bool = self.aux_loss_enabled  # type: ignore[has-type]  # TRL is untyped
         self.left_out_router_loss = self.router_aux_loss_coef if has_router_loss else 0.0
-        """Coefficient of the load-balancing loss of a mixture of experts. The loss is left out,
-        because it reads rows without a gradient, which our forward pass skips."""
+        """Coefficient of the load-balancing loss of a mixture of experts. This loss needs all rows,
+        but our forward pass skips rows without a gradient, so this loss is left out."""
         self.aux_loss_enabled = False
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)
@@ -219,8 +219,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         """Return log-probs and entropies of the completions, each [B, logits_to_keep].
 
-        Return None for log-probs of the sampling policy, because the first training forward pass
-        computes these log-probs before any update."""
+        If TRL requests log-probs of the sampling policy, return None: the first training forward
+        pass computes these log-probs before any update."""
         assert self._rows is not None, "set by _scoring"
         if not torch.is_grad_enabled():
             return self._without_gradient(model, logits_to_keep), None, None
@@ -306,7 +306,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return torch.tensor(rewards, dtype=torch.float32, device=self.args.device)
 
     def evaluate(self, *_: Untyped, **__: Untyped) -> dict[str, float]:
-        """Return the mean reward on the validation prompts, sampled as in training."""
+        """Generate completions for the validation prompts as in training, and return the mean
+        reward."""
         prompts = self.runner.prompts.validation
         assert prompts is not None, "evaluation without a validation file"
         repeated = [row for row in prompts for _ in range(self.plan.eval_samples)]

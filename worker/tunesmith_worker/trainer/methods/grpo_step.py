@@ -55,7 +55,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         self._least_parts = least_parts
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
         self.memory: StepRetry | None = None
-        """Handles out-of-memory errors of each step; None before the memory plan."""
+        """Handler of out-of-memory errors in training steps; None until memory is planned."""
         self.figures = StepScores()
         """Scores of the last step."""
         self._has_noise = differs_in_training(self.model)
@@ -95,8 +95,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
 
     def describe(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
-        """Return the size of a micro-batch. `count_labels` is ignored, because labels are always
-        counted."""
+        """Return the size of a micro-batch. `count_labels` has no effect: this method always counts
+        labels."""
         sizes = sizes_of(batch[ROWS])
         layout = self.layout_of(batch[ROWS])
         longest = max((size.prompt + max(size.completions) for size in sizes), default=1)
@@ -129,8 +129,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def probe_batch(self, batch: Inputs) -> Inputs:
         """Return the first rows of a batch, with about PROBED tokens in total.
 
-        A few rows are enough, because rows of one batch need similar memory. A whole step of long
-        completions may have a hundred times more tokens."""
+        A few rows are enough, because rows of one batch need similar memory."""
         rows: list[GroupRow] = batch[ROWS]
         count = len(rows)
         while count > 1 and self.describe({ROWS: rows[:count]}).tokens > PROBED:
@@ -199,7 +198,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
 
     @contextmanager
     def unmeasured(self, mode: str) -> Iterator[None]:
-        """Within this block, forward passes do not change the metrics of `mode`."""
+        """Within this block, forward passes do not change the metrics. `mode`: "train" or
+        "eval"."""
         before = {name: list(values) for name, values in self._metrics[mode].items()}
         try:
             yield
@@ -215,8 +215,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     def rows_with_gradient(self, inputs: Inputs) -> list[GroupRow]:
         """Return the rows of a step; set `skip` on rows with a zero gradient.
 
-        Rows with zero advantage have a zero gradient unless the KL term or the entropy quantile
-        adds a gradient."""
+        A row with zero advantage has a zero gradient, except if `beta` is above 0 or
+        `top_entropy_quantile` is below 1."""
         rows: list[GroupRow] = inputs[ROWS]
         if self.beta or self.top_entropy_quantile < 1.0:
             return rows

@@ -30,8 +30,8 @@ class AdapterReference:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within this block, the model with disabled adapter is the reference; afterwards, the
-        model has its trained values again, bit for bit."""
+        """Within this block, biases have their initial values, and dropout is off. The caller must
+        disable the adapter. Afterwards, the model has its trained values again, bit for bit."""
         trained = [(p, p.detach().clone()) for p, _ in self._initial]
         was_training = self._model.training
         try:

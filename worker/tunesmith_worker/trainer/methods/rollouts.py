@@ -111,7 +111,7 @@ class RolloutRunner:
         self.engine.close()
 
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-        """Return the requests that the first step would make for these prompts."""
+        """Return the requests for these prompts, as in the first step."""
         return [self._request(ids, ("train", 0, index)) for index, ids in enumerate(prompts)]
 
     def start(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Rollout:
@@ -128,8 +128,8 @@ class RolloutRunner:
     def generate(self, rollout: Rollout, *, resumed: bool = False) -> None:
         """Generate every missing completion.
 
-        `resumed`: True if an earlier attempt had the same weights; its stored completions are
-        reused."""
+        `resumed`: True to reuse the stored completions of an earlier attempt that had the same
+        weights."""
         training = rollout.kind == "train"
         phase = PhaseName.GENERATE if training else PhaseName.EVALUATION
         with self.clock.during(phase):

@@ -76,8 +76,8 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     _forked = False
 
     def resume_from(self, folder: Path, *, forked: bool) -> SavedState:
-        """Make `train` start from a verified resume point. `forked`: True for a fork, which uses
-        its own schedule."""
+        """Make `train` start from a verified resume point. `forked`: True if the run is a fork of
+        another run; a fork has its own learning rate schedule."""
         self._point, self._saved, self._forked = folder, SavedState(folder), forked
         return self._saved
 
@@ -104,8 +104,8 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
             self._saved.load_optimizer(self, forked=self._forked)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Restore random state and log sums. The Trainer calls this method just before the first
-        step."""
+        """Restore the random state, and the step count and loss sum since the last log. The Trainer
+        calls this method just before the first step."""
         assert self._saved is not None, "call resume_from first"
         self._saved.load_random_numbers()
         since_logged, loss = self._loss_so_far
@@ -115,7 +115,8 @@ class Resumable(transformers.Trainer):  # type: ignore[misc]  # transformers is 
     _loss_so_far: tuple[int, torch.Tensor]
 
     def state_dict(self) -> tuple[dict[str, Untyped], dict[str, torch.Tensor]]:
-        """Return the counters since the last log, as JSON and as tensors."""
+        """Return the step count since the last log as JSON, and the loss sum since then as a
+        tensor."""
         plain = {"since_logged": self.state.global_step - self._globalstep_last_logged}
         return plain, {"loss_since_logged": self._tr_loss}
 

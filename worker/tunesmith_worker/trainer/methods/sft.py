@@ -62,7 +62,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         self._sums = {mode: _Sums(self.args.device) for mode in ("train", "eval")}
         self._trained = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.memory: StepRetry | None = None
-        """Handles out-of-memory errors of each step; None before the memory plan."""
+        """Handler of out-of-memory errors in training steps; None until memory is planned."""
         self.evaluation_memory = EvaluationRetry(lambda text: None)
         self.step_loss = torch.zeros((), device=self.args.device)
         """Loss of the last step."""
@@ -188,7 +188,8 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @contextmanager
     def unmeasured(self, mode: str) -> Iterator[None]:
-        """Within this block, forward passes do not change the metrics of `mode`."""
+        """Within this block, forward passes do not change the metrics. `mode`: "train" or
+        "eval"."""
         counters = self.counters(mode)
         try:
             yield
@@ -239,7 +240,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return_outputs: bool = False,
         num_items_in_batch: Untyped = None,
     ) -> Untyped:
-        """Compute TRL's loss without waiting for the device to read metrics."""
+        """Compute TRL's loss. Metrics stay on the device, so the host does not wait for them."""
         layout = inputs.pop(LAYOUT, None)
         sums = self._sums["train" if model.training else "eval"]
         tokens = (inputs["labels"][:, 1:] != IGNORED).sum()
@@ -282,7 +283,8 @@ class _Sums:
         self.values[: len(now)] += now
 
     def pop_means(self) -> dict[str, float]:
-        """Return means over tokens, or {} without tokens, and reset the sums."""
+        """Return the mean of each metric over all tokens, and reset the sums. Without tokens,
+        return {}."""
         tokens, *sums = self.values.tolist()
         self.values.zero_()
         if not tokens:

@@ -19,7 +19,8 @@ Untyped = Any  # Any: transformers is not typed
 Score = Callable[[list[GroupRow]], CompletionScores]
 
 GAP_TOKENS = 4096
-"""Maximum tokens of the rows whose gap is measured without noise, unless one row has more."""
+"""Maximum number of tokens in the rows whose gap is measured without noise. A single longer row is
+allowed."""
 _NOISE = ("drop", "jitter")
 """Parts of the names of configuration fields that add noise in training."""
 
@@ -44,8 +45,9 @@ def gap_without_noise(
 ) -> float:
     """Return the mean |sampling log-prob - log-prob| over a sample of a step's scored rows.
 
-    `sampled` and `completion_mask`: [B, C], for all rows. `score`: function that runs the model's
-    forward pass on rows. NaN if no row is scored. The random state does not change."""
+    `sampled`: sampling log-probs of all rows, [B, C]. `completion_mask`: mask of all rows, [B, C].
+    `score`: function that runs the model's forward pass on rows. NaN if no row is scored. The
+    random state does not change."""
     places = sample_rows(rows)
     if not places:
         return math.nan
