@@ -64,9 +64,15 @@ def requests_of(
     ]
 
 
-def first_ends_early(requests: Sequence[Request]) -> list[Request]:
-    """Return the requests, of which the first has two tokens. A callback at its end comes while the
-    others still run, however fast the machine is."""
+def many_requests(sampling: SamplingParams) -> list[Request]:
+    """Return eight times as many long requests as a server of the tests runs together. They take
+    seconds, so a callback at the end of the first one, which has two tokens, comes while others
+    still wait, even if vLLM's busy processes delay the replies."""
+    requests = [
+        request
+        for seed in range(8)
+        for request in requests_of(PLAN.max_rows, sampling, tokens=140, seed=seed)
+    ]
     return [replace(requests[0], max_tokens=2), *requests[1:]]
 
 

@@ -16,7 +16,7 @@ from tunesmith_schema import PROJECTIONS
 from tunesmith_worker.engine.rollout import Completion, EngineLost, SamplingParams
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
 
-from .engines import PLAN, SHAPE, Engines, engines_of, first_ends_early, gap, moved, requests_of
+from .engines import PLAN, SHAPE, Engines, engines_of, gap, many_requests, moved, requests_of
 from .serving import ROLLOUTS, VLLMServer, vllm_server
 from .test_colocated import LAWS
 
@@ -117,7 +117,7 @@ def test_full_tuning_sends_all_weights(
 
 def test_a_second_trainer_never_changes_the_completions_of_the_first(engines: Engines) -> None:
     """The first loses the server, and gets its own completions after it has loaded again."""
-    requests = first_ends_early(requests_of(8, GREEDY, tokens=170))
+    requests = many_requests(GREEDY)
     expected = engines.vllm.generate(requests)
     other = engines_of(with_lora(_base(), seed=9))
     assert other.vllm.generate(requests) != expected
@@ -148,7 +148,7 @@ def test_a_run_survives_a_server_that_is_killed_in_mid_rollout(
     server: VLLMServer, engines: Engines, fast_inference: bool | str, then: str
 ) -> None:
     """The last test, because it ends the server of the others."""
-    requests = first_ends_early(requests_of(8, GREEDY, tokens=170))
+    requests = many_requests(GREEDY)
     expected = engines.native.generate(requests)
     run = Run()
     engine = run.engine(engines.model, fast_inference)
