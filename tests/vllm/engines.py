@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import httpx
 import torch
 
 from tests.worker.engine.patches.models import COMMON, VOCABULARY, model_of, with_lora
@@ -18,6 +20,7 @@ from tunesmith_worker.engine.rollout import (
     SamplingParams,
 )
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
+from tunesmith_worker.engine.rollout.vllm.server import ServedVLLM
 
 Untyped = Any  # Any: transformers is not typed
 
@@ -64,16 +67,24 @@ def requests_of(
     ]
 
 
-def many_requests(sampling: SamplingParams) -> list[Request]:
-    """Return eight times as many long requests as a server of the tests runs together. They take
-    seconds, so a callback at the end of the first one, which has two tokens, comes while others
-    still wait, even if vLLM's busy processes delay the replies."""
-    requests = [
-        request
-        for seed in range(8)
-        for request in requests_of(PLAN.max_rows, sampling, tokens=140, seed=seed)
-    ]
-    return [replace(requests[0], max_tokens=2), *requests[1:]]
+def act_in_mid_rollout(
+    engine: VLLMEngine, requests: Sequence[Request], arrived: Sized, act: Callable[[], None]
+) -> None:
+    """In the engine's next rollout, hold the last request back until a completion has arrived, and
+    call `act` before it is sent. vLLM may deliver all replies together, so a callback at the first
+    completion can be too late."""
+    asked = 0
+
+    async def hold_the_last(_: httpx.Request) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == len(requests):
+            while not arrived:
+                await asyncio.sleep(0.01)
+            act()
+
+    assert isinstance(engine._vllm, ServedVLLM)
+    engine._vllm._settings["event_hooks"] = {"request": [hold_the_last]}
 
 
 def gap(first: Sequence[Completion], second: Sequence[Completion]) -> float:

@@ -16,7 +16,7 @@ from tunesmith_schema import PROJECTIONS
 from tunesmith_worker.engine.rollout import Completion, EngineLost, SamplingParams
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
 
-from .engines import PLAN, SHAPE, Engines, engines_of, gap, many_requests, moved, requests_of
+from .engines import PLAN, SHAPE, Engines, act_in_mid_rollout, engines_of, gap, moved, requests_of
 from .serving import ROLLOUTS, VLLMServer, vllm_server
 from .test_colocated import LAWS
 
@@ -117,20 +117,15 @@ def test_full_tuning_sends_all_weights(
 
 def test_a_second_trainer_never_changes_the_completions_of_the_first(engines: Engines) -> None:
     """The first loses the server, and gets its own completions after it has loaded again."""
-    requests = many_requests(GREEDY)
+    requests = requests_of(24, GREEDY, tokens=60)
     expected = engines.vllm.generate(requests)
     other = engines_of(with_lora(_base(), seed=9))
     assert other.vllm.generate(requests) != expected
     arrived: dict[int, Completion] = {}
-
-    def load_the_other_weights(index: int, completion: Completion) -> None:
-        arrived[index] = completion
-        if len(arrived) == 1:
-            assert other.vllm._vllm is not None
-            other.vllm._vllm.load()
-
+    assert other.vllm._vllm is not None
+    act_in_mid_rollout(engines.vllm, requests, arrived, other.vllm._vllm.load)
     with pytest.raises(EngineLost, match="lost this run's weights"):
-        engines.vllm.generate(requests, load_the_other_weights)
+        engines.vllm.generate(requests, arrived.__setitem__)
     assert 0 < len(arrived) < len(requests)
     assert all(expected[index] == completion for index, completion in arrived.items())
     assert engines.vllm.generate(requests) == expected
@@ -148,7 +143,7 @@ def test_a_run_survives_a_server_that_is_killed_in_mid_rollout(
     server: VLLMServer, engines: Engines, fast_inference: bool | str, then: str
 ) -> None:
     """The last test, because it ends the server of the others."""
-    requests = many_requests(GREEDY)
+    requests = requests_of(64, GREEDY, tokens=60)
     expected = engines.native.generate(requests)
     run = Run()
     engine = run.engine(engines.model, fast_inference)
@@ -157,14 +152,14 @@ def test_a_run_survives_a_server_that_is_killed_in_mid_rollout(
     engine.generate(requests[:1])
     arrived: list[int] = []
 
-    def kill_after_the_first(index: int, _: object) -> None:
-        arrived.append(index)
-        if len(arrived) == 1:
-            server.kill()
-            if then == "vllm":  # as a service manager does
-                threading.Timer(1.0, server.start).start()
+    def kill() -> None:
+        server.kill()
+        if then == "vllm":  # as a service manager does
+            threading.Timer(1.0, server.start).start()
 
-    completions = engine.generate(requests, kill_after_the_first)
+    assert isinstance(engine._current, VLLMEngine)
+    act_in_mid_rollout(engine._current, requests, arrived, kill)
+    completions = engine.generate(requests, lambda index, _: arrived.append(index))
     engine.close()
     assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
     assert sorted(arrived) == list(range(len(requests)))  # each once
