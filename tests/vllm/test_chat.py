@@ -36,6 +36,8 @@ SERVER, ENGINE = "vllm.entrypoints", "VLLM::EngineCore"
 """Parts of the command lines of vLLM's processes."""
 TOKENS = 12
 QUESTIONS = ("How much is 3 plus two?", "What is the capital of France?", "How much is 40?")
+SEED = 1
+"""With other seeds, two checkpoints may give equal answers."""
 RECIPE = {
     "max_steps": 24,
     "save_steps": 3,
@@ -72,7 +74,9 @@ def client(service: Service) -> Iterator[tunesmith.Client]:
 @pytest.fixture(scope="module")
 def job(client: tunesmith.Client, tmp_path_factory: pytest.TempPathFactory) -> Untyped:
     rows = write_rows(tmp_path_factory.mktemp("rows") / "train.jsonl")
-    created = client.fine_tuning.jobs.create(model=BASE, training_file=str(rows), recipe=RECIPE)
+    created = client.fine_tuning.jobs.create(
+        model=BASE, training_file=str(rows), recipe=RECIPE, seed=SEED
+    )
     return created.wait(timeout=300)
 
 

@@ -21,6 +21,7 @@ from .output import (
     show_page,
     show_page_json,
     show_table,
+    show_uses,
     size,
     visible,
 )
@@ -130,20 +131,7 @@ def uses(ctx: typer.Context, file_id: FileId, limit: Limit = 20, as_json: AsJson
         if as_json:
             show_page_json(page.data, page.has_more)
             return
-        show_table(
-            ("ID", "NAME", "USED AS", "STATUS", "MODEL", "AGE"),
-            (
-                (
-                    use.id,
-                    use.name or "",
-                    use.role.replace("_", " "),
-                    use.status,
-                    use.model,
-                    age(use.created_at),
-                )
-                for use in page.data
-            ),
-        )
+        show_uses(page.data)
 
 
 @app.command("stats")

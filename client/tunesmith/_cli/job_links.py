@@ -46,7 +46,7 @@ def unshare(
     link_id: Annotated[str, typer.Argument(metavar="LINK", help="link-...")],
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a link at once."""
+    """Revoke a link immediately."""
     with connected(ctx) as client:
         revoked = client.fine_tuning.jobs.links.delete(link_id, job_id=job_id)
     show_done(revoked, as_json, f"{link_id} is revoked")

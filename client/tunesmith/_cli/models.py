@@ -17,6 +17,7 @@ from .output import (
     show_json,
     show_page_json,
     show_table,
+    show_uses,
     size,
 )
 from .session import connected
@@ -92,20 +93,7 @@ def uses(ctx: typer.Context, model: Model, limit: Limit = 20, as_json: AsJson = 
         if as_json:
             show_page_json(page.data, page.has_more)
             return
-        show_table(
-            ("ID", "NAME", "USED AS", "STATUS", "MODEL", "AGE"),
-            (
-                (
-                    use.id,
-                    use.name or "",
-                    use.role.replace("_", " "),
-                    use.status,
-                    use.model,
-                    age(use.created_at),
-                )
-                for use in page.data
-            ),
-        )
+        show_uses(page.data)
 
 
 @app.command("delete")

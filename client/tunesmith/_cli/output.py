@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from tunesmith_schema import JobHealth
+from tunesmith_schema import FileUse, JobHealth, ModelUse
 
 T = TypeVar("T", bound=BaseModel)
 T_co = TypeVar("T_co", bound=BaseModel, covariant=True)
@@ -77,6 +77,24 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     _console().print(table)
+
+
+def show_uses(uses: Iterable[FileUse | ModelUse]) -> None:
+    """Show a table of the jobs and evaluations that use a file or a model."""
+    show_table(
+        ("ID", "NAME", "USED AS", "STATUS", "MODEL", "AGE"),
+        (
+            (
+                use.id,
+                use.name or "",
+                use.role.replace("_", " "),
+                use.status,
+                use.model,
+                age(use.created_at),
+            )
+            for use in uses
+        ),
+    )
 
 
 def show_fields(fields: Iterable[tuple[str, object]]) -> None:

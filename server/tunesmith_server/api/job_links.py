@@ -35,5 +35,5 @@ def create(
 
 @router.delete("/{link_id}")
 def revoke(session: SessionDep, job_id: IdPath, link_id: IdPath) -> Deleted:
-    """Revoke a link at once."""
+    """Revoke a link immediately."""
     return job_links.revoke(session, job_id, link_id)
