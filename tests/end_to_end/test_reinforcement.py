@@ -137,18 +137,31 @@ def in_training(run: Path) -> bool:
 def kill_when(
     service: Service, in_the_middle: Callable[[Path], bool], seconds: float = 150
 ) -> None:
-    """Lets the trainer go on a few milliseconds at a time, and kills it at that moment."""
+    """Kill the trainer at that moment."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         for trainer in service.trainers():
-            run = Path(f"/proc/{trainer}/cwd").readlink()
+            if killed(trainer, in_the_middle, deadline):
+                return
+        time.sleep(0.01)
+    raise AssertionError("that moment never came")
+
+
+def killed(trainer: int, in_the_middle: Callable[[Path], bool], deadline: float) -> bool:
+    """Let the trainer run 10 ms at a time, and kill it at that moment. Return False if the trainer
+    ends before."""
+    try:
+        run = Path(f"/proc/{trainer}/cwd").readlink()
+        while time.monotonic() < deadline:
             os.kill(trainer, signal.SIGSTOP)
             if in_the_middle(run):
                 os.kill(trainer, signal.SIGKILL)
-                return
+                return True
             os.kill(trainer, signal.SIGCONT)
-        time.sleep(0.01)
-    raise AssertionError("that moment never came")
+            time.sleep(0.01)
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return False
 
 
 def test_killed_while_it_generates_and_while_it_trains_it_ends_as_if_left_alone(

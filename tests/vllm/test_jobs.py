@@ -28,7 +28,9 @@ from .test_chat import PYTHON, pytestmark
 __all__ = ["pytestmark"]
 
 Sample = tuple[Any, ...]  # Any: fields of a sample
-STEPS, GROUP, PROMPTS, LENGTH = 3, 4, 3, 100
+STEPS, GROUP, PROMPTS, LENGTH = 3, 4, 12, 100
+"""About one completion of six is shorter than LENGTH. With 12 prompts, some end before the others
+in each step, so a rollout can be interrupted in the middle."""
 RECIPE: dict[str, Any] = {
     "max_steps": STEPS,
     "save_steps": 1,
@@ -87,7 +89,10 @@ def test_the_process_of_trainer_and_vllm_is_killed(
     service: Service, prompts: str, expected: list[Sample]
 ) -> None:
     job = start(service, prompts, fast_inference=True)
-    kill_when(service, in_generation, 400)
+    try:
+        kill_when(service, in_generation, 200)
+    except AssertionError as error:
+        raise AssertionError(missed(job)) from error
     job.wait(timeout=600)
     assert job.attempt == 2
     check(job, expected)
@@ -96,14 +101,14 @@ def test_the_process_of_trainer_and_vllm_is_killed(
 def test_the_server_is_killed_and_started_again(
     service: Service, prompts: str, expected: list[Sample], tmp_path: Path
 ) -> None:
-    options = (*ROLLOUTS, "--skip-tokenizer-init")
+    options = (*ROLLOUTS, "--skip-tokenizer-init", "--max-num-seqs", "8")
     model = Path(service._env["TUNESMITH_MODEL_DIRS"]) / "tiny"
     with vllm_server(model, tmp_path / "log", options, PYTHON) as server:
         service.stop()
         service._env["TUNESMITH_ROLLOUT_URL"] = server.url
         service.start(180)
         job = start(service, prompts, fast_inference=True)
-        kill_in_generation(service, server)
+        kill_in_generation(service, server, job)
         threading.Timer(1.0, server.start).start()  # as a service manager does
         job.wait(timeout=600)
     assert job.attempt == 1, "the trainer has waited for the server"
@@ -137,17 +142,24 @@ def completions(job: tunesmith.Job) -> list[Sample]:
     ]
 
 
-def kill_in_generation(service: Service, server: VLLMServer) -> None:
-    """Let the server run a few milliseconds at a time, and kill it while some of the completions of
-    the second step are missing."""
+def kill_in_generation(service: Service, server: VLLMServer, job: tunesmith.Job) -> None:
+    """Let the server run 10 ms at a time, and kill it while some of the completions of the second
+    or third step are missing."""
     assert server.process is not None
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + 200
+    while not service.trainers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    runs = [Path(f"/proc/{pid}/cwd").readlink() for pid in service.trainers()]
     while time.monotonic() < deadline:
         os.killpg(server.process.pid, signal.SIGSTOP)
-        runs = [Path(f"/proc/{pid}/cwd").readlink() for pid in service.trainers()]
         if any(in_generation(run) for run in runs):
             server.kill()
             return
         os.killpg(server.process.pid, signal.SIGCONT)
-        time.sleep(0.02)
-    raise AssertionError("no rollout was in progress")
+        time.sleep(0.01)
+    raise AssertionError(missed(job))
+
+
+def missed(job: tunesmith.Job) -> str:
+    lengths = [(one.step, one.completion_tokens) for one in job.samples()]
+    return f"no rollout was seen in progress: {job.refresh()}, completion tokens {lengths}"
