@@ -107,7 +107,8 @@ class RunEngine:
     ) -> list[Completion]:
         """Generate completions; see `RolloutEngine`.
 
-        Raises EngineLost if no engine can continue, and the errors of the engines."""
+        Raises EngineLost if no engine can continue. Other errors of an engine are raised
+        unchanged."""
         done: dict[int, Completion] = {}
         while True:
             missing = [place for place in range(len(requests)) if place not in done]
@@ -128,8 +129,9 @@ class RunEngine:
                 return [done[place] for place in range(len(requests))]
 
     def start(self) -> None:
-        """Start the engine in use. If it does not start, it is replaced, or starts in `generate`.
-        Raises UnsupportedModel if the recipe allows no other engine."""
+        """Start the current engine. If the start fails, the engine is replaced by another engine,
+        or `generate` starts it again. Raises UnsupportedModel if the recipe allows no other
+        engine."""
         try:
             self._current.start()
         except EngineLost as error:
@@ -171,7 +173,8 @@ class RunEngine:
             self._engine = None
 
     def _recover(self, error: EngineLost) -> None:
-        """Replace or restart the engine. Raises `error` if neither is allowed."""
+        """Replace the engine by another one. If no other engine is allowed, close the engine, and
+        `generate` starts it again. Raises `error` after too many restarts."""
         if self.fall_back(f"{error}. The missing completions are generated again."):
             return
         self._restarts += 1

@@ -17,8 +17,9 @@ Untyped = Any  # Any: transformers is not typed
 class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Counts the seconds of training over all attempts.
 
-    This class is a trainer callback, so that resume points contain its state. Steps that a lost
-    attempt did after its last resume point are trained again, and count once.
+    This class is a trainer callback, so that resume points contain its state. If an attempt is
+    lost, the steps after its last resume point are trained again. The time of these steps counts
+    only once.
     """
 
     def __init__(

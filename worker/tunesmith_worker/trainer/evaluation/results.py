@@ -13,7 +13,7 @@ from tunesmith_worker.rundir.events import finite
 FIT = "fit, not generalisation"
 
 Pair = tuple[ModelName, ModelName]
-"""Name of a model, and name of the model with which it is compared."""
+"""Names of the two models of a comparison."""
 
 
 def pairs(measured: Sequence[ModelName]) -> list[Pair]:
@@ -77,7 +77,7 @@ def conclude(
 def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
     """Combine evaluations of the same models that have different metrics.
 
-    The verdict and the answers come from `first`."""
+    The result has the verdict and the answers of `first`."""
     for other in others:
         scores = {scores.model: scores for scores in other.models}
         models = []

@@ -1,7 +1,7 @@
 """Token counts of training batches, and the effect of more rows per micro-batch.
 
-Micro-batches differ in size, so the report can fit seconds = fixed + rate x token positions. With
-twice the rows per micro-batch, a step pays the fixed cost half as often.
+The report fits the time of a micro-batch as seconds = fixed + rate x token positions. With more
+rows per micro-batch, a step has fewer micro-batches, so it needs the fixed time less often.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""GPU time of each phase, from CUDA events that are read after the GPU has completed their work.
+"""GPU time of each phase, measured with CUDA events.
 
-The host runs ahead of the GPU. Host work between two GPU segments counts only for the time in which
-the GPU is idle. Only `finish`, at the end of training, waits for the GPU.
+An event is read after the GPU has reached it, so the host need not wait. Only `finish`, at the end
+of training, waits for the GPU. If the GPU waits for the host, this time counts for the phase of the
+host's work.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _Segment:
     start: torch.cuda.Event
     end: torch.cuda.Event
     phase: str | None = None
-    """Phase of the GPU's work; None for a gap, in which the host worked on `spans`."""
+    """Phase of the GPU work; None for a gap."""
     spans: Spans = field(default_factory=list)
 
 

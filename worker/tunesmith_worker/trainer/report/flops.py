@@ -1,15 +1,16 @@
 """FLOPs that a model needs for training, and peak FLOP/s of GPUs.
 
-FLOPs per input token are in the table below. P is the number of weights in linear layers, with the
-head and without the embedding. P_lora is the number of adapter weights.
+P is the number of weights in linear layers, with the head and without the embedding. P_lora is the
+number of adapter weights. FLOPs per input token:
 
-    all weights trained     6 P                     forward 2P, gradients of inputs and weights 4P
-    LoRA                    4 P + 6 P_lora          no gradients of frozen weights
-    attention               3 x 2 L n d S           L layers, n heads of size d, rows of S tokens;
-                                                    half of the S^2 pairs, due to the causal mask
+- Full tuning: 6 P. The forward pass needs 2 P, and the gradients of inputs and weights need 4 P.
+- LoRA: 4 P + 6 P_lora. Frozen weights need no gradients.
+- Attention: 3 x 2 L n d S with L layers, n heads of size d, and rows of S tokens. Due to the causal
+  mask, only half of the S^2 pairs of tokens are counted.
 
-(Kaplan et al., https://arxiv.org/abs/2001.08361, section 2.1; PaLM, https://arxiv.org/abs/2204.02311,
-appendix B.) Recomputation in the backward and padding do not count.
+The formulas are from Kaplan et al. (https://arxiv.org/abs/2001.08361, section 2.1) and PaLM
+(https://arxiv.org/abs/2204.02311, appendix B). The FLOPs of recomputation and of padding are not
+counted.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ are not verified."""
 
 
 def peak_tflops(gpu: str) -> float | None:
-    """Return a GPU's peak TFLOP/s by the longest match in the driver's GPU name, or None."""
+    """Return the peak TFLOP/s of a GPU; None if the GPU is not in the table.
+
+    `gpu`: the driver's name of the GPU. If it contains several names of the table, the longest one
+    counts."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
         return None  # these variants are slower than the card without the suffix

@@ -1,4 +1,4 @@
-"""Current and peak memory of each kind in the trainer, from host counters without GPU calls."""
+"""Current and peak memory of the trainer process: main memory and GPU memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _rss() -> int | None:
 
 
 def _peak_rss() -> int:
-    """Return VmHWM, because getrusage includes the parent's peak memory from before exec."""
+    """Return the peak memory of this process. The value of getrusage may include the memory of the
+    parent process, so getrusage is only the fallback."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -20,15 +20,15 @@ PHASES = {
     "evaluate": PhaseName.EVALUATION,
     "_save_checkpoint": PhaseName.CHECKPOINTING,
 }
-"""Clock phase of each timed Trainer method. The time of a nested call counts only for the nested
-method's phase."""
+"""Clock phase of each timed Trainer method. If a timed method calls another timed method, the time
+of the inner call counts only for the inner method's phase."""
 
 
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Measure the time of this trainer's methods by wrapping them.
 
-    On a GPU, return the GPU timeline. Until `clock.unfollow()`, the clock takes its times from this
-    timeline.
+    On a GPU, return the GPU timeline. The clock takes its times from this timeline until
+    `clock.unfollow()` is called.
     """
     for name, phase in PHASES.items():
         _wrap(trainer, name, phase, clock)

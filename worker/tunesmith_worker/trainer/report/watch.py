@@ -30,7 +30,7 @@ Untyped = Any  # Any: transformers and TRL are untyped
 LIVE_SECONDS = 1.0
 """Minimum seconds between two updates of the live metrics, so that quick steps write few events."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
-"""Phases that count for rates: training without evaluations and checkpoints."""
+"""Phases whose time is used for rates, such as tokens per second."""
 
 
 LIVE = (*ROLLOUT, PhaseName.FORWARD, PhaseName.BACKWARD)
@@ -177,8 +177,8 @@ class TrainingWatch:
 
 
 def _padding(slots: int, tokens: int) -> float | None:
-    """Return the share of padding; None without tokens, or if shared prompts save token
-    positions."""
+    """Return the share of padding in the token positions. Return None if there are no tokens, or if
+    shared prompts lead to fewer positions than tokens."""
     return _share(slots - tokens, slots) if 0 < tokens <= slots else None
 
 

@@ -1,5 +1,4 @@
-"""Evaluation of a multi grader's formula. All values in a formula are numbers, so a formula needs
-little memory."""
+"""Evaluation of a multi grader's formula."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
         -> list[float | None]
 
 A reward function may be async. `prompts` and `completions` are lists of messages if the rows are
-conversations, else texts. Each further column of the rows is passed as a list.
+conversations, else texts. Every other column of the rows is passed as a keyword argument, whose
+value is a list.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class LocalReward:
         return None
 
     def checked(self, result: Any, count: int) -> list[float | None]:  # Any: the user's result
-        """Return one number or None for each completion; NaN becomes None, as in TRL.
+        """Return the function's rewards: a number or None for each completion. NaN becomes None.
 
         Raises RunError.
         """

@@ -65,9 +65,10 @@ def cosine(candidate: str, reference: str) -> float:
 
 
 def bleu(candidate: str, reference: str) -> float:
-    """Return sentence BLEU with up to 4-grams; a shorter text limits the n-gram order.
+    """Return the sentence BLEU score of a candidate.
 
-    n-grams without a match are smoothed as in NIST's mteval (Chen and Cherry's third method).
+    n-grams have up to four tokens; if a text has fewer tokens, n-grams have at most as many tokens
+    as the text. n-grams without a match are smoothed by Chen and Cherry's third method.
     """
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 

@@ -62,8 +62,7 @@ def as_text(value: JsonValue) -> str:
 def read_json(text: str) -> JsonValue:
     """Parse a text that is JSON or one Markdown code block of JSON.
 
-    Raises NoSuchOutput for other text, for NaN and Infinity, and for JSON that is nested too
-    deeply.
+    Raises NoSuchOutput if the text is not JSON, contains NaN or Infinity, or is nested too deeply.
     """
     fenced = _FENCE.fullmatch(text)
     try:

@@ -26,7 +26,7 @@ class Finding:
     message: str
     """Description of the fault, with the measured value and the tolerance."""
     hint: str
-    """What the user can do against the fault."""
+    """How the user can correct the fault."""
     level: Literal["error", "warn"] = "error"
     param: str | None = None
     """Dotted name of the request field that causes the fault."""

@@ -126,9 +126,8 @@ def check_units(
     check; the names from this check are added. `first`: True at the first check.
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the
-    module has no gradient in any layer, rows may be too short: queries and keys get no gradient
-    from rows of two tokens. A module without a gradient in all layers gives only a warning,
-    from the second check on.
+    module has no gradient in any layer, the rows may be too short: queries and keys get no gradient
+    from rows of two tokens. This case gives only a warning, and not before the second check.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]
@@ -163,7 +162,8 @@ def used_row_gradients(
     gradient element.
 
     Rows are given as token ids; the largest elements are a tensor [k] on the device. `predicting`:
-    ids of tokens that predict a labelled token. The rows of predicting tokens must have a gradient.
+    ids of tokens that predict a labelled token. Only the rows of these tokens are returned, because
+    each of these rows must have a gradient.
     """
     used = set(predicting.tolist())
     gradients = {}

@@ -24,7 +24,8 @@ SAMPLE = 256
 TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
-"""Number of rows in which to search for an example's row, not counting dropped rows."""
+"""Number of rows to read from the start of the file, in search of the rows of the first examples.
+The number of dropped rows is added."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7
@@ -242,7 +243,6 @@ def _dropped_rows(context: SupervisedContext) -> int:
 
 
 def _rows_to_read(context: SupervisedContext) -> int:
-    """Return how many rows to read from the start of the file to find the first examples' rows."""
     return min(MOST_ROWS, FILE_ROWS + _dropped_rows(context))
 
 
@@ -251,7 +251,7 @@ class _Answer:
     parts: tuple[str, ...]
     """Text of each turn; for a tool call, the tool's name."""
     is_complete: bool
-    """False if the template adds words, as for tool calls."""
+    """False if the template adds words to the answer. Templates add words to tool calls."""
 
 
 def _answer_of(row: Row, *, has_template: bool) -> _Answer:
@@ -280,8 +280,9 @@ def _plain(text: str) -> str:
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
     """Return the share, 0 to 1, of the assistant's text that the labels contain.
 
-    The turn with the highest share counts. If only answers have loss, labels on any other text also
-    lower the share. Texts are compared by groups of three characters, which works in any language.
+    The share is computed for each turn of the assistant, and the highest share counts. If only
+    answers are trained, labels on other text lower the share. Texts are compared by groups of three
+    characters, which works in any language.
     """
     text = _plain(labels)
     groups = _groups(text)

@@ -149,7 +149,7 @@ def zeroed_adapter(model: Untyped) -> Iterator[None]:
 
 @contextmanager
 def disabled_adapter(model: Untyped) -> Iterator[None]:
-    """Within this block, disable the adapter, so that only the base model computes."""
+    """Disable the adapter within the `with` block."""
     with warnings.catch_warnings():
         # PEFT warns of trained biases, but before the first step they equal the base biases.
         warnings.filterwarnings("ignore", "Careful, disabling adapter layers", UserWarning)
@@ -197,9 +197,9 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 
 @contextmanager
 def in_fp32(model: Untyped) -> Iterator[None]:
-    """Within this block, convert all 16-bit tensors to fp32.
+    """Convert all 16-bit tensors to fp32 within the `with` block.
 
-    Do not convert a patched model, whose fused weights would then be in memory twice.
+    Undo the patches of a model first: its fused weights would otherwise be in memory twice.
     """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]

@@ -44,16 +44,19 @@ SECONDS = 20.0
 """Time limit in seconds for all forward and backward passes of the checks together.
 
 Checks that have not begun before the time limit are skipped. In supervised runs, the adapter checks
-come first and always run.
+come first, so the time limit never skips them.
 """
 LAYERS = 8
-"""Maximum number of layers in the comparison of kernels. Layer types repeat within six layers."""
+"""Maximum number of layers in the comparison of kernels. Eight layers contain all types of layers,
+because the types repeat after at most six layers."""
 FP32_SHARE = 0.5
 """Share of the remaining free memory that fp32 weights and gradients may take."""
 LEAST_CHANGE = {True: 1e-5, False: 1e-3}
-"""Minimum change of a log-probability with a perturbed adapter. The key is True for fp32."""
+"""A perturbed adapter must change a log-probability by at least this value. The key is True for
+fp32."""
 FRESH_LIMIT = {True: 1e-4, False: 0.1}
-"""Maximum change of log-probabilities with a fresh adapter. The key is True for fp32."""
+"""An untrained adapter may change log-probabilities by at most this value. The key is True for
+fp32."""
 
 
 class Numerics:
@@ -95,8 +98,7 @@ class Numerics:
 
     @property
     def _exact(self) -> bool:
-        """True if every operation of the model has at least fp32 precision, unlike int8
-        products."""
+        """True if the model computes in fp32, without int8 products."""
         return self.fp32 and self.context.recipe.quantization != "int8"
 
     def _compare(self) -> list[Outcome]:
@@ -133,7 +135,8 @@ class Numerics:
         return [rows, compare_with_stock(ours, stock, limits, computed_in=precision)]
 
     def _compare_in_fp32(self) -> list[Outcome]:
-        """Compare the runs in fp32, and compare the errors of 16-bit gradients against fp32."""
+        """Compare our kernels with the stock model in fp32. Then compare the 16-bit gradients of
+        both with the stock model's fp32 gradients."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         patched, limits = context.patched, self._limits
         ours_16 = self._run(backward=True) if patched else None
@@ -199,8 +202,7 @@ def _skipped(why: str) -> list[Outcome]:
 def has_whole_matrices(model: Untyped) -> bool:
     """Return True if a whole embedding or head matrix is trained, not only rows of new tokens.
 
-    Fully trained matrices compute in the base model's dtype
-    (engine/model/embeddings/whole_matrices.py).
+    Such a matrix computes in the base model's dtype (engine/model/embeddings/whole_matrices.py).
     """
     return any(isinstance(module, peft.utils.ModulesToSaveWrapper) for module in model.modules())
 

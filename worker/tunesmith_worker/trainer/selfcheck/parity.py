@@ -1,8 +1,9 @@
 """Comparisons of model runs: with and without adapter, in a batch and alone, patched and stock.
 
 docs/explanation/self-check.md lists the tolerances. Models with 16-bit weights are compared in
-fp32, where rounding hides no fault. In 16 bits, our gradient error against fp32 is compared with
-the stock model's gradient error.
+fp32, where rounding hides no fault. In 16 bits, the gradients of our kernels and of the stock model
+are compared with the fp32 gradients of the stock model. Our error may be at most FACTOR times the
+stock model's error.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ Gradients of key biases are about this small.
 """
 FACTOR = 2.0
 """Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
-batch (docs/contributing/log). compare_stock.py uses 1.5 for the mean of many steps."""
+batch (docs/contributing/log)."""
 FLOOR = 1e-2
-"""Least value that the check assumes for the stock error in 16 bits, because the measured error may
-be small by chance."""
+"""Minimum of the stock model's 16-bit gradient error. A smaller measured error is replaced by this
+value, because it may be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."
@@ -60,7 +61,7 @@ _SHOWN = 3
 def check_adapter_acts(
     perturbed: ModelRun, base: ModelRun, least: float, trained: list[str], *, experts: bool
 ) -> Outcome:
-    """Check `adapter_acts`: a perturbed B changes the output, and each tensor has a gradient.
+    """Check `adapter_acts`: a perturbed adapter changes the output, and its tensors have gradients.
 
     `least`: minimum change of a log-probability. `trained`: names of LoRA's tensors.
     `experts`: True for a mixture of experts, in which some experts may receive no token.
@@ -187,7 +188,7 @@ def compare_with_stock(
 
 
 def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: Outcome) -> Outcome:
-    """Check `patched_equals_stock` in 16 bits, from the gradient errors against fp32.
+    """Check `patched_equals_stock` in 16 bits: compare our gradient error with the stock model's.
 
     `truth`: run of the stock model in fp32. `in_fp32`: outcome of the comparison in fp32.
     """

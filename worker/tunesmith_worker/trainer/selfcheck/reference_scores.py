@@ -43,7 +43,7 @@ class GeneratedRow:
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """Generated rows from one call of the engine, or from several calls."""
+    """Rows that the engine generated in one or several calls."""
 
     rows: list[GeneratedRow]
 

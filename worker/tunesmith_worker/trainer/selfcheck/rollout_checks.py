@@ -1,8 +1,8 @@
 """Checks of a reinforcement run, and the order of its rollout checks.
 
 With 16-bit weights, rollouts and training are compared in fp32 (docs/explanation/self-check.md). In
-16 bits, the check compares the log-prob errors of rollouts and training against the stock model in
-fp32.
+16 bits, the log-probs of rollouts and of training are both compared with those of the stock model
+in fp32.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ ENGINE_CHECKS = frozenset(
         "rollout_follows_weights",
     }
 )
-"""Checks whose failure is always a fault of the engine, so that another engine may pass them.
+"""Checks that another engine may pass, because only the engine can cause their failure.
 
-`weights_kept` is left out, because another engine would get the damaged weights.
+`weights_kept` is not in this set: it fails if the engine damaged the model's weights, and another
+engine would use the damaged weights.
 """
 
 
@@ -252,7 +253,6 @@ class _RolloutChecks:
         return ""
 
     def _check_kernels(self, limits: Limits) -> None:
-        """Run the kernel and adapter checks of supervised runs on prompts and completions."""
         context, rows = self.context, self._short_rows(self.generated)
         with perturbed_adapter(context.model):
             ours, stock = self._runs(rows)
@@ -292,15 +292,15 @@ class _RolloutChecks:
     def _short_rows(self, generated: Generated) -> list[PromptAndCompletion]:
         """Return the completions of the two shortest prompts, and two long rows.
 
-        The two shortest prompts include a prompt with several completions.
+        At least one of the two shortest prompts has several completions.
         """
         shortest = set(self.prompts[:2])
         rows = [row.row for row in generated.rows if row.request.prompt_ids in shortest]
         return [*rows, *self._long_rows()]
 
     def _long_rows(self) -> list[PromptAndCompletion]:
-        """Return two completions of a long prompt, which repeats the run's prompts
-        (row_lengths.py).
+        """Return two completions of one long prompt, which consists of repetitions of the run's
+        prompts.
         """
         context = self.context
         parts = [prompt.prompt_ids for prompt in context.prompts]

@@ -203,7 +203,8 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of both generations up to the first token that differs.
+    """Return the log-probabilities of the same rows, generated together and alone. Each row ends at
+    its first token that differs.
 
     Rounding may change a greedy token if two tokens have almost equal logits. Rounding may change a
     sampled token if the random number is close to the border of the token's interval.

@@ -36,7 +36,7 @@ ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 _TOKENS = 1024
 """Number of token positions in the comparison of RoPE tables."""
 _PLACES = (1, 4)
-"""Positions in a greedy completion whose tokens become stop tokens.
+"""The check uses the tokens at these positions of a greedy completion as stop tokens.
 
 Several stop tokens are tested, because an engine may obey only one stop token.
 """
@@ -117,8 +117,8 @@ def prompt_fault(check: str, message: str) -> Finding:
 
 
 def _tokens(tokenizer: Untyped, text: str) -> list[list[int]]:
-    """Tokenize without and with special tokens. Rendered templates contain special tokens; plain
-    text does not."""
+    """Return the token ids of a text without and with added special tokens. A rendered template
+    already contains special tokens; plain text does not."""
     return [tokenizer(text, add_special_tokens=added)["input_ids"] for added in (False, True)]
 
 
@@ -187,7 +187,7 @@ def check_positions(context: ReinforcementContext) -> Outcome:
 def _frequency_error(rotary: Untyped, expected: Untyped) -> tuple[float, str]:
     """Return the largest relative error of a frequency buffer, and the buffer's name.
 
-    If frequencies change with the length, only the original frequencies are compared.
+    If a model's frequencies depend on the row length, only `original_inv_freq` is compared.
     """
     worst, worst_name = 0.0, "inv_freq"
     for name, right in expected.named_buffers():

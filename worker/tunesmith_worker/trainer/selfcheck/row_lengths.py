@@ -26,9 +26,9 @@ def longest_row(
     tiles + 2, and the run's longest row. The last token predicts nothing, so window + 2 tokens
     give window + 1 predictions.
 
-    `longest`: tokens of the longest row or prompt of the run. `more`: tokens of a completion after
-    the row. Rows longer than the model's context, or long enough to change its RoPE frequencies,
-    are not checked."""
+    `longest`: tokens of the longest row or prompt of the run. `more`: number of completion tokens
+    that follow the row. Rows longer than the model's context, or long enough to change its RoPE
+    frequencies, are not checked."""
     kind = "cuda" if device.type == "cuda" else "cpu"
     text = config.get_text_config()
     window = _window(text)

@@ -87,8 +87,8 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
     """Return parts of evenly spaced rows, each around the row's first label, and a row of `longest`
     tokens.
 
-    The long row is the last row, so that attention across rows changes most labels. Rows without a
-    label are skipped; `check_labels` fails if no row has a label."""
+    The long row comes last: if rows wrongly attend to earlier rows, most labels are affected. Rows
+    without a label are skipped; `check_labels` fails if no row has a label."""
     count = len(SHORT) + 1
     spread = [len(dataset) * i // count for i in range(count)]
     windows: list[IdsAndLabels] = []

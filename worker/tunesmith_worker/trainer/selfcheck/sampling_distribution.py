@@ -1,8 +1,9 @@
 """Check that sampled tokens come from the distribution of the recipe's sampling parameters.
 
 The engine samples by the inverse cumulative distribution, with one random number per token from the
-request's seed (engine/rollout/sampling.py). The check computes each sampled token again from the
-probabilities of stock transformers, so no statistical test is needed.
+request's seed (engine/rollout/sampling.py). The check repeats the sampling with the same random
+numbers and the probabilities of stock transformers. The tokens must be equal, so no statistical
+test is needed.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
 def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distance of each random number from its token's interval, and each token's
-    log-prob error: [C] each.
+    """Return two tensors [C]: the distance of each random number from its token's interval, and the
+    error of each token's log-prob.
     """
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]

@@ -46,8 +46,8 @@ KL = 1.0
 ENTROPY = 0.1
 """Minimum entropy, as a share of the mean entropy in the first steps."""
 FIRST, FEW, MANY = 5, 3, 10
-"""Number of consecutive steps before a warning. FIRST is also the number of steps in the initial
-mean entropy."""
+"""Numbers of consecutive steps after which a warning is given. The mean entropy of the first FIRST
+steps is the run's initial entropy."""
 
 _RENAMED = {"few_spreads": "mostly_equal_rewards"}
 """Name of a warning in resume points of earlier versions -> current name."""
@@ -60,8 +60,7 @@ _EQUAL_REWARDS = (
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Callback for all runs.
 
-    A resumed run is not checked twice, because steps count from the start of the run and resume
-    points contain the callback's state.
+    Resume points contain the state of this callback, so a resumed run does not repeat its checks.
     """
 
     def __init__(self, trainer: Untyped, events: EventLog) -> None:
@@ -240,8 +239,7 @@ class RolloutTripwires:
         ]
 
     def _cut_answers(self) -> str:
-        """Return a warning text if many completions end at the length limit, before their
-        answer."""
+        """Return a warning text if many completions reach the length limit."""
         cut = self._truncated
         if cut is None or cut <= TRUNCATED:
             return ""

@@ -36,12 +36,13 @@ NAME = "rollout_follows_weights"
 TOKENS = 3
 """Number of tokens per completion; three tokens run both the prompt pass and the decoding pass."""
 SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
-"""Standard deviation of the noise on an adapter. The key is True for fp32."""
+"""Standard deviation of the noise that is added to adapter weights. The key is True for fp32."""
 HOT = SamplingParams(temperature=4.0)
 """High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
-"""Standard deviation of the noise on a weight in full tuning, as a share of the weight's standard
-deviation. Multiplying the weight instead would have no effect before a norm."""
+"""Standard deviation of the noise that is added to a weight in full tuning, relative to the
+weight's own standard deviation. A factor instead of noise would have no effect if a norm
+follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ class WeightSyncCheck:
         ]
 
     def outcome(self) -> Outcome:
-        """Check `rollout_follows_weights`. The engine's previous call must have used a changed
-        adapter."""
+        """Check `rollout_follows_weights`. Call this method after the engine has generated with a
+        changed adapter."""
         model = self._context.model
         if not isinstance(model, peft.PeftModel):
             return self._check_modules(model, generate(self._context, self._requests))

@@ -168,7 +168,7 @@ def _close(a: float, b: float, rounding: float = 0.0) -> bool:
 
 
 def _rounding(rewards: Rewards, plan: GRPOPlan) -> list[float]:
-    """Return the rounding error of each advantage, because the run computes rewards in fp32."""
+    """Return the possible rounding error of each advantage. The run computes rewards in fp32."""
     known = [abs(r) for r in rewards if r is not None]
     noise = 8 * 2.0**-23 * max(known, default=0.0)
     if plan.scale_rewards == "none":

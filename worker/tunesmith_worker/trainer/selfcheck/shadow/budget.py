@@ -24,7 +24,7 @@ SHARE = 0.015
 COST = 3.0
 """Maximum time of a step in plain torch, as a multiple of the run's time for the step.
 
-Repeating the step with the run's own code takes no longer (docs/contributing/log/numerics.md).
+This maximum also holds if the run's own code repeats a step (docs/contributing/log/numerics.md).
 """
 MEMORY_SHARE = 0.5
 """Share of free memory that plain torch may take."""
@@ -40,7 +40,7 @@ class TimeLimit:
     """Seconds that the comparison may take."""
 
     def fits(self, share: float) -> bool:
-        """Return True if this share of the step's tokens can be compared in the allowed time."""
+        """Return True if the allowed time is enough to compare this share of the step's tokens."""
         return COST * self.spent * share <= self.allowed
 
     def sample(self, tokens: int) -> int:
@@ -55,7 +55,8 @@ class TimeLimit:
 
 
 def share_of_step(context: SupervisedContext | ReinforcementContext) -> float:
-    """Return the share of a step that can be compared in SHARE of the run's remaining time."""
+    """Return the share of a step that may be compared. The comparison may take the share SHARE of
+    the run's remaining time."""
     steps: int = context.train_plan.total_steps - context.trainer.state.global_step
     return SHARE * steps / COST
 

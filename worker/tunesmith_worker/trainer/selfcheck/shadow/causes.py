@@ -1,4 +1,4 @@
-"""Find the cause of a wrong gradient in a supervised step from the weight of each micro-batch.
+"""Find the cause of a wrong gradient in a supervised step.
 
 The correct gradient is the sum of the micro-batches' gradients, each divided by the number of
 labels in the whole step. A fit gives the factor of each micro-batch in the run's gradient; wrong
@@ -17,8 +17,8 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Largest relative error of a fit that still names the cause: the norm of the difference between
-gradient and fit, divided by the gradient's norm."""
+"""Maximum relative error of a fit; a fit with a larger error names no cause. The relative error is
+the norm of gradient minus fit, divided by the norm of the gradient."""
 
 
 def name_cause(

@@ -44,7 +44,8 @@ FP32_GPU = Tolerance(loss=5e-3, norm=5e-3, gradient=5e-3)
 COARSE = Tolerance(loss=2e-2, norm=5e-2, gradient=0.25, single=False)
 """Tolerance if both the run and plain torch compute in 16 bits, or multiply in int8."""
 CLIPPED = 1e-2
-"""Relative tolerance of the norm after clipping, which rounds 16-bit gradients once more."""
+"""Relative tolerance of the gradient norm after clipping. Clipping rounds 16-bit gradients once
+more."""
 SMALL = 1e-6
 """A tensor's gradient difference up to this share of the whole gradient's norm is ignored."""
 
@@ -56,9 +57,10 @@ class RunStep:
     loss: float | None
     """Loss of the step; None if the loss has parts that plain torch does not compute."""
     norm: float | None
-    """Gradient norm before clipping, as the run reports it; None for a sample of tensors."""
+    """Gradient norm before clipping that the run reports; None if only some tensors are
+    compared."""
     gradients: Gradients
-    """Gradients that the optimizer receives; before clipping if only a sample is compared."""
+    """Gradients after clipping; gradients before clipping if only a sample is compared."""
     max_norm: float = 0.0
     """Norm to which gradients are clipped; 0 for no clipping."""
 

@@ -1,7 +1,8 @@
-"""Rows that the model receives in the first step, and the gradient after a sample of micro-batches.
+"""Recording of the rows that the model receives in the first step.
 
-A hook on the model's forward pass records the inputs of each micro-batch, so that rows which never
-reach the model are found.
+A hook on the model's forward pass records the inputs of each micro-batch. The check can then find
+rows of the data that never reach the model. The gradient after the first micro-batches is copied
+too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class FedStep:
     batches: list[dict[str, Untyped]] = field(default_factory=list)
     """The inputs of each micro-batch."""
     sampled: int | None = None
-    """Number of micro-batches before the gradient was copied; None if it was not copied."""
+    """Number of micro-batches that had run when the gradient was copied; None if no gradient was
+    copied."""
     sampled_gradient: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradient after the first `sampled` micro-batches."""
 

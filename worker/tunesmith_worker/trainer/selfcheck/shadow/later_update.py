@@ -1,7 +1,8 @@
 """Check of a later weight update on a sample of weights: learning rate, AdamW and weight decay.
 
-The moments are read after the step, so the check covers only how the optimizer applies moments: `w
-<- (1 - rate * decay) w - rate * m' / (sqrt(v') + eps)`, with bias-corrected m' and v'.
+The check reads the optimizer's moments after the step, and applies them to the weights before the
+step: `w <- (1 - rate * decay) w - rate * m' / (sqrt(v') + eps)`. m' and v' are the bias-corrected
+moments.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ELEMENTS = 4096
 """Maximum number of compared weights of a tensor."""
 UPDATE = 1e-3
 UPDATE_16_BITS = 2e-2
-"""Tolerance of an element's update, as a share of the learning rate, in addition to rounding. With
+"""Tolerance of a weight's update, relative to the learning rate. The rounding error is added. With
 weights in plain bf16, the moments are rounded to bf16 too."""
 
 

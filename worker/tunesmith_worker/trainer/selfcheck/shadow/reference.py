@@ -1,7 +1,7 @@
 """Check that the reference model of the KL term is the model before training.
 
-Before the first update, policy and reference are equal. If the trainer wrongly uses the policy as
-reference, only a check after B has changed from 0 can find this fault.
+Before the first update, policy and reference are equal. A trainer that wrongly uses the policy as
+reference can be found only after the first update.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""Second limit in 16 bits: the reference's log-probs must be nearer to the model before training
-than to the policy. The check divides the distance to the policy by the distance to the model before
-training. A quotient below NEARER is an error."""
+"""Second limit in 16 bits. The check divides two distances of the reference's log-probs: the
+distance to the policy, by the distance to the model before training. A quotient below NEARER is an
+error."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 

@@ -151,8 +151,9 @@ class SupervisedStep:
         limit: TimeLimit,
         memory: MemoryLimit,
     ) -> _Part:
-        """Return the part of the step to compare: the whole step, its first micro-batches, or a
-        sample of rows on which the run's own code repeats the step."""
+        """Return the part of the step to compare. The part is the whole step, its first
+        micro-batches, or a sample of its rows. For a sample of rows, the run's own code repeats the
+        step on these rows."""
         rows = [row for batch in batches for row in batch]
         noisy = differs_in_training(self._context.model)
         fits = memory.longest >= max(len(row.ids) for row in rows)

@@ -35,7 +35,7 @@ rows of each tensor are copied."""
 RATE = 1e-6
 """Relative tolerance of the learning rate."""
 UPDATE = 1e-3
-"""Tolerance of an element's update, as a share of the learning rate, in addition to rounding."""
+"""Tolerance of a weight's update, relative to the learning rate. The rounding error is added."""
 _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters without weight decay: biases and norms."""
 

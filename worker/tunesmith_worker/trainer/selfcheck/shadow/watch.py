@@ -59,8 +59,8 @@ class StepCheck(Protocol):
         """
 
     def examples(self) -> list[tuple[int, ...]]:
-        """Return a key for each example of the current step; empty if the run plans to train on the
-        same examples again.
+        """Return a key for each example of the current step. If earlier steps used the same
+        examples on purpose, return no keys.
         """
 
     def look(self) -> list[Finding]:
@@ -77,8 +77,8 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         *,
         exclude_time: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`exclude_time`: function that receives the seconds of each check, which do not count for
-        rates."""
+        """`exclude_time`: function that is called with the seconds of each check, to exclude them
+        from rates."""
         self.context, self.check, self.events, self.recorder = context, check, events, recorder
         self._exclude_time = exclude_time
         self.seconds = 0.0
