@@ -79,6 +79,12 @@ class NotFound(ServiceError):
     status = 404
 
 
+class MethodNotAllowed(ServiceError):
+    """Method that the address does not accept."""
+
+    status = 405
+
+
 class Conflict(ServiceError):
     """Request that contradicts stored data; repeating the request does not help."""
 

@@ -17,6 +17,7 @@ from . import rendering
 _TITLES = {
     403: "Not allowed",
     404: "Nothing is here",
+    405: "The page does not accept this request",
     429: "Too many requests",
     503: "The service does not answer",
 }
@@ -26,7 +27,8 @@ async def respond(request: Request, error: Exception) -> Response:
     """Return an error as a page, or as a part of a page if a script sent the request."""
     body, response = await _as_of_the_api(request, error)
     status = response.status_code
-    headers = {"retry-after": wait} if (wait := response.headers.get("retry-after")) else {}
+    kept = ("allow", "retry-after")
+    headers = {name: response.headers[name] for name in kept if name in response.headers}
     is_part = "hx-request" in request.headers
     signed_in = getattr(request.state, "signed_in", None)
     return rendering.respond(

@@ -13,13 +13,14 @@ from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.api import large_bodies
 from tunesmith_server.api.audited import READS, entry_of
 from tunesmith_server.api.bounds import BoundedRequest
 from tunesmith_server.api.deps import State, state_of
-from tunesmith_server.core.errors import Forbidden
+from tunesmith_server.core.errors import Forbidden, MethodNotAllowed
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.identity import policy
 from tunesmith_server.models import changes, scope
@@ -32,8 +33,35 @@ from .visit import Page, Refused, Visit
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]  # Any: a coroutine's own
 
 
+class _PageRoute(Route):
+    """Route of a page. A request with another method gets an error page."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in (self.methods or ()):
+            await super().handle(scope, receive, send)
+        else:
+            response = await self._refuse(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+    async def _refuse(self, request: Request) -> Response:
+        routes = [route for route in request.app.routes if isinstance(route, _PageRoute)]
+        methods = {
+            name for route in routes if route.path == self.path for name in route.methods or ()
+        }
+        try:
+            await _recognise(request, Plane.USERS)  # for the navigation of the error page
+            raise MethodNotAllowed(
+                ErrorCode.METHOD_NOT_ALLOWED,
+                f"the page {request.url.path} does not accept a {request.method} request",
+                hint="open the page and repeat the action there",
+                headers={"allow": ", ".join(sorted(methods))},
+            )
+        except Exception as error:
+            return await failures.respond(request, error)
+
+
 def route_of(page: Page) -> Route:
-    return Route(page.path, _endpoint(page), methods=[page.method])
+    return _PageRoute(page.path, _endpoint(page), methods=[page.method])
 
 
 def _endpoint(page: Page) -> Endpoint:
@@ -78,6 +106,10 @@ async def visitor(request: Request, plane: Plane = Plane.USERS) -> SignedIn | No
             "a page of another site sent this request, so it was refused",
             hint="open the portal and repeat the action there",
         )
+    return await _recognise(request, plane)
+
+
+async def _recognise(request: Request, plane: Plane) -> SignedIn | None:
     signed_in = await run_in(plane, partial(_signed_in, state_of(request), request))
     request.state.signed_in = signed_in
     return signed_in

@@ -13,7 +13,8 @@ from sqlalchemy import Row, select
 from tunesmith_server.core.database import Base
 
 from ..actors import Server
-from .browser import Browser, signed_in
+from .browser import SAME_SITE, Browser, signed_in
+from .page_checks import check_page
 from .registered import registered
 
 SITES = (None, "same-origin", "none", "same-site", "cross-site", "")
@@ -100,6 +101,23 @@ def test_other_methods_are_refused(server: Server) -> None:
         for method in ("PUT", "PATCH", "DELETE"):
             reply = browser._client.request(method, re.sub(r"\{[^}]*\}", "x", page.path))
             assert reply.status_code == 405, (method, page.path)
+
+
+def test_a_page_that_only_shows_refuses_a_form_with_an_error_page(server: Server) -> None:
+    browser = signed_in(server)
+    for path, allowed in (("/portal/jobs", "GET, HEAD"), ("/portal/nothing", "GET, HEAD")):
+        reply = browser.post(path, data={"name": "x"})
+        assert (reply.status_code, reply.headers["allow"]) == (405, allowed)
+        page = check_page(reply.text)
+        assert page.all("h1")[0].text == "The page does not accept this request"
+        assert f"The page {path} does not accept a POST request." in page.all("main")[0].text
+        assert "/portal/models" in [link.attributes["href"] for link in page.all("a")]
+    sign_in = browser._client.put("/portal/sign-in", headers=SAME_SITE)
+    assert sign_in.headers["allow"] == "GET, HEAD, POST"
+    part = browser.post("/portal/jobs", headers={**SAME_SITE, "hx-request": "true"})
+    assert part.text.startswith('<div class="failed is-bad" role="alert">')
+    stranger = Browser(server).post("/portal/jobs")
+    assert (stranger.status_code, stranger.headers["allow"]) == (405, "GET, HEAD")
 
 
 def contents(server: Server) -> dict[str, list[Row[Any]]]:
