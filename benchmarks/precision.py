@@ -4,11 +4,10 @@
 
 loss: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
       (`tunesmith run`): 300 steps of tiny-math on GSM8K.
-cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters. The benchmark
-      alternates between our optimizer and torch's fused fp32 AdamW. The benchmark also measures the
-      extra time of our optimizer as a share of a whole step, and the bytes of weights and optimizer
-      state. A whole step is forward and backward of 2 x 1,024 tokens in bf16 with our kernels,
-      clipping and optimizer.
+cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, for our optimizer and
+      for torch's fused fp32 AdamW. The benchmark alternates between the two optimizers. It also
+      divides the difference of their times by the time of a whole training step (2 x 1,024 tokens
+      in bf16 with our kernels), and counts the bytes of weights and optimizer state.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.
@@ -192,7 +191,7 @@ def cost(rounds: int) -> dict[str, Any]:
 
 
 def held(optimizer: torch.optim.Optimizer, parameters: list[torch.nn.Parameter]) -> int:
-    """Return the bytes of the weights and of the optimizer state."""
+    """Return the number of bytes of the weights and the optimizer state together."""
     state = [value for entry in optimizer.state.values() for value in entry.values()]
     tensors = [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

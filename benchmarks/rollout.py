@@ -21,11 +21,12 @@ prompts of 16 and 512 tokens (rollout_engines.py). Prints one JSON line for each
 For an engine that cannot generate, one line has the reason in `skipped`. `--vllm-python` is the
 interpreter of an environment with vLLM.
 
-With `--sync`, rollout_sync.py measures four ways to bring a new adapter into an engine:
-CPU-seconds and bytes of a sync, and the speed of 8 rows after it.
+With `--sync`, rollout_sync.py measures four ways to load a new adapter into an engine. The results
+are the CPU-seconds and bytes of a sync, and the speed of a rollout of 8 rows.
 
 `--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
-longest completion ends. `--their-allocator` sets our malloc options for transformers as well.
+longest completion ends. Our side sets options of glibc's malloc; `--their-allocator` sets the same
+options for transformers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ENGINES = Path(__file__).with_name("rollout_engines.py")
 SIDE = Path(__file__).with_name("rollout_side.py")
 WAYS = ("fold", "merged", "vllm-merged", "vllm-lora")
 BARS = {"float32": 2.4, "bfloat16": 2.6}
-"""Minimum speed_ratio against `generate`, for 70-token prompts and completions of equal length."""
+"""Minimum `speed_ratio` for each dtype, with 70-token prompts and completions of equal length."""
 
 
 def main() -> int:
@@ -115,7 +116,7 @@ def engine_lines(dtype: str, vllm_python: str) -> Iterator[dict[str, Any]]:
 
 
 def sync_lines(dtype: str, vllm_python: str) -> Iterator[dict[str, Any]]:
-    """Yield a line for each way to bring a new adapter into an engine."""
+    """Yield a line for each way to load a new adapter into an engine."""
     for way in WAYS:
         python = vllm_python if way.startswith("vllm") else sys.executable
         line = {"benchmark": "rollout_sync", "dtype": dtype}

@@ -1,8 +1,8 @@
 """Measure one rollout engine for rollout.py, in a separate process. Prints one JSON line.
 
 `--side` is the engine's name. A cell is a number of rows and a length of prompts; at most 8 rows
-share a prompt. A cell's result is the faster of two rollouts after a first rollout. If the engine
-cannot generate, the line has the reason.
+share a prompt. Each cell has three rollouts. The first rollout is not counted, and the result is
+the faster of the other two. If the engine cannot generate, the line has the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def requests(rows: int, prompt_tokens: int, new: int, vocabulary: int) -> list[U
 def measure(
     name: str, model: Untyped, cells: list[tuple[int, int]], new: int, precision: str = "fp32"
 ) -> dict[str, Any]:
-    """Measure the engine `name` on cells of (rows, prompt tokens); `new`: tokens per completion."""
+    """Measure the engine `name`. `cells` has pairs of the number of rows and the prompt length;
+    `new` is the number of tokens of each completion."""
     from tunesmith_schema import LoraRecipe
     from tunesmith_worker.engine.rollout.choose import Workload, engine_kind
 

@@ -1,10 +1,11 @@
-"""Measure ways to bring a new adapter into a rollout engine, for rollout.py.
+"""Measure ways to load a new adapter into a rollout engine, for rollout.py.
 
-Prints one JSON line. `--side` is the way. `fold` writes the merged weights into the training
+Prints one JSON line. `--side` names the way. `fold` writes the merged weights into the training
 weights, and restores the training weights after the rollout. `merged` writes merged weights to the
 native engine's copy. `vllm-merged` loads merged weights into vLLM. `vllm-lora` passes the matrices
-A and B to vLLM, which applies them at each token. The result is the fastest of four syncs after a
-first one, and of three rollouts of 8 rows.
+A and B to vLLM, which applies them at each token. The time of a sync is the
+least time of four syncs after a first sync. The speed is from the fastest of three rollouts of 8
+rows.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def vllm_merged(model: Untyped) -> tuple[Callable[[], float], Callable[[], objec
 
 
 def vllm_lora(model: Untyped) -> tuple[Callable[[], float], Callable[[], object], int]:
-    """The base weights of this vLLM are random: its speed does not depend on them."""
+    """Return functions for a sync and for a rollout, and the bytes of the adapter. vLLM has random
+    base weights, because its speed does not depend on the values of the weights."""
     from tunesmith_worker.engine.rollout import RolloutPlan
     from tunesmith_worker.engine.rollout.vllm.colocated import ENVIRONMENT, ColocatedVLLM
     from tunesmith_worker.engine.rollout.vllm.wire import sampling_arguments
@@ -126,7 +128,7 @@ def vllm_lora(model: Untyped) -> tuple[Callable[[], float], Callable[[], object]
 
 
 def adapted_bytes(model: Untyped) -> int:
-    """Return the bytes of all weights that have an adapter."""
+    """Return the number of bytes of all weights that have an adapter."""
     return sum(
         int(module.get_base_layer().weight.nbytes)
         for module in model.modules()

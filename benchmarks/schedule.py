@@ -101,7 +101,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.schedule", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--postgresql", metavar="URL", help="empty database to measure claims on, in place of ours"
+        "--postgresql",
+        metavar="URL",
+        help="empty database for the measurement of claims (default: start a PostgreSQL server)",
     )
     names = [*PARTS, "claim"]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART")

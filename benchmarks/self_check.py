@@ -6,8 +6,8 @@ run. Times are CPU-seconds of one thread. Prints one JSON line; for each case:
 `self_check`: CPU-seconds of the self-check before the first step.
 `first_step`: CPU-seconds of the comparison of the first step with plain torch.
 `looks`: CPU-seconds of the repeated checks at a later step.
-`first_step_share_of_200`: `first_step` and six times `looks`, divided by the CPU-seconds of 200
-    steps.
+`first_step_share_of_200`: The sum of `first_step` and six times `looks`, divided by the CPU-seconds
+    of 200 steps.
 `step`: Median CPU-seconds of an optimizer step.
 `share_of_200`: `self_check` divided by the CPU-seconds of 200 steps.
 `within`: True if `self_check` is at most 3 s or at most 3 % of 200 steps.
@@ -44,7 +44,8 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 STEPS, RUN_STEPS = 5, 200
 SECONDS_BAR, SHARE_BAR = 3.0, 0.03
 LOOKS = 6
-"""Number of steps with repeated checks in 200 steps: 2, 10, 50, 100, 150 and 200."""
+"""Number of steps that repeat the checks in a run of 200 steps: steps 2, 10, 50, 100, 150 and
+200."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny-math, LoRA fp32": ("tiny-math", {}),
     "tiny-math, LoRA bf16": ("tiny-math", {"precision": "bf16"}),

@@ -10,8 +10,8 @@ forward, backward, clipping, optimizer and TRL's logging. Prints one JSON line:
     GPU allocated memory.
 `loss_difference`: Largest relative difference between the two sides' losses in a step.
 
-Our side and the trainer set the same malloc options of glibc; `--their-allocator` sets the same
-options for stock TRL.
+Our side sets the trainer's options of glibc's malloc; `--their-allocator` sets the same options for
+stock TRL.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ RECOMPUTE = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in trl.SFTConfig.__dataclass_fields__
 )
-"""Name of the training option that recomputes activations. Transformers 5.17 has only the second
-name."""
+"""Name of the training option that recomputes activations. Transformers 5.17 has only
+`gradient_checkpointing`."""
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 SIZES: dict[str, dict[str, int]] = {
@@ -50,7 +50,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--warm-up", type=int, default=2)
     arguments.add_argument("--pack", type=int, default=1024, help="tokens in a pack")
     arguments.add_argument(
-        "--batch", type=int, default=2, help="packs per step; without packing, 4 x rows per step"
+        "--batch",
+        type=int,
+        default=2,
+        help="packs per step; without packing, a step has 4 times as many rows",
     )
     arguments.add_argument("--profile", action="store_true")
     return arguments

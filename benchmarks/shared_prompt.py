@@ -7,8 +7,8 @@ length:
 
 `forward`, `backward`: Median CPU-seconds of each layout.
 `least`: Smallest CPU-seconds of forward plus backward, for each layout.
-`speed_ratio`: CPU-seconds of plain rows / shared rows, from `least`.
-`token_ratio`: Number of tokens of plain rows / shared rows.
+`speed_ratio`: `least` of plain rows divided by `least` of shared rows.
+`token_ratio`: Number of tokens of plain rows divided by number of tokens of shared rows.
 """
 
 from __future__ import annotations

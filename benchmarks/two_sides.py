@@ -31,7 +31,7 @@ def run_side(
 
 
 class Side:
-    """A side that measures several models, one after the other."""
+    """Process of one side of a comparison, which measures several models one after the other."""
 
     def __init__(self, script: Path, side: str, arguments: Sequence[str]) -> None:
         """Start `script --side SIDE ARGUMENTS`, which measures a model for each line on stdin."""

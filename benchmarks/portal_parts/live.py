@@ -86,8 +86,9 @@ def measure_latency(page: Page, service: Service, events_told: int, first: int) 
 def measure_ten_a_second(
     page: Page, service: Service, seconds: int, first: int, *, many: int = 0
 ) -> dict[str, float]:
-    """Return the share of a core that the page's main thread needs at ten events a second, and the
-    growth of its heap; then send `many` events as fast as the page processes them."""
+    """Send ten events a second for `seconds`, then send `many` events in groups of 100. Return the
+    CPU share of the page's main thread at ten events a second, and the growth of the page's
+    heap."""
     job_id, session = open_job(page, service), page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     step = first

@@ -25,7 +25,8 @@ _JOIN_SECONDS = 4.0
 def measure(
     service: Service, api: ApiProcess, cookie: str, *, watchers: int, seconds: int, first: int
 ) -> dict[str, Any]:  # Any: JSON
-    """Watch with the streams of 200 browsers. `cookie`: value of a session's Cookie header."""
+    """Measure the API while `watchers` clients read the portal's live stream. `cookie`: value of a
+    session's Cookie header."""
     job_id = service.world.jobs["running"]
     with service.database.read() as session:
         head = session.scalar(select(JobRow.last_seq).where(JobRow.id == job_id))

@@ -1,5 +1,5 @@
-"""Measure bytes, requests, paint time, layout shift and CPU of each page, at the first visit and at
-later visits, and the sizes of the scripts."""
+"""Measure the sizes of the scripts, and bytes, requests, paint time, layout shift and CPU of each
+page. Each page is visited with an empty cache and with a filled cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PERCENTILE_95 = 18
 
 
 def scripts() -> dict[str, float]:
-    """Return the sizes of our own scripts and of all scripts in kB, compressed."""
+    """Return the compressed size of our own scripts and of all scripts, in kB."""
     folder = Path(portal.__file__).parent / "static"
     files = {path: path.read_bytes() for path in folder.rglob("*.js")}
     sizes = {path: len(gzip.compress(content, 9)) for path, content in files.items()}

@@ -39,7 +39,7 @@ Speed and memory compared with stock TRL and transformers, and figures of the se
 from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
 [benchmarks page](benchmarks.md) explains each benchmark. A ratio is our figure divided by the
 figure of the other side; both are measured alternately on one machine. A speed ratio above 1 or a
-memory ratio below 1 means that our side is better. A bar is a required value.
+memory ratio below 1 means that our side is better. A bar is a value that a figure must reach.
 """
 
 
@@ -101,7 +101,7 @@ def plots(results: Path) -> dict[str, Bars]:
 def cpu_plot(results: list[Result]) -> Bars:
     rows = newest(results)
     return Bars(
-        title="Training on a CPU: speed relative to the other side",
+        title="Training on a CPU: our speed / speed of stock TRL",
         unit="tokens per CPU-second, ours / theirs",
         groups=tuple(name_of(result).replace("; ", "\n") for result in rows),
         series={"ours": tuple(result["speed_ratio"] for result in rows)},

@@ -9,10 +9,11 @@ def chat(results: list[Result]) -> str:
     words = (
         "## Chat\n\n"
         "The inference process in fp32 (`python -m benchmarks.chat --model FOLDER`; "
-        "`chat.json`). `32 streams` are tokens per second over HTTP, `one "
-        "stream` is the ratio to a single stream, `transformers` the ratio to the faster of "
-        "`generate_batch` and `transformers serve`. `stall` is the 99th percentile of the time "
-        "between two tokens divided by the median, while another user sends 400-token prompts.\n"
+        "`chat.json`). `32 streams` is the speed of 32 streams over HTTP, in tokens per second. "
+        "`one stream` is this speed divided by the speed of a single stream. `transformers` is "
+        "this speed divided by the faster of `generate_batch` and `transformers serve`. `stall` is "
+        "the 99th percentile of the time between two tokens, divided by the median; meanwhile, "
+        "another user sends 400-token prompts.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.chat` yet (`chat.json`).\n"
@@ -35,11 +36,11 @@ def chat(results: list[Result]) -> str:
 def beside_training(results: list[Result]) -> str:
     words = (
         "### A training job beside a busy chat\n\n"
-        "Step times of a job while eight clients stream without pause, relative to its step times "
-        "while chat is stopped. Chat runs and stops in turn, every four seconds, on two cores "
-        "(`python -m benchmarks.chat --part training`; `chat_training.json`). `interval` is a 90 % "
-        "confidence interval, by a bootstrap over pairs of windows. `load` is the load average of "
-        "the machine; more than 2 means that other programs ran too.\n"
+        "`step time` is the step time of a job while eight clients chat, divided by its step time "
+        "while chat is stopped. Chat runs for four seconds, then stops for four seconds, on two "
+        "cores (`python -m benchmarks.chat --part training`; `chat_training.json`). `interval` is "
+        "the 90 % confidence interval of `step time`. `load` is the load average of the machine; "
+        "more than 2 means that other programs ran too.\n"
     )
     if not results:
         return words + "\n**Open**: no result yet (`chat_training.json`).\n"

@@ -41,8 +41,8 @@ def training(results: list[Result]) -> str:
         "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
         "Speed is tokens per CPU-second of one thread. Peak memory is the peak during "
         "training minus the memory in use before training. Loss is the largest relative "
-        "difference between both sides' losses of a step; padded batches contain different rows, "
-        "so losses of padded batches are not comparable.\n",
+        "difference between the two sides' losses in a step. With padded batches, the two sides' "
+        "batches contain different rows, so their losses are not comparable.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),
@@ -78,8 +78,7 @@ def service(results: list[Result]) -> str:
     """Write the section on the service.
 
     The time to the first step is from the newest run that measured this time. All other results are
-    from the first entry that has all of them; during that measurement, the machine had no other
-    load.
+    from the first run in the list that measured all of them.
     """
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]
@@ -118,7 +117,7 @@ def service(results: list[Result]) -> str:
     return "\n".join(
         [
             "## The service\n",
-            "The real processes on SQLite, with requests over loopback "
+            "Measurements of a running service that stores its data in SQLite "
             "(`python -m benchmarks.service`; `service.json` has all runs). The "
             f"[benchmarks page](benchmarks.md) explains the figures. {row['cores']} cores of "
             f"{row['cpu']}, Python {row['python']}, {versions(row)}; {date(row)}, commit "
@@ -132,7 +131,7 @@ def service(results: list[Result]) -> str:
 def _first_step(row: Result) -> str:
     """Write the table of times to the first step.
 
-    A result that lists no kinds is from a worker without a warm trainer.
+    An old result has only the times of a worker without a warm trainer.
     """
     result = row["first_step"]
     kinds = {"without": result} if "first_step_seconds" in result else result

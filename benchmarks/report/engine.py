@@ -47,10 +47,10 @@ def memory_plan(result: Result | None) -> str:
         "## The memory plan\n\n"
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
         "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
-        "corrects the prediction; `error after the trial` is the remaining error of the "
+        "corrects the prediction; `error after the trial` is the error of the corrected "
         "prediction. `error of resident memory` compares the corrected prediction with the growth "
         "of the process's resident memory. Held-out settings were not used to develop the "
-        "prediction, and `worst` does not count them.\n"
+        "prediction. `Worst` is the largest error of all other settings.\n"
     )
     if result is None:
         return words + _open("plan")
@@ -137,9 +137,10 @@ def precisions(results: list[Result]) -> str:
 def resume_points(result: Result | None) -> str:
     words = (
         "## Resume points\n\n"
-        "Cost at the default interval on one thread of a CPU: the share of time in which training "
-        "waits, and the share of CPU-seconds, including the writing thread "
-        "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`).\n"
+        "Cost of resume points at the default interval, on one thread of a CPU "
+        "(`python -m benchmarks.checkpoint MODEL ROWS`; `checkpoint.json`). The cost is measured "
+        "in two ways: the share of the time in which training waits, and the share of the "
+        "CPU-seconds. The CPU-seconds include the thread that writes the files.\n"
     )
     if result is None:
         return words + _open("checkpoint")

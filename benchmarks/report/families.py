@@ -12,10 +12,10 @@ HALVES = {"attention_block": "attention", "mlp_block": "MLP"}
 def family_speeds(result: Result | None) -> str:
     words = (
         "## Speed by family\n\n"
-        "Training of tiny random models against stock TRL, packed, in fp32 with LoRA r 32, on the "
-        "rows of the comparison above (`python -m benchmarks.families`; `families.json`). The "
-        "models have 4 layers and a hidden size of 256; a step has one pack of 1,024 tokens. Speed "
-        "is relative to stock, in tokens per CPU-second of one thread; median of three rounds.\n"
+        "Training of tiny random models with LoRA r 32 in fp32, compared with stock TRL, on rows "
+        "of 32 to 768 tokens (`python -m benchmarks.families`; `families.json`). The models have 4 "
+        "layers and a hidden size of 256; a step has one pack of 1,024 tokens. Speed is our tokens "
+        "per CPU-second divided by those of stock TRL: the median of three rounds, on one thread.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.families` yet.\n"
@@ -43,10 +43,11 @@ def family_speeds(result: Result | None) -> str:
 def memory_families(result: Result | None) -> str:
     words = (
         "## Memory predictions by family\n\n"
-        "Predicted and measured tensors at the peak of two steps on a CPU, for small random models "
-        "of six families in three precisions, and in bf16 over an NF4 base "
-        "(`python -m benchmarks.plan_families`; `plan_families.json`). The prediction follows the "
-        "run's trial pass. A miss is silent if the run's own report does not state it.\n"
+        "Predicted and measured peak memory of tensors in two steps on a CPU "
+        "(`python -m benchmarks.plan_families`; `plan_families.json`). Small random models of six "
+        "families are trained in three precisions, and in bf16 with an NF4 base model. The "
+        "prediction is made after the run's trial pass. A prediction whose error exceeds the bar "
+        "is missed; a missed prediction is silent if the run's report does not mention the error.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"

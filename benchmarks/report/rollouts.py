@@ -1,4 +1,4 @@
-"""Sections on rollout engines: against transformers' `generate`, side by side, and weight syncs."""
+"""Sections on the speed of our rollout engine, on all rollout engines, and on weight syncs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def rollouts(results: list[Result]) -> str:
     words = (
         "## Rollouts\n\n"
         "Generation by a 12.4 M Llama with LoRA r 32, 2 prompts x 8 completions (`python -m "
-        "benchmarks.rollout`; `rollout.json`). `sync` is the share of our time for the weight "
-        "sync.\n"
+        "benchmarks.rollout`; `rollout.json`). `sync` is the share of our rollout time that the "
+        "weight sync needs.\n"
     )
     if not results:
         return (
@@ -42,9 +42,10 @@ def rollouts(results: list[Result]) -> str:
 def engines(results: list[Result], syncs: list[Result]) -> str:
     """Return the section that compares the engines of `recipe.rollout.fast_inference`."""
     words = (
-        "### Engines side by side\n\nThe same model and adapter, in tokens per CPU-second; "
-        "in brackets the CPU time relative to native. vLLM is its CPU build. (`python -m "
-        "benchmarks.rollout --engines`; `rollout_engines.json`)\n"
+        "### Engines side by side\n\nSpeed of each engine in tokens per CPU-second, with the same "
+        "model and adapter (`python -m benchmarks.rollout --engines`; `rollout_engines.json`). The "
+        "number in brackets is the engine's CPU time divided by the CPU time of `native`. `vllm` "
+        "is the CPU build of vLLM.\n"
     )
     cells = {
         (row["dtype"], row["rows"], row["prompt_tokens"]): date(row)
@@ -66,10 +67,11 @@ def engines(results: list[Result], syncs: list[Result]) -> str:
     ]
     first = table(("dtype, rows x prompt tokens", *ENGINES, "date"), rows)
     about = (
-        "Ways to bring a new adapter into an engine, and the speed of 8 rows afterwards (`--sync`; "
-        "`rollout_sync.json`). `fold` writes into the training weights, and restores them after "
-        "the rollout. `merged` and `vllm-merged` write to the engine's copy; Tunesmith uses these "
-        "two. With `vllm-lora`, vLLM applies A and B at each token.\n"
+        "Ways to load a new adapter into an engine, and the speed of 8 rows afterwards (`--sync`; "
+        "`rollout_sync.json`). `fold` writes merged weights into the training weights, and "
+        "restores the training weights after the rollout. `merged` and `vllm-merged` write merged "
+        "weights into the engine's copy of the model; Tunesmith uses these two ways. With "
+        "`vllm-lora`, vLLM applies the adapter's matrices A and B at each token.\n"
     )
     ways = [
         (

@@ -13,10 +13,10 @@ PARTS = ("equal", "weighted", "replay")
 def schedule(results: list[Result]) -> str:
     words = (
         "## The queue\n\n"
-        "The first table has the cost of a claim with 10,000 queued jobs; `CPU` includes the "
-        "database server. The second table has simulated weeks of 2,000 jobs, with the real claim "
-        "code and a virtual clock (`python -m benchmarks.schedule`; `schedule.json`; the newest "
-        "run of each week).\n"
+        "The first table shows the cost of a claim with 10,000 queued jobs; `CPU` includes the "
+        "database server. The second table shows the results of simulated weeks of 2,000 jobs "
+        "(`python -m benchmarks.schedule`; `schedule.json`). The simulation runs the real claim "
+        "code with a virtual clock. The table has the newest run of each week.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"

@@ -31,8 +31,8 @@ def _is_labelled(number: int) -> bool:
 
 
 def fill(database: Database, queued: int = QUEUED) -> None:
-    """Insert queued jobs. The worker lacks a label that every fourth job, and every job of one
-    project, requires."""
+    """Insert queued jobs. Every fourth job, and every job of one project, requires a label that the
+    worker does not have."""
     rows = [
         {
             "id": f"ftjob-{number:024d}", "project_id": f"proj-{number % PROJECTS:02d}",

@@ -53,8 +53,8 @@ def jain(values: list[float]) -> float:
 
 
 def contested(week: Week, record: Record) -> tuple[float, float]:
-    """Return the time in which every project had a waiting job: from the first hour until the first
-    project started its last long job."""
+    """Return start and end of the time in which every project has a waiting job. The end is the
+    earliest start of a project's last long job."""
     last: dict[int, float] = defaultdict(float)
     plans = {job.id: job for job in week.jobs}
     for when, _, job_id, _ in record.claims:
@@ -85,10 +85,11 @@ def doubled(record: Record) -> int:
 
 
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
-    """Return the longest wait of a job in seconds that counts as fair.
+    """Return the longest fair wait of a job in seconds.
 
-    During the wait, the job's project starts other jobs. The bound is twice the time that the
-    project's share of the devices needs for these jobs, plus twice the duration of the longest job.
+    A project's share is its number of devices if the devices are divided by weight. The bound is a
+    sum of two times. The first time is twice the device-time of the project's jobs that start
+    during the wait, divided by the share. The second time is twice the duration of the longest job.
     """
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]

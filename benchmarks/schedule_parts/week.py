@@ -39,8 +39,8 @@ class Week:
     """Memory of each device in bytes."""
     jobs: tuple[JobPlan, ...]
     deaths: tuple[tuple[float, int], ...] = ()
-    """Worker deaths: pairs of a time and the index of a device. The device's worker dies at this
-    time, and a new worker starts soon after."""
+    """Worker deaths: pairs of a time and the index of the worker's device. Soon after a death, a
+    new worker starts on the device."""
     clock_steps: tuple[tuple[float, float], ...] = field(default=())
     """Times and sizes of steps of the wall clock, in seconds."""
 

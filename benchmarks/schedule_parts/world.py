@@ -47,7 +47,8 @@ from .week import JobPlan, Week
 START = 1_780_000_000.0
 LEASE_SECONDS, REPORT_SECONDS, JANITOR_SECONDS = 1800.0, 900.0, 300.0
 CONTROL_SECONDS, SAVE_SECONDS = 3.0, 20.0
-"""Seconds until a worker gets a command, and seconds until its resume point is stored."""
+"""Seconds until a command reaches a worker, and seconds that a worker needs to store a resume
+point."""
 RESTART_SECONDS = 120.0
 STEPS = 1000
 MODEL = "tiny"
@@ -65,7 +66,8 @@ class NoWakeUps(WakeUps):
 
 @dataclass(kw_only=True)
 class Device:
-    """One simulated worker. `life` increases at its death, so that older events are ignored."""
+    """One simulated worker. `life` counts the deaths of the worker; the simulation ignores events
+    from before the last death."""
 
     number: int
     device_bytes: int
@@ -251,7 +253,8 @@ class World:
         self._free(device)
 
     def _send(self, device: Device, outcome: Outcome | None) -> Control | None:
-        """Store a resume point and send a report. Return the command; None after a refusal."""
+        """Store a resume point and send a report. Return the server's command, or None if the
+        server refused the report."""
         claim = device.claim
         assert claim is not None
         plan = self._plans[claim.job_id]
@@ -291,7 +294,7 @@ class World:
         if device.claim is not None:
             project = self._plans[device.claim.job_id].project
             self.record.busy.append((device.began, self._clock.steady, project))
-            # A part of the dead wakes up after its lease and must be refused.
+            # The dead worker reports after the end of its lease; the server must refuse this.
             self._later(LEASE_SECONDS * 2, "stale_report", dead)
         device.life += 1
         device.claim = None
@@ -300,7 +303,7 @@ class World:
     def _stale_report(self, dead: Device) -> None:
         assert dead.claim is not None
         if dead.claim.job_id not in self.record.ends and self._send(dead, None) is not None:
-            raise RuntimeError(f"a report of a lost lease of {dead.claim.job_id} was accepted")
+            raise RuntimeError(f"{dead.claim.job_id}: a report after the lease's end was accepted")
 
     def _restart(self, device: Device, life: int) -> None:
         if device.life == life:

@@ -153,7 +153,7 @@ def heaviest_job(file_id: str) -> dict[str, Any]:  # Any: JSON
 
 
 def completes(attack: Attack) -> dict[str, Any]:
-    """Send 60 requests at the same time, which complete 6 uploads of 64 MiB."""
+    """Send 60 requests at the same time. Each request completes one of 6 uploads of 64 MiB."""
     part = bytes(8 * MIB)
     with attack.service.user() as user:
         uploads = []

@@ -1,6 +1,6 @@
 """Minimal HTTP/1.1 client on asyncio with keep-alive connections, for load generators.
 
-A full client would use more CPU than the server on the same two cores.
+A full HTTP client would use more CPU time than the measured server.
 """
 
 from __future__ import annotations

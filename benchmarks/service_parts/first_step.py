@@ -2,7 +2,7 @@
 
 `cold`: the first job after the workers started. `warm`: a warm trainer is ready. `at_once`: the
 previous job has just ended, and the next warm trainer is starting. `without`: the worker has
-no warm trainer. Jobs of `warm` and `without` alternate.
+no warm trainer. The benchmark alternates between a `warm` and a `without` job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET_SECONDS = 2.0
 """A warm trainer counts as ready if it has used no CPU for this number of seconds."""
 WAIT_SECONDS = 120.0
 PARTS = ("claim", "download", "spawn", "import", "load", "data")
-"""Phases of a job before its first step. The job's events use the same names."""
+"""Names of the phases before a job's first step, as in the job's events."""
 
 Seconds = dict[str, float]
 """Seconds of each phase, and of the whole time `first_step`."""
@@ -80,8 +80,8 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 
 def warm_trainers(data_dir: Path) -> list[int]:
-    """Return the pids of trainers that wait for a run. A trainer that has a run is excluded,
-    because its working directory is the run directory."""
+    """Return the pids of trainers that wait for a run. Their working directory is `data_dir`; the
+    working directory of a trainer with a run is the run directory."""
     pids = []
     for process in Path("/proc").iterdir():
         try:

@@ -23,8 +23,8 @@ from .process_use import cpu_seconds
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
-"""Number of groups into which the pages of a list are divided. Group medians are compared, because
-single requests vary too much."""
+"""Number of groups of pages. The benchmark compares the medians of these groups, because the
+latencies of single requests vary too much."""
 
 
 def measure(folder: Path) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from .process_use import watched
 
 _LINE_BYTES = 4096
 LIMIT_BYTES = 8 * 1024**3
-"""Size limit of one request. The default limit is below 1 GiB."""
+"""Size limit of one request in this benchmark; the server's default limit is too small for 1
+GiB."""
 
 Way = Callable[[str, str, Path], str]
-"""Function that transfers a file. Takes the API's URL, a key and a path; returns the sha256 of the
-received content."""
+"""Function that transfers a file. The arguments are the API's URL, a key and the file's path; the
+result is the sha256 of the received content."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -65,9 +66,8 @@ def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict
 
 
 def _watched_here(way: Way, service: Installation, path: Path) -> tuple[str, float]:
-    """Run `way` in this new process.
-
-    Return the sha256 of the received content and the memory growth in MB.
+    """Transfer the file by `way`, and return the sha256 of the received content and the memory
+    growth of this process in MB.
     """
     with watched(os.getpid()) as use:
         received = way(service.url, service.api_key, path)

@@ -35,8 +35,8 @@ class Seen:
     latencies: list[float] = field(default_factory=list)
 
     def take(self, number: int) -> None:
-        """Count the event with this number. Numbers that are not 1, 2, 3, ... count as lost or
-        repeated."""
+        """Count a received event. Events should have the numbers 1, 2, 3, ...; a missing number
+        counts as lost, and a smaller number counts as repeated."""
         if number <= self.last:
             self.repeated += 1
             return
@@ -49,8 +49,8 @@ def watch(
 ) -> dict[str, float]:
     """Run until all `watchers` have received the event that ends the job.
 
-    The first `reconnecting` watchers reconnect once: watcher n closes its connection after event
-    `leave_after` + n and sends the event's number as Last-Event-ID.
+    The first `reconnecting` watchers reconnect once. Watcher n closes its connection after event
+    `leave_after` + n. Its next request has the number of this event in the header Last-Event-ID.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,7 +1,7 @@
 """`tunesmith audit search`: the audit log, through the API.
 
-`tunesmith audit list` and `verify` read the database on the API's host; server_and_worker.py starts
-all three commands.
+server_and_worker.py starts `tunesmith audit list` and `tunesmith audit verify`, which read the
+database on the API's host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Curves drawn as text, each with one letter or sign."""
+"""Drawing of curves as text; each curve has its own character."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="MODEL2",
-            help="Model to compare with. The default for a tuned model is `base`, its base model.",
+            help="Model to compare with; default: the base model of a tuned model.",
         ),
     ] = None,
     grader: Annotated[
@@ -51,11 +51,12 @@ def evaluate(
         Path | None, typer.Option(help="Folder with more tasks (YAML), for --tasks.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum documents of a task, for --tasks.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of documents of each task, for --tasks."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a model and its base model on rows, or a model on tasks of lm-eval.
+    """Compare a model with its base model on rows of data, or run tasks of lm-eval on a model.
 
     A train worker runs the evaluation between two jobs. Ctrl-C leaves the evaluation running.
     """

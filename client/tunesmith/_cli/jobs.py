@@ -201,18 +201,25 @@ def list_jobs(
     metadata: MetadataPairs = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Created since (30m, 12h, 7d, 2026-01-31)."),
+        typer.Option(
+            metavar="TIME", help="Jobs created after this time (30m, 12h, 7d, 2026-01-31)."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Created before; same forms as --since.")
+        str | None,
+        typer.Option(metavar="TIME", help="Jobs created before this time; same forms as --since."),
     ] = None,
     finished_since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Ended since; same forms as --since.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Jobs that ended after this time; same forms as --since."
+        ),
     ] = None,
     warned_since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="With a warning or an error since; same forms as --since."
+            metavar="TIME",
+            help="Jobs with a warning or an error after this time; same forms as --since.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -280,7 +287,8 @@ def logs(
     cannot be combined with --follow."""
     if follow and (kind or level or text):
         raise typer.BadParameter(
-            "a stream has all events: leave out --kind, --level and --text", param_hint="--follow"
+            "--follow prints all events: leave out --kind, --level and --text",
+            param_hint="--follow",
         )
     with connected(ctx) as client:
         jobs = client.fine_tuning.jobs

@@ -86,8 +86,7 @@ def show(ctx: typer.Context, model: Model, as_json: AsJson = False) -> None:
 
 @app.command("uses")
 def uses(ctx: typer.Context, model: Model, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List the jobs that start from a model, and the evaluations that measure the model or compare
-    another model with it, newest first."""
+    """List the jobs and evaluations that use a model, newest first."""
     with connected(ctx) as client:
         page = client.models.uses(model, limit=limit)
         if as_json:

@@ -109,7 +109,8 @@ def show_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 
 def visible(text: str) -> str:
-    """Escape control characters, so that a text of data or a model cannot control the terminal."""
+    """Escape control characters, because text from a data set or a model must not control the
+    terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 

@@ -16,7 +16,7 @@ from .output import health_word, size
 BAR_COLUMNS = 26
 """Number of columns of the longest bar."""
 MIN_SHARE = 0.001
-"""Minimum share of the time with which a phase gets its own line; all smaller phases share one
+"""Minimum share of the total time for which a phase has its own line. All smaller phases share one
 line."""
 
 

@@ -29,7 +29,7 @@ def samples(
         int | None, typer.Option(min=0, help="Optimiser step (default: the newest steps).")
     ] = None,
     row: Annotated[
-        int | None, typer.Option(min=1, help="Row of the training file: its prompt across steps.")
+        int | None, typer.Option(min=1, help="Only completions of this row of the training file.")
     ] = None,
     reward_below: Annotated[float | None, typer.Option(help="Only rewards below this.")] = None,
     reward_above: Annotated[float | None, typer.Option(help="Only rewards above this.")] = None,
@@ -41,7 +41,10 @@ def samples(
         str | None, typer.Option(help="Only prompts and completions with this text.")
     ] = None,
     spread: Annotated[
-        bool, typer.Option("--spread", help="Widest range of rewards first; needs --step.")
+        bool,
+        typer.Option(
+            "--spread", help="Show prompts with the widest range of rewards first; needs --step."
+        ),
     ] = False,
     limit: Limit = 20,
     as_json: AsJson = False,
@@ -83,14 +86,13 @@ def add_to(app: typer.Typer) -> None:
 
 def _newest_step(newest: list[Sample]) -> str:
     """Return a text that names the newest step with samples. If several steps train on the same
-    completions, only the
-    first of these steps has samples."""
+    completions, only the first of these steps has samples."""
     return f"; the newest are at step {newest[0].step}" if newest else ""
 
 
 def render(samples: Iterable[Sample], *, in_order: bool = False) -> RenderableType:
-    """Return samples for display. The samples arrive newest first, and each step is shown in
-    generation order. With `in_order`, the samples arrive in the order in which they are shown."""
+    """Return samples for display. `samples` are sorted newest first; the samples of each step are
+    displayed in the order of their generation. With `in_order`, the order of `samples` is kept."""
     parts: list[RenderableType] = []
     for _, step_samples in groupby(samples, key=lambda sample: sample.step):
         shown = list(step_samples)

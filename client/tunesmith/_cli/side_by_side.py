@@ -18,8 +18,7 @@ WIDE = 100
 _SECONDS = 0.1
 """Time between two updates of the screen."""
 _LEAVE_SECONDS = 2.0
-"""Maximum seconds for which a stopped answer's connection may stay open before the command
-continues."""
+"""Maximum seconds to wait, after Ctrl-C, for the end of each answer's connection."""
 
 
 def answer_both(conversations: Sequence[Conversation], question: str) -> list[Answer]:

@@ -146,8 +146,8 @@ class Http:
         """Send a request, with retries, and return the 2xx response; raise an error for any other
         response. With `stream`, the caller reads and closes the response.
 
-        Only GET requests follow redirects, because a redirect could make another request send the
-        user's data to another host. For a redirect to another host, httpx does not send the key.
+        Only GET requests follow redirects. A redirected POST request could send the user's data to
+        another host. If a redirect leads to another host, httpx does not send the API key.
         """
         timeout = httpx.Timeout(
             self._timeout if read_timeout is None else read_timeout,

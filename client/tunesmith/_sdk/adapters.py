@@ -51,9 +51,9 @@ class Adapters:
     def download(self, id_or_job_id: str, dir: str | os.PathLike[str]) -> Path:
         """Download an adapter into `dir`, by its id (`adp-...`) or by the job's id (`ftjob-...`).
 
-        Every file is verified by sha256. If the trainer verified the adapter, all files including
-        the probe must match verification.json. After an error, `dir` is unchanged. If `dir` already
-        has the adapter's files, nothing is downloaded.
+        Every file is verified by sha256. If the trainer verified the adapter, every file must also
+        match verification.json. After an error, `dir` is unchanged. If `dir` already has the
+        adapter's files, nothing is downloaded.
         """
         target = Path(dir)
         adapter = self.retrieve(self._adapter_id(id_or_job_id))

@@ -30,8 +30,8 @@ class Client:
 
     `base_url` and `api_key` default to TUNESMITH_BASE_URL and TUNESMITH_API_KEY. `timeout` is the
     maximum number of seconds without a byte from the server. `max_retries` is the number of tries
-    after the first try. `project` is the id of the project in which an admin key acts; any other
-    key is for one project only.
+    after the first try. `project` is the id of a project. Only an admin key needs `project`,
+    because any other key belongs to one project.
     """
 
     def __init__(

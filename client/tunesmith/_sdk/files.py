@@ -62,8 +62,8 @@ class Files:
         returned and `reused` is true. A file that failed validation or has an expiry is not reused.
 
         The content is streamed; files above 64 MiB are sent in parts. A repeated call for a path
-        resumes an upload that was interrupted less than an hour ago. A stream without seek is
-        always uploaded, and is not sent again after an error. `progress` shows a bar.
+        resumes an upload that was interrupted less than an hour ago. A stream that cannot seek is
+        always uploaded. After an error, such a stream is not sent again. `progress` shows a bar.
         """
         purposes = [str(known) for known in wire.FilePurpose]
         if purpose not in purposes:
@@ -232,7 +232,8 @@ class Files:
     def wait_for_processing(self, file_id: str, *, timeout: float = 1800) -> File:
         """Wait until the server has validated the file, and return the file.
 
-        The `status` is then `processed` or `error`; `status_details` has the reason for an error.
+        The returned file's `status` is `processed` or `error`; for `error`, `status_details` has
+        the reason.
         """
         deadline = self._http.now() + timeout
         pause = _FIRST_POLL

@@ -109,8 +109,8 @@ class _Follower:
             response.close()
 
     def pause(self, attempt: int, problem: TunesmithError | None) -> None:
-        """Sleep before the next connection. Raise an error after the timeout or if the server stays
-        unreachable."""
+        """Sleep before the next connection. Raise an error if the timeout has passed, or if the
+        server was unreachable for SERVER_TIMEOUT."""
         self._check_deadline()
         now = self._http.now()
         self._down_since = self._down_since or now

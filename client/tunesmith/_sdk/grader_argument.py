@@ -13,8 +13,8 @@ def with_grader(
     arguments: dict[str, Any],  # Any: JSON, or models of the schema
     grader: Any,  # Any: JSON, or a model of the schema
 ) -> dict[str, Any]:
-    """Move `grader` and the hyperparameters into `method`. No other field accepts reinforcement
-    hyperparameters."""
+    """Move `grader` and the hyperparameters into `method`, the only field that accepts the
+    hyperparameters of reinforcement."""
     if grader is None:
         return arguments
     if arguments["method"] is not None:

@@ -40,8 +40,8 @@ class JobOutput:
         level: str | Sequence[str] | None = None,
         q: str | None = None,
     ) -> Page[Event]:
-        """List events, newest first. `kind` and `level` select events of these kinds and levels;
-        `q` is a part of the message."""
+        """List events, newest first. `kind` and `level` select events by kind and level; `q`
+        selects events by a part of their message."""
         path = path_of("fine_tuning", "jobs", job_id, "events")
 
         filters = {
@@ -80,8 +80,8 @@ class JobOutput:
         first: int | None = None,
         last: int | None = None,
     ) -> wire.MetricColumns:
-        """Return the curves of the metrics `names` (default: all) from step `first` to `last`, with
-        at most `points` values per curve (default 2000), which include all extreme values."""
+        """Return the curves of the metrics `names` (default: all) from step `first` to `last`. A
+        curve has at most `points` values (default 2000), which include all extreme values."""
         params = {
             "format": "columns",
             "names": ",".join(names) if names else None,
@@ -137,8 +137,8 @@ class JobOutput:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[Sample]:
-        """List a reinforcement job's completions and scores, newest first; `step` selects one step,
-        `row` selects one prompt in all steps, `q` selects samples by a part of their text.
+        """List a reinforcement job's completions and scores, newest first. `step` selects one step,
+        `row` selects one prompt in all steps, and `q` selects samples by a part of their text.
         `sort="spread"` lists the prompts of a step with the widest range of rewards first. A page
         has at most 100 samples; iterating over a page also fetches the following pages. A filtered
         page may be empty although `has_more` is true."""
@@ -180,9 +180,9 @@ class JobOutput:
 
     def evaluation(self, job_id: str) -> JobEvaluation:
         """Return the evaluation of the job's result: the base model compared with the tuned model.
-        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, and with
-        `recipe.evaluate: false`. The error is also raised if the evaluation failed; its message
-        then has the reason.
+        Raises NotFoundError (`code` is `no_evaluation`) before the end of the job, with
+        `recipe.evaluate: false`, and after a failed evaluation. For a failed evaluation, the
+        error's message has the reason.
         """
         path = path_of("fine_tuning", "jobs", job_id, "evaluation")
         return self._http.get(JobEvaluation, path)

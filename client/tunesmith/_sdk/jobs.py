@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .progress import ProgressView
 
 _CHECKED_LATER = "file-"
-"""File id that replaces a path while the other arguments are checked, because a path may be longer
-than an id."""
+"""Placeholder for a file while the other arguments are checked. The file may be a path, which is
+uploaded only after this check."""
 
 
 class Jobs(JobOutput):
@@ -212,7 +212,7 @@ class Jobs(JobOutput):
 
     def stop(self, job_id: str) -> Job:
         """End a job at its next step and keep its result: the job succeeds early. A queued or
-        paused job with a resume point is claimed once more, to save its result.
+        paused job with a resume point runs once more, only to save its result.
 
         Raises BadRequestError (`not_stoppable`) for a job that has ended or has no result to keep.
         """
@@ -234,8 +234,8 @@ class Jobs(JobOutput):
     ) -> Job:
         """Start a new job from a resume point of this job. `step`, or the step of `checkpoint`,
         selects the newest resume point at or before this step. The default is the newest resume
-        point. The other arguments replace this job's values. Of a Recipe or Hyperparameters object,
-        only the fields that were set explicitly replace values.
+        point. The other arguments replace this job's values. If `recipe` or `hyperparameters` is an
+        object, only the fields that you set replace values.
 
         Raises BadRequestError (`not_forkable`) if there is no resume point. Raises BadRequestError
         with `param` if a change contradicts the trained weights, such as `recipe.lora.r`.
@@ -267,7 +267,7 @@ class Jobs(JobOutput):
 
     def retry(self, job_id: str) -> Job:
         """Repeat a failed or cancelled job as a new job from the newest resume point. Each call
-        creates a new job; automatic retries of the same call by the SDK do not.
+        creates exactly one new job, even if the SDK repeats the HTTP request.
 
         Raises BadRequestError (`not_retryable`) for a job that is unfinished or has succeeded.
         """
@@ -286,7 +286,7 @@ class Jobs(JobOutput):
         self, job_id: str, timeout: float | None, progress: bool, known: Job | None
     ) -> Job:
         """Wait until the job has succeeded, failed or been cancelled, and return the job. `known`
-        is the job with its last known state, for the first line of the progress."""
+        is the job's last known state, which the progress display shows first."""
         if not progress:
             return self._until_over(job_id, timeout, None)
         from .progress import ProgressView  # importing rich is slow
@@ -324,9 +324,10 @@ class FineTuning:
         self, jobs: Mapping[str, int] | Sequence[str] = (), *, everything: bool = False
     ) -> Generator[Item, None, None]:
         """Yield the past and future events of up to 20 jobs over one connection, and each job when
-        it has ended. A mapping `jobs` has the number of the last known event by job id.
-        With `everything`, also yield the `JobProgress` of each unfinished job of the project, now
-        and after each change; the iteration then does not end."""
+        it has ended. If `jobs` is a mapping, its keys are job ids, and its values are the numbers
+        of the last known events. With `everything`, also yield the `JobProgress` of each unfinished
+        job of the project, now and after each change. With `everything`, the iteration does not
+        end."""
         for item in follow_many(self._http, jobs, everything=everything):
             if isinstance(item, Job):
                 self.jobs._bind(item)
@@ -341,9 +342,10 @@ class FineTuning:
         first: int | None = None,
         last: int | None = None,
     ) -> JobComparison:
-        """Compare two to eight jobs: results, settings that differ, and curves over `axis`: `step`
-        (default), `tokens` or `hours`, with at most `points` values per curve (default 500). Curves
-        and best values are limited to the steps from `first` to `last`."""
+        """Compare the results, the different settings and the curves of two to eight jobs. `axis`
+        is the x axis of the curves: `step` (default), `tokens` or `hours`. A curve has at most
+        `points` values (default 500). Curves and best values are limited to the steps from `first`
+        to `last`."""
         params = {
             "jobs": ",".join(job_ids),
             "axis": axis,

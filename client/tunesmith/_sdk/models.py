@@ -60,8 +60,8 @@ class Models:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[ModelUse]:
-        """List the jobs that start from a model, and the evaluations that measure the model or
-        compare another model with it, newest first."""
+        """List the jobs and evaluations that use a model, newest first. An evaluation also uses the
+        model with which it compares another model."""
         path = path_of("models", model, "uses")
 
         def fetch(cursor: str | None) -> wire.Page[ModelUse]:

@@ -1,8 +1,9 @@
 """Upload of one file in parts: parts are hashed and sent, and the whole file is verified at the
 end. An interrupted upload can be resumed.
 
-Parts that the server already has are recognised by their sha256. Every call computes the sha256
-from the file, so an outdated record costs time, but cannot cause wrong bytes in a file.
+Parts that the server already has are recognised by their sha256. Every call computes the sha256 of
+each part from the file itself. A wrong record of an earlier upload costs time, but cannot cause
+wrong bytes.
 """
 
 from __future__ import annotations
