@@ -26,7 +26,7 @@ if [ "$gpus" -gt 0 ]; then
 fi
 
 # The services without a model need 12 GiB at most. Inference gets a quarter of the rest, and each
-# train worker an equal share of the remainder.
+# training worker an equal share of the remainder.
 total=$(awk '$1 == "MemTotal:" {print int($2 / 1024)}' "/proc/meminfo")
 others=$((total / 2 < 12288 ? total / 2 : 12288))
 workers=$((gpus < 1 ? 1 : gpus > 8 ? 8 : gpus))
@@ -49,4 +49,4 @@ TUNESMITH_INFERENCE_TOKEN=$(secret)
 TUNESMITH_SERVER_URL=http://api:8000
 TUNESMITH_BROKER_URL=redis://:$broker@valkey:6379/0
 END
-echo "wrote $(pwd)/.env ($files, GPUs: $gpus, memory of a train worker: $memory)"
+echo "wrote $(pwd)/.env ($files, GPUs: $gpus, memory of a training worker: $memory)"

@@ -1,6 +1,6 @@
 """`/v1/evaluations`: evaluations on demand, and results of lm-eval.
 
-An evaluation on demand (`kind` is `data`) runs on a train worker between two jobs. Results of
+An evaluation on demand (`kind` is `data`) runs on a training worker between two jobs. Results of
 lm-eval (`kind` is `tasks`) are measured by the client through `/v1/completions` and stored here.
 """
 
@@ -31,7 +31,7 @@ class EvaluationStatus(StrEnum):
     """State of an evaluation."""
 
     QUEUED = "queued"
-    """The evaluation waits until its file is validated and a train worker is free."""
+    """The evaluation waits until its file is validated and a training worker is free."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

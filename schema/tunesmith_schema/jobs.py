@@ -26,7 +26,7 @@ class JobState(StrEnum):
     VALIDATING_FILES = "validating_files"
     """A light worker validates the data set."""
     QUEUED = "queued"
-    """The job waits for a train worker."""
+    """The job waits for a training worker."""
     RUNNING = "running"
     """A worker holds the lease."""
     PAUSING = "pausing"

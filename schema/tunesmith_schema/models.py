@@ -36,7 +36,7 @@ class Model(Response):
     context_length: int | None = None
     """Context length of the base model in tokens; null if unknown."""
     workers: list[str] | None = None
-    """Base models only: ids of the live train workers that have the model."""
+    """Base models only: ids of the live training workers that have the model."""
     serving: Literal["off", "on_demand", "registered"] | str | None = None
     """Serving state. `off`: this server answers no chat requests; `on_demand`: the first request
     loads the model; `registered`: the model has answered requests of this API process."""

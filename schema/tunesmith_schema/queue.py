@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 TRAIN_QUEUE = "train"
-"""Queue of training jobs; each train worker runs one job at a time."""
+"""Queue of training jobs; each training worker runs one job at a time."""
 LIGHT_QUEUE = "light"
 """Queue of short CPU tasks for light workers."""
 
 TRAIN_TASK = "tunesmith.train"
-"""Task that wakes a train worker; the worker then claims the best eligible job. The task's argument
-is the id of the job for which the task was sent."""
+"""Task that wakes a training worker; the worker then claims the best eligible job or evaluation.
+The task's argument is the id of the job or evaluation for which the task was sent."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
 """Task that validates an uploaded data set; its argument is the file id."""
 

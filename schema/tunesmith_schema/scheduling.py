@@ -127,9 +127,9 @@ class Queue(Response):
     num_waiting: int
     """Number of all waiting jobs."""
     devices: int
-    """Number of live train workers."""
+    """Number of live training workers."""
     free_devices: int
-    """Number of train workers that are ready but have no job."""
+    """Number of training workers that are ready but have no job."""
 
 
 class ProjectShare(Response):
@@ -196,7 +196,7 @@ class KeyLimits(Response):
 
 
 class WorkerState(StrEnum):
-    """State of a train worker."""
+    """State of a training worker."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -207,7 +207,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerStatus(Response):
-    """A train worker: a process that runs jobs on one device."""
+    """A training worker: a process that runs jobs on one device."""
 
     id: str
     object: Literal["worker"] = "worker"

@@ -68,7 +68,7 @@ class WorkerWelcome(Response):
     jobs_waiting: bool
     """True if a claim would return a job or an evaluation now."""
     files_waiting: list[str] = Field(default_factory=list)
-    """Ids of the oldest uploaded files that wait for validation. Empty for train workers."""
+    """Ids of the oldest uploaded files that wait for validation. Empty for training workers."""
 
 
 class ClaimRequest(Request):

@@ -1,5 +1,5 @@
-"""`tunesmith serve`: API, broker, a train worker, a light worker and, if the settings ask for it,
-vLLM, as one supervised process tree.
+"""`tunesmith serve`: API, broker, a training worker, a light worker and, if the settings ask for
+it, vLLM, as one supervised process tree.
 
 All data is in one data directory. TUNESMITH_DATABASE_URL, TUNESMITH_BROKER_URL and
 TUNESMITH_STORAGE_URL replace the embedded database, broker and storage.
@@ -45,7 +45,7 @@ from .inference.vllm_child import VLLMChild, vllm_child
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 15.0
-"""Time in which a child process must stop. The train worker gets this time plus
+"""Time in which a child process must stop. The training worker gets this time plus
 TUNESMITH_RELEASE_SECONDS."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C during the start."""

@@ -1,5 +1,5 @@
-"""The larger stack: PostgreSQL, Valkey, the API, a light worker and two train workers, each a
-process of its own, the train workers with data directories of their own."""
+"""The larger stack: PostgreSQL, Valkey, the API, a light worker and two training workers, each a
+process of its own, the training workers with data directories of their own."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Stack(ABC):
     @property
     @abstractmethod
     def runs(self) -> list[Path]:
-        """Folders of run directories, one per data directory of a train worker."""
+        """Folders of run directories, one per data directory of a training worker."""
 
     @abstractmethod
     def pids(self, target: str) -> list[int]:

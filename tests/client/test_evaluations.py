@@ -28,7 +28,7 @@ MADE: dict[str, Any] = {
     "file": "file-1",
     "filename": "rows.jsonl",
     "status": "queued",
-    "waiting_for": "a free train worker that has the base model",
+    "waiting_for": "a free training worker that has the base model",
 }
 RESULT: dict[str, Any] = {
     "verdict": "better by 0.31 +- 0.05 nats on 80 rows",
@@ -97,7 +97,7 @@ def test_a_failed_evaluation_raises_with_its_reason_and_a_slow_one_too() -> None
         assert failed.value.evaluation.id == "eval-1"
     with (
         client_of(Script(*answers(MADE))) as client,
-        pytest.raises(WaitTimeoutError, match="free train worker"),
+        pytest.raises(WaitTimeoutError, match="free training worker"),
     ):
         client.evaluations.wait("eval-1", timeout=0.0)
 

@@ -112,11 +112,11 @@ class Service:
         return found
 
     def worker_main(self) -> int:
-        """Return the main process of the train worker. Its pool child has the same command line."""
+        """Return the training worker's main process. Its pool child has the same command line."""
         return self.processes("worker --queue train")[0]
 
     def worker_env(self) -> dict[str, str]:
-        """Return the train worker's environment, for starting another worker of this service."""
+        """Return the training worker's environment, for starting another worker of this service."""
         pairs = Path(f"/proc/{self.worker_main()}/environ").read_bytes().decode().split("\0")
         return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 

@@ -1,4 +1,4 @@
-"""Clients for the server tests: users, and train workers that claim jobs and report on them."""
+"""Clients for the server tests: users, and training workers that claim jobs and report on them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Caller:
 
 
 class TrainWorker(Caller):
-    """Train worker that claims jobs and reports on them.
+    """Training worker that claims jobs and reports on them.
 
     A request that names another worker (`worker_id`) is sent by that worker; requests that only a
     light worker may send, by a light worker. A worker enrolls before its first request."""

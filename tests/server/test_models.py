@@ -270,10 +270,10 @@ def test_a_suffix_may_be_any_text_and_the_name_stays_plain(server: Server) -> No
 
 def test_a_job_that_no_worker_can_serve_says_so(server: Server) -> None:
     reply = server.create_reply(server.good_file())
-    assert "no train worker has the base model 'tiny-llama'" in str(
+    assert "no training worker has the base model 'tiny-llama'" in str(
         server.messages(reply.json()["id"])
     )
-    assert "no train worker" not in str(server.messages(server.create_job(server.good_file())))
+    assert "no training worker" not in str(server.messages(server.create_job(server.good_file())))
 
 
 @pytest.mark.parametrize("verb", ["serve", "api"])

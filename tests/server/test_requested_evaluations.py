@@ -92,7 +92,7 @@ def test_an_evaluation_is_queued_claimed_and_stored(server: Server) -> None:
     assert (made["object"], made["status"], made["kind"]) == ("evaluation", "queued", "data")
     assert (made["against"], made["filename"]) == (BASE, "rows.jsonl")
     assert (TRAIN_TASK, made["id"]) in server.wake_ups.sent
-    assert "train worker" in server.user.json(f"{PATH}/{made['id']}")["waiting_for"]
+    assert "training worker" in server.user.json(f"{PATH}/{made['id']}")["waiting_for"]
     assert server.worker.hello().json()["jobs_waiting"] is True
     claimed = claim(server)
     assert claimed["evaluation_id"] == made["id"]

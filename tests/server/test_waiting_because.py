@@ -35,7 +35,7 @@ def change_project(server: Server, **columns: Any) -> None:  # Any: column value
 def test_a_job_says_what_it_waits_for(server: Server) -> None:
     file_id = server.good_file()
     first, second = server.create_job(file_id), server.create_job(file_id)
-    assert why(server, first) == ("starting", "a free train worker will claim it")
+    assert why(server, first) == ("starting", "a free training worker will claim it")
     assert why(server, second) == ("behind", "1 job is ahead")
     assert [server.job(one)["queue_position"] for one in (first, second)] == [1, 2]
     claim = server.worker.claim()
@@ -68,7 +68,7 @@ def test_a_list_leaves_the_reason_out(server: Server) -> None:
     [
         (
             {"worker_labels": {"gpu": "h100"}},
-            ("no_labels", "no train worker has the labels gpu=h100"),
+            ("no_labels", "no training worker has the labels gpu=h100"),
         ),
         (
             {"device_bytes": 38 * GIB},
@@ -91,12 +91,12 @@ def test_a_job_that_no_device_fits_says_what_is_missing(
 def test_a_job_without_its_model_or_without_a_worker_says_so(server: Server) -> None:
     job_id = server.create_job(server.good_file())
     server.worker.hello(models=["other"])
-    assert why(server, job_id) == ("no_model", "no train worker has the base model 'tiny-llama'")
+    assert why(server, job_id) == ("no_model", "no training worker has the base model 'tiny-llama'")
     server.worker.hello(not_ready="the disk is full")
     assert why(server, job_id) == ("no_worker", "worker-1: the disk is full")
     with server.database.write.begin() as session:
         session.execute(update(WorkerRow).values(last_seen=0.0))
-    assert why(server, job_id) == ("no_worker", "no train worker is running")
+    assert why(server, job_id) == ("no_worker", "no training worker is running")
     assert server.job(job_id)["queue_position"] is None
 
 

@@ -37,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         "action",
         nargs="?",
         choices=("drain",),
-        help="drain: tell this host's train workers to claim no new job and to release the current "
-        "job at a resume point; the workers keep running without a job until you stop them",
+        help="drain: tell this host's training workers to claim no new job and to release the "
+        "current job at a resume point; the workers keep running without a job until you stop them",
     )
     worker.add_argument("--wait", action="store_true", help="drain: wait until no worker has a job")
     worker.add_argument(

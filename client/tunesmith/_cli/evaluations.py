@@ -58,7 +58,7 @@ def evaluate(
 ) -> None:
     """Compare a model with its base model on rows of data, or run tasks of lm-eval on a model.
 
-    A train worker runs the evaluation between two jobs. Ctrl-C leaves the evaluation running.
+    A training worker runs the evaluation between two jobs. Ctrl-C leaves the evaluation running.
     """
     with connected(ctx) as client:
         if tasks is None:

@@ -16,7 +16,7 @@ from tunesmith_schema import WorkerState, WorkerStatus
 from .output import AsJson, age, show_json, show_page_json, show_table, size
 from .session import connected
 
-_app = typer.Typer(help="Train workers of the service.", no_args_is_help=True)
+_app = typer.Typer(help="Training workers of the service.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Id of a worker, or name of a host.")]
 
@@ -37,7 +37,7 @@ def run(ctx: typer.Context) -> None:
 
 @_app.command("list")
 def list_workers(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the train workers: device, running job, and the reason if a worker takes no job."""
+    """List the training workers: device, running job, and the reason if a worker takes no job."""
     with connected(ctx) as client:
         workers = client.workers.list()
     if as_json:

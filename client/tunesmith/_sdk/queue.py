@@ -46,7 +46,7 @@ class Queue:
 
 
 class Workers:
-    """Train workers, each with one device."""
+    """Training workers, each with one device."""
 
     def __init__(self, http: Http) -> None:
         self._http = http

@@ -27,7 +27,7 @@ def create(
     """Evaluate a model on a file and, by default, its base model on the same file; or store results
     of lm-eval.
 
-    The evaluation runs on a train worker, between two jobs. A repeated `Idempotency-Key` returns
+    The evaluation runs on a training worker, between two jobs. A repeated `Idempotency-Key` returns
     the same evaluation.
     """
     created, replayed = evaluations.create(

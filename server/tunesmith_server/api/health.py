@@ -32,8 +32,8 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
-    """Return 200 if the database answers and a train worker accepts jobs, else 503. Only requests
-    with an API key or the worker token get the workers, the reason, and the state of
+    """Return 200 if the database answers and a training worker accepts jobs, else 503. Only
+    requests with an API key or the worker token get the workers, the reason, and the state of
     inference."""
     live, idle = workers.ready(session), workers.not_ready(session)
     trusted = _is_trusted(session, request)
@@ -50,13 +50,13 @@ def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
     if idle:
         raise Unavailable(
             ErrorCode.UNAVAILABLE,
-            "no train worker accepts jobs: "
+            "no training worker accepts jobs: "
             + "; ".join(f"{worker_id}: {reason}" for worker_id, reason in sorted(idle.items())),
             hint="fix the reason, or start another worker; the worker's log has details",
         )
     raise Unavailable(
         ErrorCode.UNAVAILABLE,
-        "no train worker has reported in the last 35 s",
+        "no training worker has reported in the last 35 s",
         hint="start one with `tunesmith worker`, and wait some seconds",
     )
 

@@ -1,4 +1,4 @@
-"""Routes under /internal/evaluations, for train workers."""
+"""Routes under /internal/evaluations, for training workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes under /v1/workers and /v1/reservations: list, drain and reserve train workers."""
+"""Routes under /v1/workers and /v1/reservations: list, drain and reserve training workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WorkerName = Annotated[str, Path(min_length=1, max_length=255)]
 def list_workers(
     principal: PrincipalDep, state: StateDep, session: ReaderDep
 ) -> Page[WorkerStatus]:
-    """List the train workers: host, device, running job, and the reason if a worker takes no
+    """List the training workers: host, device, running job, and the reason if a worker takes no
     job."""
     return Page(data=overview.workers(session, state.queue_view.get(), visible_to(principal)))
 

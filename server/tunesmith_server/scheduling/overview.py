@@ -73,7 +73,7 @@ def _name(view: View, job: Waiting) -> str:
 
 
 def workers(session: Session, view: View, sees: Sees) -> list[WorkerStatus]:
-    """Return the train workers that have reported in the last day, ordered by host."""
+    """Return the training workers that have reported in the last day, ordered by host."""
     rows = session.scalars(
         select(WorkerRow)
         .where(WorkerRow.queue == TRAIN_QUEUE)

@@ -26,7 +26,9 @@ def because(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBe
     ready = [worker for worker in snapshot.workers if not worker.not_ready]
     if not ready:
         unfit = (f"{worker.id}: {worker.not_ready}" for worker in snapshot.workers)
-        return _why(WaitingCode.NO_WORKER, "; ".join(unfit)[:1000] or "no train worker is running")
+        return _why(
+            WaitingCode.NO_WORKER, "; ".join(unfit)[:1000] or "no training worker is running"
+        )
     if reason := _limit(snapshot, job) or _no_device(ready, job):
         return reason
     return _turn(snapshot, job, position)
@@ -65,12 +67,12 @@ def _no_device(ready: Sequence[Worker], job: Waiting) -> WaitingBecause | None:
     needs = job.needs
     with_model = [one for one in ready if not lacks_model(one.abilities, needs)]
     if not with_model:
-        return _why(WaitingCode.NO_MODEL, f"no train worker has the base model {needs.model!r}")
+        return _why(WaitingCode.NO_MODEL, f"no training worker has the base model {needs.model!r}")
     labelled = [one for one in with_model if not lacks_labels(one.abilities, needs)]
     if not labelled:
         labels = ", ".join(f"{name}={value}" for name, value in needs.labels)
-        who = "no train worker" if len(with_model) == len(ready) else "no train worker with it"
-        return _why(WaitingCode.NO_LABELS, f"{who} has the labels {labels}")
+        model = "the base model and " if len(with_model) < len(ready) else ""
+        return _why(WaitingCode.NO_LABELS, f"no training worker has {model}the labels {labels}")
     if all(lacks_memory(one.abilities, needs) for one in labelled):
         largest = max(one.abilities.device_bytes or 0 for one in labelled)
         return _why(
@@ -102,7 +104,7 @@ def _turn(snapshot: Snapshot, job: Waiting, position: int | None) -> WaitingBeca
             return (
                 _why(WaitingCode.BEHIND, queue)
                 if ahead
-                else _why(WaitingCode.STARTING, "a free train worker will claim it")
+                else _why(WaitingCode.STARTING, "a free training worker will claim it")
             )
         project = snapshot.projects.get(holder.project_id)
         busy[project.name if project else holder.project_id] += 1

@@ -67,7 +67,7 @@ def drain(settings: WorkerSettings, *, wait: bool) -> int:
     workers = _train_workers_here(settings)
     if not workers:
         sys.stderr.write(
-            f"error: no train worker with the data directory {settings.data_dir} runs on this "
+            f"error: no training worker with the data directory {settings.data_dir} runs on this "
             "host: set TUNESMITH_DATA_DIR to the worker's data directory, and run this command on "
             "its host (docker compose exec train tunesmith worker drain)\n"
         )
@@ -84,7 +84,7 @@ def drain(settings: WorkerSettings, *, wait: bool) -> int:
 
 
 def _train_workers_here(settings: WorkerSettings) -> list[Path]:
-    """Return the files of train workers that run on this host or in this container."""
+    """Return the files of training workers that run on this host or in this container."""
     workers = []
     for path in sorted(settings.workers.glob("*.json")):
         if not is_held(path):

@@ -42,7 +42,7 @@ class BaseChoice:
     adapter_id: str | None = None
     """Id of an earlier job's full weights, if these weights are the base model."""
     missing_on_workers: bool = False
-    """True if no live train worker has the model's folder."""
+    """True if no live training worker has the model's folder."""
 
 
 def local_folders(settings: Settings) -> dict[str, Path]:
@@ -78,7 +78,7 @@ def is_allowed(session: Session, settings: Settings, name: str) -> bool:
 
 
 def on_workers(session: Session) -> dict[str, list[str]]:
-    """Return the ids of the live train workers that have each base model."""
+    """Return the ids of the live training workers that have each base model."""
     workers: dict[str, list[str]] = {}
     for worker_id, models in session.execute(_LIVE_WORKERS):
         for name in models if isinstance(models, list) else ():

@@ -1,4 +1,4 @@
-"""Leases of evaluations: a train worker claims an evaluation between two jobs, renews the lease,
+"""Leases of evaluations: a training worker claims an evaluation between two jobs, renews the lease,
 and reports the end.
 
 A write with the number of an older claim is refused, so only the newest claim of an evaluation can

@@ -257,5 +257,5 @@ def waiting_for(session: Session, row: EvaluationRow) -> str | None:
     if file is not None and file.status == "uploaded":
         return "the validation of its file, by a light worker"
     if not workers.ready(session).get("train"):
-        return "a train worker: none is running"
-    return "a free train worker that has the base model"
+        return "a training worker: none is running"
+    return "a free training worker that has the base model"

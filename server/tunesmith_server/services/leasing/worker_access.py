@@ -1,7 +1,7 @@
 """Credentials of workers, and what a worker may read and write.
 
 Each worker generates its own secret and enrolls with the shared token. All later requests have the
-worker's id and secret. A train worker has access only to the jobs and evaluations whose lease it
+worker's id and secret. A training worker has access only to the jobs and evaluations whose lease it
 holds, and to their files. A light worker has access only to files that it has claimed."""
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
         raise Conflict(
             ErrorCode.FENCED_OUT,
             f"{worker.worker_id} ({worker.queue}) has no work that needs the file {file.id}",
-            hint="a train worker reads the files of the jobs and evaluations that it holds, a "
+            hint="a training worker reads the files of the jobs and evaluations that it holds, a "
             "light worker the files whose reading it has claimed",
         )
 

@@ -1,5 +1,5 @@
-"""Reasons why jobs wait. If no live train worker has the base model of a queued job, the job gets a
-warning, which is withdrawn later.
+"""Reasons why jobs wait. If no live training worker has the base model of a queued job, the job
+gets a warning, which is withdrawn later.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
 warning. The `data.withdraws` of the later event is the id of the warning. The warning then has the
@@ -41,7 +41,7 @@ def warn(session: Session, job: JobRow) -> None:
 def new_warning(job: JobRow) -> EventRow:
     """Return a new event of `job` that contains the warning."""
     message = (
-        f"no train worker has the base model {job.model!r}: the job waits. Start a worker whose "
+        f"no training worker has the base model {job.model!r}: the job waits. Start a worker whose "
         "TUNESMITH_MODEL_DIRS contains that folder"
     )
     data: dict[str, JsonValue] = {"reason": REASON, "base_model": job.model}
