@@ -34,7 +34,7 @@ def generate_batch(model: str, streams: int, new: int) -> float:
     causal: Untyped = transformers.AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
-    # Without limits, the cache fills the memory, and a step reads all of it.
+    # Without these limits, each step would read a cache that fills the whole memory.
     cache = ContinuousBatchingConfig(
         block_size=BLOCK, num_blocks=blocks_for(streams, new), max_batch_tokens=512
     )

@@ -38,7 +38,8 @@ WINDOW, SETTLE = 4.0, 0.5
 BAR = 1.10
 
 Window = tuple[bool, float, float]
-"""A window: True if chat runs in the window, then the window's start and end in Unix seconds."""
+"""A window of time. The first value is True if chat runs; the other values are the start and the
+end in Unix seconds."""
 
 
 def beside_training(model: Path, rounds: int, steps: int) -> dict[str, Any]:

@@ -6,8 +6,8 @@ memory plan, after its trial pass. `tensors` is the peak of tensor bytes in a ru
 profiler. The prediction must be within 10 % or 32 MiB of `tensors`, whichever is more.
 
 `reported` is the memory report at the end of a second run, without the profiler. A prediction
-outside the limits is a miss. A miss is silent if this report does not state it. The exit status is
-1 if a prediction is a miss. `--write` writes benchmarks/results/plan_families.json.
+outside the limits is a miss. A miss is silent if the memory report does not mention the miss. The
+exit status is 1 if a prediction is a miss. `--write` writes benchmarks/results/plan_families.json.
 """
 
 from __future__ import annotations

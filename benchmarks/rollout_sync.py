@@ -1,9 +1,9 @@
 """Measure ways to load a new adapter into a rollout engine, for rollout.py.
 
-Prints one JSON line. `--side` names the way. `fold` writes the merged weights into the training
-weights, and restores the training weights after the rollout. `merged` writes merged weights to the
-native engine's copy. `vllm-merged` loads merged weights into vLLM. `vllm-lora` passes the matrices
-A and B to vLLM, which applies them at each token. The time of a sync is the
+Prints one JSON line. `--side` selects one of the ways. `fold` writes the merged weights into the
+training weights, and restores the training weights after the rollout. `merged` writes merged
+weights to the native engine's copy. `vllm-merged` loads merged weights into vLLM. `vllm-lora`
+passes the matrices A and B to vLLM, which applies them at each token. The time of a sync is the
 least time of four syncs after a first sync. The speed is from the fastest of three rollouts of 8
 rows.
 """
@@ -43,7 +43,8 @@ def native(model: Untyped, layout: Any) -> tuple[Callable[[], float], Callable[[
         return float(engine.figures.sync.cpu_seconds)
 
     many = requests(GROUP, 16, NEW, model.config.vocab_size)
-    # Folding writes each weight twice: merged before the rollout, and as before after it.
+    # Folding writes each weight twice: the merged weight before the rollout, and the original
+    # weight after the rollout.
     times = 2 if layout == "in_place" else 1
     return sync, lambda: engine.generate(many), times * adapted_bytes(model)
 

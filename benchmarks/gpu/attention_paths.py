@@ -60,7 +60,7 @@ def _ours(
     upstream = torch.randn(tokens, of.heads * of.head_dim, device=device, dtype=torch.bfloat16)
 
     def run() -> object:
-        # RoPE overwrites qkv. The next call rotates it again; this does not affect the time.
+        # RoPE overwrites qkv, so each call rotates qkv again. The values do not affect the time.
         leaf = qkv.detach().requires_grad_()
         out = segment_attention(leaf.view_as(leaf), angles.cos(), angles.sin(), segments, of)
         return torch.autograd.grad(out, leaf, upstream)

@@ -41,7 +41,7 @@ Untyped = Any  # Any: transformers is not typed
 
 WARM_UP = 1
 REPEATS = 3
-"""Number of rollouts in a measurement. The fastest rollout counts."""
+"""Number of rollouts in a measurement. The result is from the fastest rollout."""
 REAL_TASK = Task(
     side="ours",
     dtype="bfloat16",

@@ -211,7 +211,7 @@ def _alone(run: Case) -> Result:
     gc.collect()  # frees the previous model, which has reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        # Blocks that an earlier case pinned would count in this case's peak.
+        # Otherwise pinned memory of earlier cases would count in the peak of this case.
         if hasattr(torch._C, "_host_emptyCache"):
             torch._C._host_emptyCache()
         if hasattr(torch.cuda, "reset_peak_host_memory_stats"):

@@ -37,7 +37,7 @@ _LOSS = 600.0
 def all_jobs(parts: Sequence[str], *, tiny: bool, rounds: int) -> list[Job]:
     """List the jobs of `parts` in the order in which they run."""
     jobs = [job for job in _ordered(tiny, rounds) if job.part in parts]
-    # With --tiny, the limits only end cases that hang, on machines of any load.
+    # With --tiny, only a case that hangs may reach its time limit, even on a busy machine.
     return [replace(job, seconds=10 * job.seconds) for job in jobs] if tiny else jobs
 
 

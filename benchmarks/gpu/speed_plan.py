@@ -10,7 +10,7 @@ BARRED = ("llama-3.1-8b", "qwen2.5-1.5b")
 OTHERS = ("llama-3.2-1b", "qwen2.5-0.5b")
 REAL = (*BARRED, *OTHERS)
 PROFILED = (*BARRED, "qwen2.5-0.5b")
-"""Profiled models. The smallest model is included because the host may limit its speed."""
+"""Profiled models. The profile of the smallest model shows whether the CPU limits its speed."""
 TINY = ("tiny-llama",)
 WARM_UP, STEPS = 3, 8
 SETTINGS = ("no-recompute", "defaults")

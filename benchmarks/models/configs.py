@@ -152,4 +152,5 @@ EXCEPTIONS: dict[str, dict[str, Untyped]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
 }
-"""Field values by model type. They cannot be derived from the fields' names or defaults."""
+"""Field values by model type. The code cannot derive these values from the names and defaults of
+the fields."""

@@ -18,7 +18,7 @@ from ..service_parts.process_use import watched
 from .live import tell
 
 BARS = {"core_share_above_idle": 0.1, "memory_growth_mb": 104.9}
-"""Largest allowed results; 100 MiB are 104.9 MB."""
+"""Largest allowed results. The limit of the memory growth is 100 MiB (104.9 MB)."""
 _JOIN_SECONDS = 4.0
 
 

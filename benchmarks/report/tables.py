@@ -1,4 +1,4 @@
-"""Markdown tables and texts of cells, shared by the sections."""
+"""Functions that write Markdown tables and the text of their cells."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ PATH = "/v1/fine_tuning/jobs"
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 100 creates/s for 30 s, first alone, then together with 20 lists/s."""
+    """Measure 100 create requests a second for 30 s: first alone, then together with 20 list
+    requests a second."""
     with installation(folder) as service:
         return measure_on(service, per_second=100, seconds=30)
 

@@ -31,7 +31,8 @@ PARTS = ("claim", "download", "spawn", "import", "load", "data")
 """Names of the phases before a job's first step, as in the job's events."""
 
 Seconds = dict[str, float]
-"""Seconds of each phase, and of the whole time `first_step`."""
+"""Seconds of each phase. The key `first_step` has the seconds from the request to the first
+step."""
 
 
 def measure(folder: Path) -> dict[str, Any]:

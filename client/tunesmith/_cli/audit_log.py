@@ -1,4 +1,4 @@
-"""`tunesmith audit search`: the audit log, through the API.
+"""`tunesmith audit search`, which searches the audit log through the API.
 
 server_and_worker.py starts `tunesmith audit list` and `tunesmith audit verify`, which read the
 database on the API's host.

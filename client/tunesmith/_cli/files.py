@@ -200,7 +200,7 @@ def download(
     """Download a file."""
     with connected(ctx) as client:
         file = client.files.retrieve(file_id)
-        # Drop folders from the name, because the uploader chose it.
+        # The uploader chose the file's name, which may contain folders. Remove the folders.
         path = output or Path(Path(file.filename).name or file.id)
         if output is None and path.exists():
             fail(f"{path} exists already", hint="choose another name with -o")

@@ -196,7 +196,8 @@ def list_jobs(
     forked_from: Annotated[str | None, typer.Option(help="Only forks of this job.")] = None,
     retry_of: Annotated[str | None, typer.Option(help="Only retries of this job.")] = None,
     pinned: Annotated[
-        bool | None, typer.Option("--pinned/--not-pinned", help="Only pinned jobs, or the others.")
+        bool | None,
+        typer.Option("--pinned/--not-pinned", help="Only pinned jobs, or only jobs without a pin."),
     ] = None,
     metadata: MetadataPairs = None,
     since: Annotated[
@@ -280,7 +281,7 @@ def logs(
     level: Annotated[
         list[EventLevel] | None, typer.Option(help="Only events of this level. Repeatable.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Part of the message.")] = None,
+    text: Annotated[str | None, typer.Option(help="Only events with this text.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the events of a job, oldest first, one per line. Filters use stored events, so they

@@ -15,7 +15,7 @@
 # │   ├── RateLimitError             429
 # │   └── InternalServerError        500 and above
 # ├── APIStreamError
-# ├── JobNotSucceededError           in _sdk/job.py, like its subclasses
+# ├── JobNotSucceededError           in _sdk/job.py
 # │   ├── JobFailedError (RuntimeError)
 # │   └── JobCancelledError
 # ├── WaitTimeoutError (TimeoutError)

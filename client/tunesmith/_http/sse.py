@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# A CR at the end of a chunk may be the first half of a CRLF; the next chunk shows which.
+# A CR at the end of a chunk does not end a line yet, because the next chunk may start with LF.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
 
 

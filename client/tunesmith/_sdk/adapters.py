@@ -114,7 +114,8 @@ def _has_files(target: Path, adapter: Adapter) -> bool:
 
 
 def _check_verification(folder: Path, adapter: Adapter) -> None:
-    """Compare the downloaded files with the list of files that the trainer read back."""
+    """Compare the downloaded files with verification.json, which lists the files that the trainer
+    verified."""
     path = folder / VERIFICATION_FILE
     if not path.exists():
         return

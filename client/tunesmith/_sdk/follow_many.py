@@ -30,9 +30,10 @@ _MODELS: dict[str, type[BaseModel]] = {
 def follow_many(
     http: Http, jobs: Mapping[str, int] | Sequence[str], *, everything: bool
 ) -> Generator[Item, None, None]:
-    """Yield each event of `jobs` once, and each job when it has ended. `jobs`: ids, or ids with the
-    number of the last known event. With `everything`, also yield the progress of all jobs of the
-    project. Without `everything`, the generator ends after the last job."""
+    """Yield each event of `jobs` once, and each job when it has ended. `jobs` are job ids, or a
+    mapping of job ids to the numbers of the last known events. With `everything`, also yield the
+    progress of all jobs of the project. Without `everything`, the generator ends after the last
+    job."""
     start = jobs if isinstance(jobs, Mapping) else dict.fromkeys(jobs, 0)
     parts = [f"{job_id}:{seq}" for job_id, seq in start.items()]
     position = ",".join([*parts, "*"] if everything else parts)

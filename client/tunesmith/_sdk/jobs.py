@@ -134,9 +134,9 @@ class Jobs(JobOutput):
         these pairs. `state`: the job is in one of these states. `method`: `supervised` or
         `reinforcement`. `model`: name of the base model or the tuned model. `text`: a part of the
         id, the suffix or a model's name. `created_after` (included), `created_before`: Unix
-        seconds. `finished_after`, `warned_after`: the job ended, or has a warning or an error, at
-        or after this time. `owner`: id or name of the API key. `with_curve` adds a small curve of
-        the main metric.
+        seconds. `finished_after`: the job ended at or after this time. `warned_after`: the job has
+        a warning or an error from this time or later. `owner`: id or name of the API key.
+        `with_curve` adds a small curve of the main metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
             "state": [state] if isinstance(state, str) else state,

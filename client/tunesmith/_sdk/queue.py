@@ -32,7 +32,8 @@ class Queue:
         return self._http.get(wire.Queue, "queue", {"limit": limit})
 
     def projects(self) -> list[ProjectShare]:
-        """Return weight, guarantee, limits and decayed usage of the projects that you may see."""
+        """Return the weight, guaranteed devices, limits and recent usage of the projects that you
+        may see."""
         return self._http.get(wire.Page[ProjectShare], "queue/projects").data
 
     def update_project(self, project_id: str, **changes: Any) -> ProjectShare:  # Any: JSON

@@ -44,8 +44,8 @@ class _Transfer:
 
 
 def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to: Path) -> None:
-    """Download a file to the path `to`, and fsync the file. Raise DownloadError after more than
-    `max_retries` connection breaks without progress.
+    """Download a file to the path `to`, and fsync the file. Raise DownloadError if the connection
+    breaks more than `max_retries` times without progress.
 
     `name` is the file's name in error messages.
     """

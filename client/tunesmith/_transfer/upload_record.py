@@ -16,7 +16,8 @@ from pathlib import Path
 from tunesmith._http.settings import cache_folder
 
 _EDGE_BYTES = 64 * 1024
-"""A fingerprint covers this many bytes at the start of the file, and as many at its end."""
+"""Number of bytes that the fingerprint reads at the start of a file, and again at the file's
+end."""
 
 
 class UploadRecord:
@@ -51,8 +52,8 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-    """Return a hash of `context` and the file's path, size, modification time, first bytes and
-    last bytes. The bytes between them are not read: the upload compares each part with the
+    """Return a hash of `context` and the file's path, size, modification time, first bytes and last
+    bytes. The middle of the file is not read, because the upload compares each part with the
     server's copy."""
     status = file.stat()
     edges = hashlib.sha256()
