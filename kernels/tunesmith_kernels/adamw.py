@@ -1,4 +1,4 @@
-"""AdamW in fp32 on flat tensors. All optimisers of this package compute the following formulas:
+"""AdamW in fp32 on flat tensors. All optimizers of this package use the formulas below.
 
     m = beta1 m + (1 - beta1) g             v = beta2 v + (1 - beta2) g^2
     x = (1 - lr wd) x - lr / (1 - beta1^t)  m / (sqrt(v) / sqrt(1 - beta2^t) + eps)

@@ -1,14 +1,14 @@
 """AdamW step on bf16 weights with 8-bit moments and stochastic rounding.
 
 The step converts weights and moments to fp32, updates them by the formulas of adamw.py, and
-converts them back. Stochastic rounding turns an fp32 weight x into a bf16 weight w at random; x is
-the expected value of w:
+converts them back. Stochastic rounding turns an fp32 weight x into a random bf16 weight w, whose
+expected value is x:
 
     bits(w) = floor((bits(x) + r) / 2^16)        r uniform in 0 .. 2^16 - 1
 
-Therefore small updates are not lost on average (https://arxiv.org/abs/2010.06192, section 4).
-moment_codes.py defines the 8-bit codes. Memory: 4 bytes per weight (weight 2, moments 1 + 1), and 8
-bytes of scales per block of 256 weights.
+Therefore, small updates are not lost on average (https://arxiv.org/abs/2010.06192, section 4). The
+8-bit codes are defined in moment_codes.py. Each weight takes 2 bytes, and its two moments take 1
+byte each. Each block of 256 weights takes 8 more bytes for its scales.
 
 The random numbers depend only on `seed`, so a step can be repeated exactly. The CPU path and the
 Triton path use different random numbers.
@@ -29,7 +29,9 @@ _BUFFERS = 4
 
 
 def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """Round fp32 to bf16 stochastically, with the lower 16 bits of `random` (int32, same shape)."""
+    """Round an fp32 tensor to bf16 stochastically.
+
+    `random`: int32 random numbers of the same shape, of which the lower 16 bits are used."""
     bits = x.contiguous().view(torch.int32) + (random & 0xFFFF)
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -62,7 +64,9 @@ def adamw_8bit_(
     seed: int,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """Compute one step in place. weight [n] bf16, grad [n] bf16 or fp32, seed in [0, 2^62).
+    """Compute one step in place.
+
+    The dtypes are: weight [n] bf16, grad [n] bf16 or fp32. The seed is in [0, 2^62).
 
     `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, weight and moments stay
     unchanged. Raises ValueError for a wrong dtype, shape or memory layout.

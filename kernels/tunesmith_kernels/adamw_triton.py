@@ -1,4 +1,4 @@
-"""Triton kernels for error_word.py and adamw_8bit.py. A step is one pass over weights and state.
+"""Triton kernels for error_word.py and adamw_8bit.py. A step reads weights and moments once.
 
 The callers have checked the arguments. All tensors are flat and contiguous.
 """
@@ -50,9 +50,10 @@ def _error_word_kernel(
     found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """Compute one AdamW step on split weights. `upper`: bits of the bf16 weights as int16.
-    `found_inf`: None, or a pointer to a scalar. If the scalar at `found_inf` is 1, nothing is
-        written."""
+    """Compute one AdamW step on split weights.
+
+    `upper`: bits of the bf16 weights as int16. `found_inf`: None, or a pointer to a scalar. If this
+    scalar is 1, no tensor is changed."""
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)

@@ -1,20 +1,20 @@
-"""Causal attention over segments: no attention across rows, and no T x T mask.
+"""Causal attention in a batch of concatenated rows, without attention across rows.
 
-Query i attends to key j of the same segment if j <= i and, with a window, i - j < window. Queries
-and keys are counted from the first token of the segment's prefix.
+Query i attends to key j of the same row if j <= i. With a window, i - j must also be less than the
+window. The indices i and j count from the first token of the row's prefix.
 
     s_ij = scale * q_i . k_j          with a soft cap: softcap * tanh(scale * q_i . k_j / softcap)
     o_i  = sum_j softmax_j(s_ij) v_j
 
-Forward saves no probabilities; backward recomputes p = softmax(s) tile by tile
-(https://arxiv.org/abs/2307.08691, section 3.1):
+The forward pass does not save the probabilities p = softmax(s). The backward pass recomputes p tile
+by tile (https://arxiv.org/abs/2307.08691, section 3.1), and then the gradients:
 
     dv = p' do           ds = p (dp - rowsum(dp p)) with dp = do v'
     dq = scale ds k      dk = scale ds' q
 
-On a CPU, a tile is a block of queries. The query heads that share a key/value head are stacked as
-rows, so that one GEMM computes them. On a GPU, torch's varlen kernels compute attention. For calls
-that the varlen kernels do not support (fp32, soft caps), attention is computed tile by tile.
+On a CPU, a tile is a block of queries. Query heads that share a key/value head are stacked, so one
+matrix product computes all of them. On a GPU, torch's varlen kernels compute attention. Calls that
+these kernels do not support (fp32, soft caps) are computed tile by tile.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def segment_attention(
     segments: Segments,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Apply RoPE to q and k, then compute attention.
+    """Apply RoPE to q and k, then compute attention. Return a tensor [T, heads * head_dim].
 
-    qkv: one tensor that contains q, k and v, [T, (heads + 2 kv_heads) head_dim]. RoPE
-    **overwrites** q and k in qkv, so the operation that produced qkv must not save qkv for its
-    backward pass. cos, sin: [T, R / 2] fp32, at each token's position in its row; None for no RoPE.
-    The keys of a prefix are rotated once, at their positions in the prefix's row. Returns [T, heads
-    * head_dim].
+    `qkv`: one tensor [T, (heads + 2 kv_heads) head_dim] that contains q, k and v. RoPE
+    **overwrites** q and k in this tensor. Therefore, the operation that produced `qkv` must not
+    save `qkv` for its backward pass. `cos` and `sin`: fp32 tensors [T, R / 2] for each token's
+    position in its row; None for no RoPE.
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)
@@ -235,8 +234,8 @@ def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float
 def _probabilities(
     q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the tile's probabilities [KV, groups * rows, keys], its stacked queries, and the slope
-    of the soft cap, `1 - tanh(.)**2` (None without a soft cap)."""
+    """Return three tensors of a tile: the probabilities [KV, groups * rows, keys], the stacked
+    queries, and the slope of the soft cap. Without a soft cap, the slope is None."""
     queries, seen = _stacked(q, tile, shape), len(keys)
     scores = torch.baddbmm(
         queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale
@@ -258,16 +257,14 @@ def _probabilities(
 
 @lru_cache(maxsize=256)
 def _later(rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a mask: -inf for keys after the query, else 0. Query i and key i are the same
-    token."""
+    """Return a mask that is -inf for keys after the query, else 0."""
     mask = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device)
     return mask.triu_(1)
 
 
 @lru_cache(maxsize=256)
 def _left_behind(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a mask: -inf for keys before the query's window, else 0. All `keys` columns are before
-    the window of the last query."""
+    """Return a mask that is -inf for keys before the query's window, else 0."""
     mask = torch.full((rows, keys), float("-inf"), dtype=dtype, device=device)
     return mask.tril_(keys - rows)
 

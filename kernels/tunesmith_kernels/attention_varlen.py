@@ -1,9 +1,8 @@
-"""Attention over rows of unequal length with torch's FlashAttention. If a call cannot use
-FlashAttention, the module returns the reason.
+"""Attention over rows of unequal length with torch's FlashAttention.
 
-Torch has `torch.nn.attention.varlen` since version 2.10; later versions changed its arguments. On
-compute capability 9.0, FlashAttention 3 is faster than the built-in version 2 and is used if its
-package is installed. The caller applies RoPE.
+torch 2.10 added `torch.nn.attention.varlen`, and later versions changed its arguments. On GPUs of
+compute capability 9.0, FlashAttention 3 is used if its package is installed. FlashAttention 3 is
+faster there than torch's built-in FlashAttention 2. The caller applies RoPE to queries and keys.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _FA3 = "flash_attn_interface"
 
 
 def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
-    """Return the reason why the varlen kernels cannot compute the call on any device; None if they
-    can."""
+    """Return the reason why the varlen kernels do not support this dtype or shape; None if they
+    do."""
     if shape.softcap is not None:
         return f"a soft cap on scores ({shape.softcap:g})"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -41,8 +40,7 @@ def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
 
 @cache
 def why_not_varlen_here(device: torch.device) -> str | None:
-    """Return the reason why this device or torch build cannot run the varlen kernels; None if it
-    can."""
+    """Return the reason why the varlen kernels cannot run on this device; None if they can."""
     if device.type != "cuda":
         return f"device {device.type}"
     capability = torch.cuda.get_device_capability(device)
@@ -56,8 +54,10 @@ def why_not_varlen_here(device: torch.device) -> str | None:
 def varlen_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, shape: AttentionShape
 ) -> torch.Tensor:
-    """Compute attention. q [T, heads, D], k and v [T, kv_heads, D], half precision on CUDA -> [T,
-    heads, D]."""
+    """Return the result of attention, [T, heads, D].
+
+    The shapes are: q [T, heads, D], k and v [T, kv_heads, D]. All tensors are on a GPU in half
+    precision."""
     attention, has_gqa_option = _entry(torch.cuda.get_device_capability(q.device))
     cumulative, longest = segments.cumulative, segments.longest
     cumulative_k, longest_k = cumulative, longest
@@ -85,8 +85,8 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 class _Gathered(torch.autograd.Function):
     """Select the rows `index` of x.
 
-    The backward pass sums gradients in at least fp32. Several completions add to the gradient of
-    one prompt's keys.
+    The backward pass sums gradients in at least fp32. Several completions may use the keys of one
+    prompt, so each of these keys gets the sum of several gradients.
     """
 
     @staticmethod
@@ -106,8 +106,10 @@ class _Gathered(torch.autograd.Function):
 
 @cache
 def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
-    """Return torch's function, and True if it has the argument `enable_gqa`. For grouped heads,
-    torch 2.13 requires `enable_gqa`; torch 2.11 lacks this argument and does not need it."""
+    """Return torch's attention function, and True if the function has the argument `enable_gqa`.
+
+    For grouped heads, torch 2.13 requires `enable_gqa`. In torch 2.11, the argument does not exist
+    and is not needed."""
     from torch.nn.attention.varlen import varlen_attn  # slow to import
 
     if capability[0] == 9 and find_spec(_FA3) is not None:

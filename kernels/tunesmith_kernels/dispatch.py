@@ -1,8 +1,7 @@
-"""Choose between the CPU path and the Triton path of an operation. This module does not import
-triton.
+"""Choice between the CPU path and the Triton path of an operation.
 
 Triton kernels are in `*_triton.py` files. A kernel file is imported when its kernel is first used,
-because torch's CPU wheels lack triton.
+because triton is not installed with torch for CPUs.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def uses_triton(x: torch.Tensor) -> bool:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Run Triton kernels on CPU tensors, in triton's interpreter (about 1 ms per program).
+    """Run Triton kernels on CPU tensors in Triton's interpreter, for tests.
 
-    For tests. Raises RuntimeError unless TRITON_INTERPRET=1 is in the environment. Triton reads
-    TRITON_INTERPRET when a kernel file is first imported.
+    A program of a kernel takes about 1 ms. Raises RuntimeError unless TRITON_INTERPRET=1 is in the
+    environment. Triton reads TRITON_INTERPRET when a kernel file is first imported.
     """
     from triton import knobs
 
@@ -42,6 +41,6 @@ def interpreted() -> Iterator[None]:
 
 
 def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Make the device of `x` current, so that Triton launches there. On a CPU, the call has no
-    effect."""
+    """Make the device of `x` the current device, on which Triton runs its kernels. On a CPU, the
+    call has no effect."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

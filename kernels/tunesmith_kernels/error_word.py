@@ -1,19 +1,17 @@
-"""Split master weights, and the AdamW step that updates them. An fp32 weight is stored as bf16 plus
-a 16-bit error word.
+"""Split of an fp32 weight into a bf16 weight and a 16-bit error word, and an AdamW step on both.
 
-The bits of an fp32 number x, as an integer, are
+Let bits(x) be the integer with the same bits as the fp32 number x:
 
     bits(x) = 2^16 bits(w) + e          w bf16, e int16
 
-Here w is the bf16 nearest to x, with ties rounded away from zero. e is the lower half of x as a
-signed number; w is the upper half, plus 1 if e is negative. Every finite fp32 number has exactly
-one pair of bf16 weight and error word, which restores the number exactly. Together w and e are an
-fp32 master weight; the model computes with w alone. torch rounds ties to even, so about one weight
-in 131,072 differs from torch's rounding; `tied_to_odd` finds these weights.
+The weight w is the bf16 number nearest to x; ties are rounded away from zero. The error word e is
+the lower half of the bits of x, as a signed number. Every finite fp32 number has exactly one pair
+of w and e, and this pair restores the number exactly. The model computes with w alone. torch rounds
+ties to even numbers instead, so about one weight in 131,072 differs from torch's rounding.
+`tied_to_odd` finds these weights.
 
-Source: split SGD (https://arxiv.org/abs/2010.06192, section 5) and
-https://arxiv.org/abs/2602.23349. Memory: 2 + 2 bytes per weight, and 4 + 4 bytes for AdamW's
-moments.
+Each weight takes 4 bytes for w and e, and 8 bytes for AdamW's two moments. The method is described
+in https://arxiv.org/abs/2010.06192 (section 5) and https://arxiv.org/abs/2602.23349.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ _HALF = 1 << 15
 
 
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split fp32 of any shape into the nearest bf16 and the int16 error word. The two parts restore
-    every finite number exactly, including numbers above the largest bf16, whose bf16 part is
-    infinite."""
+    """Split an fp32 tensor into bf16 weights and int16 error words.
+
+    The two parts restore every finite number exactly. This also holds for numbers above the largest
+    bf16 number; their bf16 part is infinite."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)
 
 
 def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Restore the fp32 numbers that `split_words` split, bit for bit. Both tensors have the same
-    shape."""
+    """Restore the fp32 tensor that `split_words` split, bit for bit."""
     bits = (weight.contiguous().view(torch.int16).int() << 16) + error
     return bits.view(torch.float32)
 
@@ -83,8 +81,9 @@ def adamw_error_word_(
     spec: AdamW,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    """Compute one AdamW step in place. Dtypes: weight bf16, error int16, grad bf16 or fp32, m and v
-    fp32. Each tensor has shape [n].
+    """Compute one AdamW step in place. Each tensor has shape [n].
+
+    The dtypes are: weight bf16, error int16, grad bf16 or fp32, m and v fp32.
 
     `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, all tensors stay unchanged.
     Raises ValueError for a wrong dtype, shape or memory layout.

@@ -1,4 +1,4 @@
-"""Gated activations of MLPs (SwiGLU, GEGLU), and their gradients.
+"""Gated activations of MLPs (SwiGLU, GEGLU), and their gradients. The formulas are:
 
     out = act(gate) up,    gate_up = [gate | up]
 
@@ -8,11 +8,12 @@
     gelu        act(g) = g Phi(g),                    Phi the normal distribution function
     gelu_tanh   act(g) = g sigmoid(2 z),              z = sqrt(2/pi) (g + 0.044715 g^3)
 
-Here sigmoid(2 z) equals (1 + tanh z) / 2. Source: Shazeer, "GLU Variants Improve Transformer",
-https://arxiv.org/abs/2002.05202. For silu and gelu, the CPU path and stock transformers round
-act(gate) to the tensor's dtype before the multiplication. The Triton path and the reference round
-only the result. `gated` is differentiable; `gated_forward` and `gated_backward` are for autograd
-functions. T is the number of rows, I the intermediate size.
+The term sigmoid(2 z) equals (1 + tanh z) / 2. The formulas are from Shazeer, "GLU Variants Improve
+Transformer", https://arxiv.org/abs/2002.05202. For silu and gelu, the CPU path and stock
+transformers round act(gate) to the tensor's dtype before the multiplication. The Triton path and
+the reference round only the result. `gated` is differentiable. `gated_forward` and `gated_backward`
+are used by other autograd functions. In shapes, T is the number of rows, and I is the MLP's
+intermediate size.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def gated_reference(gate_up: torch.Tensor, activation: Activation) -> torch.Tens
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute the gated activation [T, I] of gate_up [T, 2I]. Differentiable once. Saves only
-    gate_up for the backward pass.
+    """Compute the gated activation [T, I] of gate_up [T, 2I].
+
+    The result is differentiable once. Only gate_up is saved for the backward pass.
 
     Raises ValueError for a wrong shape or an activation that is not in `Activation`.
     """
@@ -58,8 +60,9 @@ def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Compute the gated activation [T, I] of gate_up [T, 2I]; there may be gaps between rows of
-    gate_up."""
+    """Compute the gated activation [T, I] of gate_up [T, 2I].
+
+    In memory, there may be gaps between the rows of gate_up."""
     _check(gate_up, activation)
     gate_up = _last_contiguous(gate_up)
     num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -76,11 +79,12 @@ def gated_forward(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor
 def gated_backward(
     gate_up: torch.Tensor, d_out: torch.Tensor, activation: Activation, *, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Recompute out [T, I] and compute d_gate_up [T, 2I] in one pass. gate_up is [T, 2I], d_out [T,
-    I].
+    """Return the result `out` [T, I] of the forward pass, and the gradient of `gate_up` [T, 2I].
 
-    `in_place` overwrites d_out with out. `in_place` raises ValueError if the last dimension of
-    d_out is not contiguous. gate_up stays unchanged, so a second backward pass is possible.
+    `d_out`: gradient of `out`, [T, I].
+
+    If `in_place` is True, `out` overwrites `d_out`. ValueError is then raised if the last dimension
+    of `d_out` is not contiguous. `gate_up` stays unchanged, so a second backward pass is possible.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:
@@ -104,7 +108,7 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Write d_gate_up, and also `out` unless it is None.
+    """Compute d_gate_up. Also compute `out`, unless `out` is None.
 
     `out` and `d_out` may be the same tensor.
     """
@@ -154,8 +158,10 @@ def _scratch_dtype(dtype: torch.dtype, activation: Activation) -> torch.dtype:
 def _activate(
     gate: torch.Tensor, activation: Activation, out: torch.Tensor, sigmoid: torch.Tensor
 ) -> None:
-    """Write act(gate) [n, I] to out. For gelu_tanh, also write sigmoid(2 z) to sigmoid; ATen
-    computes a sigmoid faster than a tanh."""
+    """Write act(gate) [n, I] to `out`.
+
+    For gelu_tanh, also write sigmoid(2 z) to `sigmoid`. torch computes a sigmoid faster than a
+    tanh."""
     if activation == "silu":
         torch.ops.aten.silu.out(gate, out=out)
     elif activation == "gelu":

@@ -1,7 +1,7 @@
-"""Triton kernels for gated_activation.py: one pass forward and one pass backward.
+"""Triton kernels for gated_activation.py: one for the forward and one for the backward pass.
 
-The callers have checked the arguments. The elements of a row are contiguous; there may be
-gaps between rows.
+The callers have checked the arguments. In memory, the elements of a row are contiguous, and there
+may be gaps between rows.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def _backward_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute the backward pass of a gated activation. A program reads all its inputs before it
-    writes, so out may overwrite d_out."""
+    """Compute the backward pass of a gated activation.
+
+    Each program reads all its inputs before it writes, so `out` and `d_out` may be the same
+    tensor."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size

@@ -1,6 +1,6 @@
-"""Compute a language-model head in chunks of rows: logits and gradients.
+"""Logits of a language-model head and their gradients, computed in chunks of rows.
 
-All operations that compute log-probs use this module, which is independent of autograd. The
+All operations that compute log-probs use this module. This module does not use autograd. The
 formulas are in head_rows.py and log_prob.py.
 """
 
@@ -65,7 +65,7 @@ class HeadCall:
 
 
 class TrainedRows(NamedTuple):
-    """Trained replacements for some rows of a frozen head."""
+    """Trained rows that replace rows of a frozen head."""
 
     ids: torch.Tensor  # [k] int64, distinct rows of the weight
     values: torch.Tensor  # [k, H]
@@ -84,7 +84,7 @@ class Chunk:
     call: HeadCall
 
     def other_probs(self) -> torch.Tensor:
-        """Return the non-target probability times the transform's gain, [n, 1]."""
+        """Return g Q, [n, 1], with the symbols of head_rows.py."""
         d = self.statistics.distance()[:, None]
         return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
 
@@ -110,7 +110,7 @@ def chunks(
 ) -> Iterator[Chunk]:
     """Yield chunks of about equal size.
 
-    Equal sizes avoid a short last chunk, which would read the whole weight for few rows.
+    Equal sizes avoid a short last chunk: each chunk reads the whole weight, even for few rows.
     """
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1
@@ -162,8 +162,8 @@ def hidden_gradients(
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the gradients of the log-prob and of the entropy with respect to the head's outputs of
-    the trained rows, [n, k] each. Multiplying them by the hidden states gives the gradients of the
-    trained rows.
+    the trained rows, [n, k] each. Multiply the results by the hidden states to get the gradients of
+    the trained rows.
     """
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)
@@ -183,7 +183,7 @@ def _columns(of: torch.Tensor, trained: TrainedRows, like: torch.Tensor) -> torc
 
 
 class HeadGradient:
-    """Gradients of weight and bias, summed over rows in the dtype of the statistics."""
+    """Gradients of the head's weight and bias, summed over the rows."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, call: HeadCall) -> None:
         dtype = wide(call.dtype)
@@ -193,8 +193,10 @@ class HeadGradient:
         )
 
     def add(self, chunk: Chunk, log_prob: torch.Tensor, entropy: torch.Tensor | None) -> None:
-        """Add the gradients of a chunk. `log_prob`, `entropy`: upstream gradients of both results,
-        [n, 1] each."""
+        """Add the gradients of a chunk.
+
+        `log_prob` and `entropy`: upstream gradients of the chunk's log-probs and entropies, [n, 1]
+        each."""
         factor = chunk.other_probs()
         if entropy is not None:
             assert chunk.spread is not None

@@ -1,23 +1,26 @@
-"""Statistics of the target tokens in a chunk of logits. The gradient of the logits overwrites the
-logits.
+"""Statistics of the target tokens in a chunk of logits.
 
-This module needs only the logits, not the hidden states or the weight.
+This module needs only the logits, not the hidden states or the weight. The gradient of the logits
+overwrites the logits. For one row of logits y with target t, let g = logit_scale / temperature, and
+let c be the soft cap. The statistics of the row are:
 
-For one row of logits y and its target t, with g = logit_scale / temperature and a soft cap c:
     z_j = c tanh(logit_scale y_j / c) / temperature        (without soft cap: z_j = g y_j)
     q_j = softmax of z over the columns j != t,  lse_o = logsumexp of z over these columns
     d = lse_o - z_t,  p_t = sigmoid(-d),  Q = 1 - p_t = sigmoid(d)
     log p_t = -softplus(d)
     f_j = 1 - (z_j temperature / c)^2  (without soft cap: 1)
     d log p_t / d y_t = g f_t Q,   d log p_t / d y_j = -g f_j Q q_j
-These formulas lose no precision when p_t -> 1; 1 - p_t and z_t - logsumexp(z) would cancel (arXiv
-2610.31642). f_j q_j (0 at the target) overwrites the logits. Factors that are constant within a row
-multiply the smaller [n, H] product with the weight instead of the [n, V] logits.
 
-With mu = sum_j q_j z_j, the same pass gives the entropy of p and its gradient:
+These formulas lose no precision for p_t near 1, unlike 1 - p_t and z_t - logsumexp(z) (arXiv
+2610.31642). The values f_j q_j overwrite the logits; the target's value is 0. Factors that are
+constant within a row are applied later, to a smaller tensor [n, H] instead of [n, V].
+
+With mu = sum_j q_j z_j, the entropy of p and its gradient are:
+
     H = p_t softplus(d) + Q softplus(-d) + Q (lse_o - mu)
     dH / d y_j = -g f_j Q q_j (z_j - mu) - p_t (z_t - mu) d log p_t / d y_j
-(the first term is 0 at j = t).
+
+The first term of the gradient is 0 for j = t.
 """
 
 from __future__ import annotations
@@ -49,9 +52,9 @@ def read_rows(
 ) -> None:
     """Write the statistics of a chunk of raw logits [n, V] to `out`.
 
-    If `gradient` is True, f_j q_j overwrites the chunk; otherwise the chunk's content is undefined
-    afterwards. With `gradient`, f_j q_j (z_j - mu) is written to `spread` [n, V], unless `spread`
-    is None.
+    If `gradient` is True, f_j q_j overwrites the logits, and f_j q_j (z_j - mu) is written to
+    `spread` [n, V] unless `spread` is None. If `gradient` is False, the logits are undefined
+    afterwards.
     """
     if uses_triton(logits):
         from .head_rows_triton import launch
@@ -86,7 +89,7 @@ def _read_tile(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """Compute `read_rows` for a tile of rows that fits the cache. targets: [n, 1]."""
+    """Compute `read_rows` for a tile of rows that fits in the cache. The targets are [n, 1]."""
     work, q = (buffer[: len(logits)] for buffer in scratch)
     in_place = logits.dtype == work.dtype
     z, q = (logits, logits) if in_place else (work.copy_(logits), q)
@@ -119,9 +122,9 @@ def _read_tile(
 
 
 def _find_top1(z: torch.Tensor, targets: torch.Tensor, out: RowStatistics) -> None:
-    """Set is_top1. If several columns have the largest logit, the first of them is the argmax.
+    """Set `is_top1`. If several columns have the largest logit, the first column counts.
 
-    z: logits [n, V] with the target masked."""
+    `z`: logits [n, V], in which the target's logit is masked."""
     assert out.is_top1 is not None
     torch.gt(out.target, out.max_other, out=out.is_top1)
     tied = (out.target == out.max_other).nonzero()[:, 0]

@@ -1,13 +1,13 @@
 """Triton kernel for `read_rows` in head_rows.py. A program reads each of its rows twice.
 
 The first pass over a row computes the statistics of logsumexp, block by block. The second pass
-reads the row from the L2 cache and overwrites the logits. The formulas and symbols are in
+reads the row again from the L2 cache, and overwrites the logits. The formulas and symbols are in
 head_rows.py.
 
-Each multiprocessor runs one program, which processes one row after another. With several programs
-per multiprocessor, their rows together would not fit the L2 cache: a bf16 row of 128,256 logits has
-250 KiB, and 132 rows have 32 MiB. A single program per multiprocessor cannot hide the latency of
-loads, so its loops load blocks ahead (num_stages).
+Each multiprocessor runs only one program, which processes one row after another. The rows of more
+programs would not fit in the L2 cache: a bf16 row of 128,256 logits takes 250 KiB, and the 132 rows
+of 132 multiprocessors take 32 MiB. To hide the latency of loads, the loops of a program load blocks
+in advance (num_stages).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def launch(
     gradient: bool,
     spread: torch.Tensor | None,
 ) -> None:
-    """Run `read_rows`. logits: [n, V] in bf16, fp16 or fp32, with contiguous columns."""
+    """Run `read_rows`. The logits [n, V] are in bf16, fp16 or fp32, with contiguous columns."""
     rows, vocabulary = logits.shape
     if rows == 0:
         return
@@ -72,8 +72,8 @@ def launch(
 
 
 def _most_programs(logits: torch.Tensor) -> int:
-    """Return the largest number of programs: the number of multiprocessors, or 2 in the
-    interpreter, so that tests cover the loop over rows."""
+    """Return the maximum number of programs. It is the number of multiprocessors. In the
+    interpreter it is 2, so that tests run the loop over rows."""
     if not logits.is_cuda:
         return 2
     return torch.cuda.get_device_properties(logits.device).multi_processor_count
@@ -82,8 +82,10 @@ def _most_programs(logits: torch.Tensor) -> int:
 @triton.jit
 @no_type_check
 def _tanh(x):
-    """Return tanh(x) = (1 - e) / (1 + e) for large x, with `e = exp(-2 abs(x))` and the sign of x.
-    Near x = 0, this formula would lose precision, so a series accurate to 1e-8 replaces it."""
+    """Return tanh(x).
+
+    For large x, the formula is (1 - e) / (1 + e) with e = exp(-2 abs(x)), and the sign of x. Near x
+    = 0, this formula would lose precision, so a series with an error below 1e-8 is used there."""
     square = x * x
     inner = -0.05396825 + square * 0.021869488
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))

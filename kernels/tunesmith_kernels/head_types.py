@@ -42,8 +42,8 @@ class LogitTransform:
         return logits.mul_(self.softcap / self.temperature)
 
     def slope_(self, z: torch.Tensor) -> torch.Tensor:
-        """Overwrite the logits z with the derivative of the soft cap, or with ones without a soft
-        cap.
+        """Overwrite the logits z with the derivative of the soft cap. Without a soft cap, the
+        derivative is 1.
         """
         if self.softcap is None:
             return z.fill_(1.0)
@@ -99,8 +99,8 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """Return d = lse_o - z_t, [N]. The distance is in fp64, because the absolute error of d
-        becomes the relative error of exp(-d)."""
+        """Return d = lse_o - z_t, [N], in fp64. In fp32, the error of d would be too large, because
+        it is the relative error of exp(-d)."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 

@@ -1,21 +1,22 @@
 """Log-probs of target tokens from a language-model head, without a full [N, V] logits tensor.
 
-For each row i with hidden state h_i and target t_i, z = transform(W h_i + b) (see head_rows.py):
+Row i has the hidden state h_i, the target t_i and the logits z = transform(W h_i + b). The other
+symbols are defined in head_rows.py.
 
     log p_i = z_{t_i} - logsumexp_j z_j
     d log p_i / d h_i = g Q_i (f_t W_{t_i} - sum_j f_j q_j W_j)
     d / d W_j of sum_i u_i log p_i = sum_i u_i g Q_i (f_t [j = t_i] - f_j q_j) h_i
 
-Rows are processed in chunks whose logits fit a byte budget. Forward already computes d log p / d h,
-[N, H], from the logits of each chunk. Backward only multiplies this gradient by the upstream
-gradient u_i. The head's gradient is a sum over rows, weighted by u_i. Forward computes the head's
-gradient with all weights u_i set to 1. If all u_i are equal (a mean or sum over tokens), backward
-scales the head's gradient from forward; otherwise backward computes the logits again. Sources:
-arXiv 2411.09009 (no full logits), Liger's kernel (gradient in forward).
+Rows are processed in chunks whose logits fit a byte budget. The forward pass already computes d log
+p / d h, [N, H], from the logits of each chunk. The backward pass only multiplies this gradient by
+the upstream gradients u_i. The head's gradient is a sum over rows, weighted by u_i. The forward
+pass computes this sum with u_i = 1 for all rows. If all u_i are equal, as for a mean over tokens,
+the backward pass scales the sum. Otherwise, the backward pass computes the logits again. Log-probs
+without full logits are described in arXiv 2411.09009. Liger's kernel also computes gradients in the
+forward pass.
 
-If only k rows of the head are trained, W is frozen and the trained rows are a separate [k, H]
-tensor. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and no
-second [V, H] tensor.
+If only k rows of the head are trained, the head is frozen, and the trained rows are a separate
+tensor [k, H]. Their gradient needs only d log p / d z of k columns, [N, k], and no tensor [V, H].
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _BYTES_ELSEWHERE = 2 << 30
 
 
 class TokenLogProbs(NamedTuple):
-    """Results of `token_log_probs` for each row, in fp32, or in float64 for float64 input."""
+    """Results of `token_log_probs` for each row. The dtype is fp32, or float64 for float64
+    input."""
 
     log_probs: torch.Tensor  # [N]
     entropy: torch.Tensor | None  # [N], in nats
@@ -96,19 +98,22 @@ def token_log_probs(
     byte_budget: int | None = None,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """Return the log-prob of each row's target. hidden [N, H], weight [V, H], bias [V] or None,
-    targets [N] int64.
+    """Return the log-prob of each row's target.
 
-    `log_probs` is differentiable in hidden, weight and bias; with entropy="grad", `entropy` is also
-    differentiable. The projection is computed in the autocast dtype, or without autocast in the
-    dtype of hidden. N may be 0. With a trainable head, one fp32 tensor [V, H] is kept between
-    forward and backward.
+    The shapes are: hidden [N, H], weight [V, H], bias [V] or None, and targets [N] int64. N may be
+    0.
 
-    trained: trainable rows that replace rows of a frozen weight.
+    `log_probs` is differentiable in hidden, weight and bias. With entropy="grad", `entropy` is also
+    differentiable. The logits are computed in the autocast dtype, or without autocast in the dtype
+    of `hidden`. With a trainable head, one fp32 tensor [V, H] is kept in memory from the forward
+    pass to the backward pass.
 
-    byte_budget: largest size in bytes of one chunk of logits; None: 128 MiB on a CPU, 2 GiB on
-    other devices. A chunk has at least one row, even if that row is larger than the budget. Raises
-    ValueError for wrong shapes, dtypes or targets.
+    `trained`: trainable rows that replace rows of a frozen weight.
+
+    `byte_budget`: maximum size of a chunk of logits in bytes. None means 128 MiB on a CPU and 2 GiB
+    on other devices. A chunk has at least one row, even if this row is larger than the budget.
+
+    Raises ValueError for wrong shapes, dtypes or targets.
     """
     _check(hidden, weight, bias, targets, byte_budget)
     if trained is not None:
@@ -270,8 +275,10 @@ def _scaled_rows(
 
 
 def _all_equal(upstream: torch.Tensor) -> bool:
-    """Return True if all upstream gradients are equal. The gradient of a sum or mean has stride 0,
-    so its values are not read."""
+    """Return True if all upstream gradients are equal.
+
+    The gradients of a sum or mean have stride 0 in memory, so they are known to be equal without
+    reading them."""
     return upstream.stride(0) == 0 or len(upstream) < 2 or bool((upstream == upstream[0]).all())
 
 

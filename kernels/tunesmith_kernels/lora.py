@@ -1,20 +1,21 @@
-"""Linear layers with LoRA adapters, fused into one autograd node with the operation before them.
+"""Linear layers with LoRA adapters, in one autograd node with the operation before them.
 
-The projections of one node have the same input x (q, k and v; gate and up; or one projection):
+All projections of a node have the same input x. A node computes q, k and v; or gate and up; or a
+single projection:
 
     h   = prologue(x)                           RMSNorm, a gated activation, or x itself
     y_i = h W_i' + b_i + s_i (h A_i') B_i'      https://arxiv.org/abs/2106.09685, equation 3
     y   = residual + m [y_1 | y_2 | ...]        if there is a residual
 
-For backward, let d = m dy and e_i = s_i d_i B_i; d_i are the columns of d for y_i. e and A are the
-e_i and the A_i, concatenated:
+The gradients use d = m dy and e_i = s_i d_i B_i, where d_i are the columns of d that belong to y_i.
+The matrices e and A are the concatenations of all e_i and of all A_i:
 
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
-Forward saves x, the row statistics and h A'. Backward recomputes h, the projections' input, and
-skips the gradients of frozen weights. One GEMM computes the products with all LoRA A matrices. NF4
-weights are dequantised in forward and again in backward; the dequantised weights are not kept. The
-BLAS library computes all large products.
+The forward pass saves x, the row statistics and h A'. The backward pass recomputes h, the input of
+the projections. It computes no gradients of frozen weights. One matrix product computes h A_i' for
+all adapters. NF4 weights are dequantised in the forward pass and again in the backward pass; the
+dequantised weights are not kept in memory. The BLAS library computes all large products.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ __all__ = ["Adapter", "Norm", "Projection", "lora_linear", "lora_linear_referenc
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA adapter of one projection; it adds s (h A') B' to the output."""
+    """LoRA adapter of one projection. The adapter adds s (h A') B' to the projection's output."""
 
     a: torch.Tensor
     """LoRA's matrix A, [r, in]."""
     b: torch.Tensor
     """LoRA's matrix B, [out, r]."""
     scale: float
-    """Factor s: lora_alpha / r, or lora_alpha / sqrt(r) with rank stabilisation:
-    https://arxiv.org/abs/2312.03732."""
+    """The factor s. It is lora_alpha / r, or lora_alpha / sqrt(r) for rank-stabilised LoRA
+    (https://arxiv.org/abs/2312.03732)."""
     dropout: float = 0.0
-    """Dropout probability of the adapter's input; each projection has its own mask."""
+    """Dropout probability of the adapter's input. Each projection has its own dropout mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class Projection:
     """A linear layer with an optional adapter."""
 
     weight: torch.Tensor | NF4Weight
-    """[out, in]. The weights of one node are either all NF4 or all plain tensors."""
+    """Weight of the layer, [out, in]. The weights of one node are either all NF4 or all plain
+    tensors."""
     bias: torch.Tensor | None = None
     adapter: Adapter | None = None
 
@@ -84,7 +86,8 @@ class _Spec:
     dropouts: tuple[float, ...]
     residual_scale: float
     dtype: torch.dtype
-    """Dtype of the products: the autocast dtype, or without autocast the input's dtype."""
+    """Dtype of the matrix products: the autocast dtype, or without autocast the dtype of the
+    input."""
     packed: tuple[NF4Weight, ...]
     """NF4 weights; empty if the weights are plain tensors."""
 
@@ -99,12 +102,13 @@ def lora_linear(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the projections of x [..., in]. Returns a tensor [..., sum of outs].
+    """Return the projections of x [..., in] in one tensor [..., sum of outs].
 
-    With an `activation`, x [..., 2 in] contains gate and up.
+    If `activation` is set, x is [..., 2 in] and contains gate and up.
 
     `fused_weight`: one tensor [sum of outs, in] that shares memory with the weights of all
-    projections, so that one GEMM needs no copy. `residual`: [..., sum of outs].
+    projections. One matrix product can then compute all projections. `residual`: tensor [..., sum
+    of outs] that is added.
     """
     spec = _Spec(
         norm=(norm.eps, norm.kind) if norm else None,
@@ -135,7 +139,7 @@ def lora_linear_reference(
     residual: torch.Tensor | None = None,
     residual_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Compute the formulas of this module for one projection after another, without dropout."""
+    """Compute `lora_linear` for one projection after another, without dropout."""
     if norm is not None:
         x = rms_norm_reference(x, norm.weight, norm.eps, norm.kind)
     if activation is not None:
@@ -251,14 +255,14 @@ def _cast(tensors: Tensors, dtype: torch.dtype) -> list[Any]:
 
 def _whole(weights: Tensors) -> torch.Tensor:
     """Concatenate the weights of the projections. A single weight is not copied, because a copy
-    would stay in memory until backward."""
+    would stay in memory until the backward pass."""
     return weights[0] if len(weights) == 1 else torch.cat(list(weights))
 
 
 def _accumulates(spec: _Spec, b: Tensors) -> bool:
     """Return True if the adapters' products can be added to the residual one by one. In half
-    precision, a small adapter output would be lost in the residual, so the adapter output is added
-    to the projection first."""
+    precision, a small adapter output would be rounded away if it were added to the residual.
+    Therefore, the adapter output is added to the projection first."""
     exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
     return exact and spec.residual_scale == 1.0
 
@@ -289,8 +293,9 @@ def _prologue_backward(
     dh: torch.Tensor,
     need_norm: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
-    """Return h (None if this function does not compute it), and the gradients of x and the norm's
-    weight."""
+    """Return h, the gradient of x and the gradient of the norm's weight.
+
+    The value of h is None if this function does not compute h."""
     if spec.norm is not None and norm_weight is not None and rstd is not None:
         kind = spec.norm[1]
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)
@@ -302,24 +307,28 @@ def _prologue_backward(
 
 
 def _scale(adapter: Adapter | None) -> float:
-    """Return the adapter's scale s / (1 - p). Dropout's factor 1 / (1 - p) is part of this scale,
-    because scaling a half-precision input would round it."""
+    """Return the adapter's scale s / (1 - p).
+
+    The factor 1 / (1 - p) is due to dropout with probability p. It is not applied to the input,
+    because this would round a half-precision input."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)
 
 
 def _dropout_mask(h: torch.Tensor, p: float) -> torch.Tensor | None:
-    """Return a bool mask of the inputs that dropout keeps; the random numbers are those of
-    torch.nn.Dropout."""
+    """Return a bool mask of the inputs that dropout keeps.
+
+    The mask uses the same random numbers as torch.nn.Dropout."""
     if p == 0.0:
         return None
     return torch.nn.functional.dropout(torch.ones_like(h), p) != 0
 
 
 def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
-    """Return h A_i' for each projection. One GEMM computes all the products, unless adapters use
-    dropout."""
+    """Return h A_i' for each projection.
+
+    Without dropout, one matrix product computes the results of all projections."""
     present = [one for one in a if one is not None]
     if not present or any(mask is not None for mask in masks):
         return [
@@ -331,8 +340,7 @@ def _times_a(h: torch.Tensor, a: Tensors, masks: Tensors) -> list[Any]:
 
 
 def _times_b(parts: Tensors, b: Tensors, scales: Sequence[float]) -> tuple[torch.Tensor, list[Any]]:
-    """Return all e_i = s_i d_i B_i in one tensor [T, sum of ranks], and a view of this tensor for
-    each e_i."""
+    """Return all e_i = s_i d_i B_i in one tensor [T, sum of ranks], and a view of each e_i."""
     ranks = [0 if one is None else one.shape[1] for one in b]
     e = parts[0].new_empty(len(parts[0]), sum(ranks))
     columns = e.split(ranks, dim=1)

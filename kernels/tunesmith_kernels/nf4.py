@@ -1,14 +1,15 @@
-"""Dequantisation of 4-bit NormalFloat (NF4) weights in the storage format of bitsandbytes.
+"""Dequantisation of 4-bit NormalFloat (NF4) weights in the storage format of bitsandbytes. The
+weights are:
 
     w[i] = code[c_i] a[i // B]          c_i: the i-th 4 bits, the upper half of each byte first
 
-Each block of B weights has one scale a, in fp32 or quantised again to 8 bits:
+Each block of B weights has one scale a in fp32. The scales may also be quantised to 8 bits:
 
     a[j] = code2[b_j] a2[j // 256] + offset
 
-The product is computed in fp32 and rounded once, so the result is bit-identical to that of
-bitsandbytes. Source: Dettmers et al., "QLoRA", https://arxiv.org/abs/2305.14314, section 3 and
-appendix E (the code).
+The product is computed in fp32 and rounded once, so the weights have the same bits as the weights
+of bitsandbytes. NF4 is defined in "QLoRA" (Dettmers et al., https://arxiv.org/abs/2305.14314),
+section 3 and appendix E.
 """
 
 from __future__ import annotations
@@ -29,10 +30,7 @@ __all__ = [
 
 
 def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Reference implementation in plain torch of the formulas in this module's docstring.
-
-    Returns the weight [out, in] in `dtype`.
-    """
+    """Return the weight [out, in] in `dtype`, computed in plain torch."""
     size = weight.shape[0] * weight.shape[1]
     code = torch.tensor(CODE, device=weight.packed.device)
     nibbles = torch.stack([weight.packed >> 4, weight.packed & 15], dim=1).flatten()[:size]
@@ -43,8 +41,8 @@ def nf4_reference(weight: NF4Weight, dtype: torch.dtype) -> torch.Tensor:
 def nf4_dequantize(
     weight: NF4Weight, dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the weight [out, in] in `dtype`. If `out` is given, it must be contiguous; the weight
-    is written to it.
+    """Return the weight [out, in] in `dtype`. If `out` is given, the weight is written to `out`,
+    which must be contiguous.
 
     Raises ValueError for inconsistent sizes.
     """
@@ -62,7 +60,7 @@ def nf4_dequantize(
 
 
 def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise weights that have the same input into one tensor [sum of outs, in]."""
+    """Dequantise weights of the same input size into one tensor [sum of outs, in]."""
     outs = [weight.shape[0] for weight in weights]
     whole = torch.empty(
         sum(outs), weights[0].shape[1], dtype=dtype, device=weights[0].packed.device
@@ -73,8 +71,9 @@ def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tens
 
 
 def _absmax(weight: NF4Weight) -> torch.Tensor:
-    """Return the block scales [blocks] fp32. bitsandbytes and this function round the product
-    before they add the offset."""
+    """Return the scales of the blocks, [blocks] fp32.
+
+    The product is rounded before the offset is added, like in bitsandbytes."""
     scales = weight.scales
     if scales is None:
         return weight.absmax
@@ -83,7 +82,9 @@ def _absmax(weight: NF4Weight) -> torch.Tensor:
 
 
 def _dequantize_cpu(weight: NF4Weight, out: torch.Tensor) -> None:
-    """Dequantise into out [weights]. One table lookup returns both weights of a byte."""
+    """Dequantise into `out` [weights].
+
+    Each byte contains two weights; one table lookup returns both."""
     code, half = torch.tensor(CODE), weight.block // 2
     pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], dim=1)
     absmax = _absmax(weight)

@@ -1,5 +1,4 @@
-"""Triton kernel for nf4.py. One launch looks up the scale and the code of each weight and
-multiplies them.
+"""Triton kernel for nf4.py.
 
 The callers have checked the arguments. All tensors are flat and contiguous.
 """

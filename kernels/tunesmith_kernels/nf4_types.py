@@ -22,14 +22,14 @@ SCALES_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NF4Scales:
-    """Constants of block scales that are themselves quantised to 8 bits."""
+    """Constants to dequantise block scales that are quantised to 8 bits."""
 
     code: torch.Tensor
     """Codebook of the quantised block scales, [256] fp32."""
     absmax: torch.Tensor
-    """Scales of the quantised block scales, [blocks / 256, rounded up] fp32."""
+    """Second-level scales, one for each 256 block scales: [blocks / 256, rounded up] fp32."""
     offset: torch.Tensor
-    """Number added to each dequantised block scale, [] fp32."""
+    """fp32 scalar that is added to each dequantised block scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class NF4Weight:
     """An NF4 weight."""
 
     packed: torch.Tensor
-    """Codes of the weights, two per byte: [weights / 2, rounded up] uint8."""
+    """4-bit codes of the weights, two in each byte: [weights / 2, rounded up] uint8."""
     absmax: torch.Tensor
     """Scale of each block: [blocks] fp32, or uint8 if `scales` is set."""
     block: int

@@ -1,7 +1,8 @@
 """RMSNorm of the queries and keys in one tensor of q, k and v.
 
-The norm is per head (Qwen 3, Gemma 3: weights [head_dim]) or over all heads (OLMo 2: weights [heads
-* head_dim] and [kv_heads * head_dim]). v stays unchanged. The formula is in rms_norm.py.
+Qwen 3 and Gemma 3 normalise each head; the weights are [head_dim]. OLMo 2 normalises all heads
+together; the weights are [heads * head_dim] and [kv_heads * head_dim]. The values v stay unchanged.
+The formula is in rms_norm.py.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ def qk_norm(
     kind: NormKind,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Normalise q and k in place and return qkv. qkv: [T, (heads + 2 kv_heads) head_dim]. q and k
-    in qkv are **overwritten**, so the operation that produced qkv must not save qkv for its
-    backward pass."""
+    """Normalise q and k in place and return qkv, [T, (heads + 2 kv_heads) head_dim].
+
+    The queries and keys in qkv are **overwritten**. Therefore, the operation that produced qkv must
+    not save qkv for its backward pass."""
     result: torch.Tensor = _QKNorm.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, q_weight, k_weight, eps, kind, shape
     )

@@ -1,19 +1,21 @@
-"""RMSNorm with the three rounding variants of transformers' models, and its gradient.
+"""RMSNorm and its gradient, in the three rounding variants of models in transformers. The formulas
+are:
 
     r = 1 / sqrt(mean(x^2) + eps)          per row, fp32
     LLAMA   y = w * cast(x r)              Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite
     GEMMA   y = cast(x r (1 + w))          Gemma 1-3
     OLMO    y = cast(w x r)                OLMo 2
 
-Gradients, with g = w dy (GEMMA: (1 + w) dy):
+The gradients use g = w dy, or for GEMMA g = (1 + w) dy:
 
     dx = r (g - x r mean(g x r))           dw = sum over rows of dy x r
 
-Zhang and Sennrich, "Root Mean Square Layer Normalization", https://arxiv.org/abs/1910.07467. For a
-row of zeros, y is 0 and dx is g / sqrt(eps). x is [..., H], normalised over H. There may be
-gaps between rows (heads in a wider buffer); x is copied if its last dimension is not contiguous.
-Forward saves only r; `rms_norm_apply` recomputes y. `rms_norm` is differentiable; its
-parts (`rms_norm_forward`, `rms_norm_apply`, `rms_norm_backward`) are for autograd functions.
+RMSNorm is from Zhang and Sennrich, "Root Mean Square Layer Normalization",
+https://arxiv.org/abs/1910.07467. For a row of zeros, y is 0 and dx is g / sqrt(eps). The input x
+[..., H] is normalised over H. In memory, there may be gaps between rows. If the last dimension of x
+is not contiguous, x is copied. The forward pass saves only r, and `rms_norm_apply` recomputes y.
+`rms_norm` is differentiable. `rms_norm_forward`, `rms_norm_apply` and `rms_norm_backward` are used
+by other autograd functions.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ class NormKind(StrEnum):
     """Variant of RMSNorm. Variants differ in the rounding and in the meaning of the weight."""
 
     LLAMA = "llama"
-    """Round x r to x's dtype, then multiply by w. y has the wider dtype of x and w."""
+    """x r is rounded to the dtype of x, then multiplied by w. The result y has the wider dtype of x
+    and w."""
     GEMMA = "gemma"
-    """Multiply by 1 + w in fp32. y has x's dtype."""
+    """x r is multiplied by 1 + w in fp32. The result y has the dtype of x."""
     OLMO = "olmo"
-    """Multiply by w in fp32. y has x's dtype."""
+    """x r is multiplied by w in fp32. The result y has the dtype of x."""
 
 
 def rms_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """Compute RMSNorm line by line like the modules of transformers. x [..., H], weight [H] -> y
-    [..., H]."""
+    """Return y [..., H], computed line by line like in the modules of transformers."""
     x_wide = x.to(wide(x.dtype))
     normed = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)
     if kind is NormKind.LLAMA:
@@ -65,8 +67,9 @@ def rms_norm_reference(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind = NormKind.LLAMA
 ) -> torch.Tensor:
-    """Compute x [..., H], weight [H] -> y [..., H]. The result is differentiable once, in x and
-    weight.
+    """Return y [..., H] for x [..., H] and weight [H].
+
+    The result is differentiable once, in x and weight.
 
     Raises ValueError if weight is not [H].
     """
@@ -80,7 +83,9 @@ def rms_norm(
 def rms_norm_forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, kind: NormKind
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y [..., H] and r [..., 1] in fp32 (float64 for float64). x [..., H], weight [H]."""
+    """Return y [..., H] and r [..., 1] for x [..., H] and weight [H].
+
+    The dtype of r is fp32, or float64 if x is float64."""
     _check(x, weight)
     rows = _rows(x)
     y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
@@ -97,8 +102,9 @@ def rms_norm_forward(
 def rms_norm_apply(
     x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, kind: NormKind
 ) -> torch.Tensor:
-    """Recompute y [..., H] of the forward pass bit for bit. x [..., H], weight [H], rstd [...,
-    1]."""
+    """Recompute y [..., H] of the forward pass bit for bit.
+
+    The shapes are: x [..., H], weight [H] and rstd [..., 1]."""
     _check(x, weight)
     rows = _rows(x)
     y = torch.empty(rows.shape, dtype=_output_dtype(x, weight, kind), device=x.device)
@@ -121,8 +127,10 @@ def rms_norm_backward(
     *,
     weight_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return dx [..., H] in x's dtype, and dweight [H] in weight's dtype (None unless
-    `weight_grad`). dy [..., H] may have any float dtype."""
+    """Return dx [..., H] in the dtype of x, and dweight [H] in the dtype of weight.
+
+    If `weight_grad` is False, dweight is None. The upstream gradient dy [..., H] may have any float
+    dtype."""
     _check(x, weight)
     rows = _rows(x)
     dy = _last_contiguous(dy).reshape(rows.shape)
@@ -175,7 +183,7 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., H] as [R, n, H], as a view if the strides allow it.
 
-    If the groups of n heads have gaps between them, n is kept; otherwise n is 1.
+    If all rows have the same distance in memory, n is 1. Otherwise, n is the number of heads.
     """
     x = _last_contiguous(x)
     if x.dim() > 3:
@@ -198,7 +206,9 @@ def _forward_cpu(
     *,
     eps: float | None,
 ) -> None:
-    """Write y. x and y are [R, n, H]. rstd [R, n, 1] is an input if eps is None, else an output."""
+    """Compute y from x, both [R, n, H].
+
+    If eps is None, rstd [R, n, 1] is an input. Otherwise, rstd is computed."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)
@@ -225,8 +235,9 @@ def _backward_cpu(
     dx: torch.Tensor,
     weight_grad: bool,
 ) -> torch.Tensor | None:
-    """Write dx [R, n, H] and return dweight [H] in fp32, or None. dy, x [R, n, H], rstd [R, n,
-    1]."""
+    """Compute dx [R, n, H], and return dweight [H] in fp32 or None.
+
+    The shapes are: dy and x [R, n, H], and rstd [R, n, 1]."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     dweight = torch.zeros_like(factor) if weight_grad else None

@@ -1,6 +1,7 @@
-"""Triton kernels for rms_norm.py. Rows may have any stride between them.
+"""Triton kernels for rms_norm.py: forward pass and backward pass.
 
-The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension.
+The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension. The
+other dimensions may have any stride.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def _forward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the forward pass of RMSNorm, ROWS rows per program. Row i of x starts at (i // heads)
-    x_outer + (i % heads) x_inner."""
+    """Compute the forward pass of RMSNorm. Each program processes ROWS rows.
+
+    Row i of x starts at element (i // heads) x_outer + (i % heads) x_inner."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_mask = rows < num_rows
@@ -83,8 +85,8 @@ def _backward_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Compute the backward pass of RMSNorm. Each program processes blocks_per_program blocks of
-    ROWS rows. Each program writes its part of dweight to one row of `partial`. Atomics are not
-    used, so the order of the sum is fixed."""
+    ROWS rows. Each program writes its part of dweight to one row of `partial`. Without atomic
+    additions, the order of the sum is fixed."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     column_mask = columns < size
@@ -190,8 +192,8 @@ def launch_backward(
 
 
 def _most_programs(x: torch.Tensor) -> int:
-    """Return the largest number of programs: 8 per multiprocessor, or 2 in the interpreter, so that
-    tests cover the loop over blocks."""
+    """Return the maximum number of programs. It is 8 per multiprocessor. In the interpreter it is
+    2, so that tests run the loop over blocks."""
     if not x.is_cuda:
         return 2
     return 8 * torch.cuda.get_device_properties(x.device).multi_processor_count

@@ -1,15 +1,17 @@
 """Rotary position embedding (RoPE) of queries and keys, and its gradient.
 
-a and b are the two halves of the first R elements of a head; c and s are the row's cosines and
-sines:
+Let a and b be the two halves of the first R elements of a head. Let c and s be the cosines and
+sines of the row's position:
 
     a' = a c - b s         b' = b c + a s         elements from R on are unchanged
 
-This is the half-split layout of `rotate_half` in transformers, computed in fp32. The gradient is
-the same rotation with s negated. A scale in the cos and sin table (YaRN's attention factor) also
-scales the gradient. Source: Su et al., "RoFormer", https://arxiv.org/abs/2104.09864. Symbols in
-shapes: T rows, n heads (Hq query and Hk key heads), head size D, R <= D rotated elements, P table
-rows.
+The rotation is computed in fp32. Its layout is the same as in `rotate_half` of transformers. The
+gradient is the same rotation with -s instead of s. The tables of cosines and sines may contain a
+factor (YaRN's attention factor), which then also multiplies the gradient. RoPE is from Su et al.,
+"RoFormer", https://arxiv.org/abs/2104.09864.
+
+Shapes use these symbols: T rows, n heads, Hq query heads, Hk key heads, head size D, R <= D rotated
+elements, and P rows of a table.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ __all__ = ["rope", "rope_", "rope_reference", "rope_table"]
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2]. Row i of
-    a table is token i of the flattened batch. cos and sin are [T, R], [1, T, R] or [B, T, R] with
-    two equal halves."""
+    """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2].
+
+    Row i of a table is for token i of the flattened batch. The arguments `cos` and `sin` are [T,
+    R], [1, T, R] or [B, T, R], and their last dimension has two equal halves."""
     half = cos.shape[-1] // 2
     cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
     return cos, sin
@@ -37,8 +40,9 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
 def rope_reference(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the rotated x [T, n, D] as a new tensor. cos and sin are [T, R/2], or [P, R/2] with
-    positions [T]."""
+    """Return the rotated x [T, n, D] as a new tensor.
+
+    The tables are [T, R/2], or [P, R/2] with positions [T]."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]
@@ -56,12 +60,14 @@ def rope_(
     positions: torch.Tensor | None = None,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate x [T, n, D] in place and return it. There may be gaps between rows and heads.
+    """Rotate x [T, n, D] in place and return x.
 
-    cos and sin are [T, R/2], or [P, R/2] indexed by positions [T] int64. `inverse` rotates by the
-    negative angles, to compute the gradient. Autograd does not record this rotation. Raises
-    ValueError for wrong shapes. A position outside the table raises IndexError on a CPU; Triton
-    does not check positions.
+    In memory, there may be gaps between rows and between heads.
+
+    The tables `cos` and `sin` are [T, R/2], or [P, R/2] with positions [T] int64. If `inverse` is
+    True, the angles are negated, to compute the gradient. Autograd does not record this rotation.
+    Raises ValueError for wrong shapes. A position outside the table raises IndexError on a CPU;
+    Triton does not check positions.
     """
     _check(x, cos, sin, positions)
     if x.stride(-1) != 1 and x.shape[-1] != 1:
@@ -83,10 +89,10 @@ def rope(
     sin: torch.Tensor,
     positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rotated q [T, Hq, D] and k [T, Hk, D] as new tensors. The rotation is
+    """Return the rotated q [T, Hq, D] and k [T, Hk, D] as new tensors. The results are
     differentiable once, in q and k.
 
-    cos and sin have the shapes that `rope_` describes and get no gradient.
+    The tables `cos` and `sin` have the same shapes as in `rope_`, and get no gradient.
     """
     for x in (q, k):
         _check(x, cos, sin, positions)
@@ -159,9 +165,9 @@ def _rotate_cpu(
     sin: torch.Tensor,
     positions: torch.Tensor | None,
 ) -> None:
-    """Rotate x [T, n, D] and write the result to out. out and x may be the same tensor.
+    """Rotate x [T, n, D] and write the result to `out`. `out` and `x` may be the same tensor.
 
-    The sum `[a, b] * [c, c] + [b, a] * [-s, s]` works on whole heads in each operation.
+    The rotation is computed as `[a, b] * [c, c] + [b, a] * [-s, s]`, in operations on whole heads.
     """
     num_rows, heads, size = x.shape
     half = cos.shape[1]

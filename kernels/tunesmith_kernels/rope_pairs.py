@@ -1,15 +1,15 @@
 """Reorder queries and keys for models whose RoPE rotates neighbouring elements.
 
-GLM, Ernie 4.5, Helium and Cohere rotate the pairs (0, 1), (2, 3), ... of a head's first R elements;
-rope.py rotates element i with element i + R/2. Moving the even elements of each head before the odd
-ones turns one layout into the other:
+GLM, Ernie 4.5, Helium and Cohere rotate the pairs (0, 1), (2, 3) and so on of a head's first R
+elements. In rope.py, element i and element i + R/2 are a pair. To change from one layout to the
+other, the even elements are moved before the odd elements:
 
     [a0 b0 a1 b1 ... | rest]  ->  [a0 a1 ... b0 b1 ... | rest]
 
-Queries and keys are reordered in the same way, and attention scores are dot products, so the scores
-do not change. Values keep their order. The gradient is the inverse reordering. Source: Su et al.,
-"RoFormer", https://arxiv.org/abs/2104.09864. Reordering only copies, so one implementation in torch
-serves CPU and GPU.
+Queries and keys are reordered in the same way, so their dot products, the attention scores, do not
+change. Values keep their order. The gradient is reordered in the inverse way. RoPE is from Su et
+al., "RoFormer", https://arxiv.org/abs/2104.09864. The CPU and the GPU use the same implementation
+in torch, because the reordering only copies elements.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ __all__ = ["halves_of_pairs", "split_pairs", "split_pairs_reference"]
 def split_pairs(qkv: torch.Tensor, rotary: int, shape: AttentionShape) -> torch.Tensor:
     """Reorder q and k in place and return qkv [T, (heads + 2 kv_heads) head_dim].
 
-    `rotary`: R, the number of rotated elements of a head. q and k in qkv are **overwritten**, so
-    the operation that produced qkv must not save qkv for its backward pass."""
+    `rotary`: R, the number of rotated elements of a head. The queries and keys in qkv are
+    **overwritten**. Therefore, the operation that produced qkv must not save qkv for its backward
+    pass."""
     result: torch.Tensor = _SplitPairs.apply(  # type: ignore[no-untyped-call]  # untyped in torch
         qkv, rotary, shape
     )
@@ -44,7 +45,8 @@ def split_pairs_reference(qkv: torch.Tensor, rotary: int, shape: AttentionShape)
 
 
 def halves_of_pairs(x: torch.Tensor) -> torch.Tensor:
-    """Move the even elements of the last dimension before the odd ones, as a new tensor."""
+    """Return a new tensor, in which the even elements of the last dimension come before the odd
+    ones."""
     halves: torch.Tensor = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
     return halves
 

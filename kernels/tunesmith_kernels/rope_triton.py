@@ -43,11 +43,10 @@ def _rope_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Rotate one token per program. The cosines and sines of the token are read once for all heads
-    of q and k.
+    """Rotate one token per program. The token's cosines and sines are read once for all heads.
 
-    If REST > 0, also copy the elements of each head that are not rotated (from element R on), in a
-    block of REST elements. Only calls that are not in place use REST > 0.
+    If the rotation is not in place, REST is above 0. The kernel then also copies the elements that
+    are not rotated, in a block of REST elements for each head.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)

@@ -1,10 +1,10 @@
-"""Rows of a batch that are concatenated to one sequence, and the shape of an attention layer.
+"""Rows of a batch that are concatenated into one sequence, and the shape of an attention layer.
 
-Segments are built once per batch on the host; attention, RoPE and the loss use them. A token
-attends only to its own row and to the row's prefix, if there is one. A prefix is a range of tokens
-of an earlier row; completions that share a prompt use the prompt as their prefix. The caller sets
-the positions of the tokens. The positions of a row start at 0, or at the prefix's length if the row
-has a prefix.
+Segments are built once per batch on the host, for use by attention, RoPE and the loss. A token
+attends only to its own row and to the row's prefix. A prefix is a range of tokens of an earlier
+row. For example, completions of the same prompt use the prompt as their prefix. The caller sets the
+positions of the tokens. The positions of a row start at 0, or at the prefix's length if the row has
+a prefix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 __all__ = ["NO_PREFIX", "AttentionShape", "Prefixes", "Segment", "Segments"]
 
 NO_PREFIX = (0, 0)
-"""Placeholder for the prefix range if a row has no prefix."""
+"""Prefix range of a row without prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,25 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Prefixes of S rows, and the concatenated keys of all rows. The keys of a row are the tokens
-    of its prefix, then its own tokens."""
+    """Prefixes of S rows, and the concatenated keys of all rows.
+
+    A row's keys are those of the tokens of its prefix, then those of its own tokens."""
 
     ranges: tuple[tuple[int, int], ...]
-    """First token and index after the last token of each prefix; `NO_PREFIX` if the row has
-    none."""
+    """Range of each row's prefix: index of its first token, and index after its last token."""
     keys: torch.Tensor
-    """Index of each key's token, int64 [K] on the device."""
+    """Token index of each key: int64 [K] on the device."""
     cumulative: torch.Tensor
-    """Start of each row's keys, then K; int32 [S + 1] on the device."""
+    """Index of the first key of each row, then the number of keys K: int32 [S + 1] on the
+    device."""
     longest: int
     """Largest number of keys of a row."""
 
     @classmethod
     def of(cls, bounds: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Prefixes:
-        """Build the prefixes on the host; `to` moves them to a device. Raises ValueError for a
-        range that is not inside a single earlier row."""
+        """Build the prefixes on the host; `to` moves them to a device.
+
+        Raises ValueError if a range is not inside a single earlier row."""
         rows = list(pairwise(bounds))
         if len(ranges) != len(rows):
             raise ValueError(f"{len(rows)} rows need {len(rows)} prefixes, got {len(ranges)}")
@@ -88,7 +90,7 @@ class Segments:
     """Rows of a batch in one sequence of T tokens."""
 
     bounds: tuple[int, ...]
-    """Start of each row in the sequence, then T."""
+    """Index of the first token of each row, then the number of tokens T."""
     cumulative: torch.Tensor
     """`bounds` as int32 [S + 1] on the device, for the varlen attention kernels."""
     prefixes: Prefixes | None = None
@@ -96,8 +98,9 @@ class Segments:
 
     @classmethod
     def from_cumulative(cls, cumulative: torch.Tensor) -> Segments:
-        """Build segments from cumulative lengths, int [S + 1]. The call synchronises with the
-        device, so call it once per batch."""
+        """Build segments from cumulative row lengths, int [S + 1].
+
+        The call waits for the device, so call it only once per batch."""
         bounds = tuple(cumulative.tolist())
         return cls(bounds, cumulative.to(torch.int32))
 
@@ -124,7 +127,8 @@ class Segments:
         return max((b - a for a, b in pairwise(self.bounds)), default=0)
 
     def rows(self) -> list[tuple[int, int]]:
-        """Return the first token and the index after the last token of each row that has tokens."""
+        """Return the range of each row that has tokens: first token, and index after the last
+        token."""
         return [(start, stop) for start, stop in pairwise(self.bounds) if stop > start]
 
     def segments(self) -> list[Segment]:
@@ -145,8 +149,8 @@ class AttentionShape:
     scale: float
     """Factor that multiplies q . k."""
     window: int | None = None
-    """Number of keys that a query attends to, including the key of its own token. None means all
-    keys up to its own token."""
+    """Number of keys that a query attends to, including its own key. None means all keys up to its
+    own key."""
     softcap: float | None = None
     """Bound of the scores: softcap * tanh(s / softcap)."""
 

@@ -1,7 +1,8 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
-Page faults and cache misses limit element-wise work on a CPU. The fp32 temporaries of a tile fit in
-the cache. The temporaries are allocated once per call and reused for each tile with `out=`.
+On a CPU, element-wise operations are slow if their temporary tensors do not fit in the cache. The
+fp32 temporary tensors of a tile fit in the cache. They are allocated once per call and reused for
+each tile.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ TILE_ELEMENTS = 1 << 18
 
 
 def row_tiles(num_rows: int, row_elements: int) -> Iterator[slice]:
-    """Yield slices that cover `num_rows` in order. Each slice has at most TILE_ELEMENTS elements,
-    but at least one row."""
+    """Yield slices of rows, in order. Each slice has at least one row; with several rows, it has at
+    most TILE_ELEMENTS elements."""
     step = rows_per_tile(num_rows, row_elements)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
@@ -31,13 +32,15 @@ def rows_per_tile(num_rows: int, row_elements: int) -> int:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute in: float64 for float64, otherwise fp32."""
+    """Return the dtype of computations: float64 for float64 tensors, otherwise fp32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def block_shape(row_elements: int) -> tuple[int, int]:
-    """Return the rows and columns of a Triton block. A block holds whole rows, padded to a power of
-    two; short rows share a block. Raises ValueError for rows of more than 65,536 elements."""
+    """Return the number of rows and columns of a Triton block.
+
+    A block contains whole rows, padded to a power of two; short rows share a block. Raises
+    ValueError for rows of more than 65,536 elements."""
     if row_elements > 65_536:
         raise ValueError(f"rows may have at most 65536 elements, got {row_elements}")
     columns = 1 << max(0, row_elements - 1).bit_length()
@@ -45,6 +48,8 @@ def block_shape(row_elements: int) -> tuple[int, int]:
 
 
 def num_warps(block_elements: int) -> int:
-    """Return the number of warps that gives each thread about 16 elements. With 16 elements per
-    thread, enough loads are in flight without register spills."""
+    """Return the number of warps that gives each thread about 16 elements.
+
+    With fewer elements per thread, loads are slower; with more, a thread needs too many
+    registers."""
     return min(32, max(4, block_elements // 512))

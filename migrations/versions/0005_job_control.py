@@ -1,4 +1,4 @@
-"""Create the table of resume points; add columns for job control and for limited attempts."""
+"""Create the table of resume points. Add columns for stops, failures, retries and forks of jobs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Create the tables of stored content and of the installation id. Add an entry for each stored
-object that a row refers to."""
+"""Create the tables of stored objects and of the installation id. Each object that a row refers to
+gets an entry in the table of stored objects."""
 
 from __future__ import annotations
 

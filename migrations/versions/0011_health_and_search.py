@@ -1,5 +1,5 @@
-"""Store a job's health, last metrics, first claim and method, and index the columns of list
-filters."""
+"""Store a job's health, last metrics, first claim and method. Add indexes of the columns that
+filter lists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add users, projects and their members; give every row that a user can name a project, and every
-API key a role. Existing rows belong to the default project."""
+"""Add users, projects and their members. Each row that a user can name now belongs to a project;
+existing rows belong to the default project. Each API key now has a role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the audit log; the database refuses every change of its entries."""
+"""Add the audit log. The database refuses to change or delete entries of the audit log."""
 
 from __future__ import annotations
 

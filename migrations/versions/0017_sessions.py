@@ -1,4 +1,4 @@
-"""Add the table of portal sessions, one row per sign-in."""
+"""Add the table of portal sessions. Each sign-in adds one row."""
 
 from __future__ import annotations
 

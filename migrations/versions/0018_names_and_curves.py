@@ -1,4 +1,4 @@
-"""Add a job's name, notes, pin and list curve, and a table of packed metrics."""
+"""Add columns for a job's name, notes, pin, and curve in lists. Add a table of packed metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Add indexes of forks, of retries in order, of events other than metrics, and of warnings."""
+"""Add indexes with which the job page finds forks, retries, events other than metrics, and
+warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the time at which jobs ended to the index of lists."""
+"""Add the time at which a job ended to the index for job lists."""
 
 from __future__ import annotations
 
