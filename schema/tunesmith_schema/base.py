@@ -20,8 +20,8 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Key in pydantic's validation context; a client sets this key to drop unknown keys from a newer
-server."""
+"""Name of an entry in pydantic's validation context. With this entry, a client ignores fields that
+only a newer server knows."""
 IGNORED = "ignored"
 """Key in pydantic's validation context. The value is a list to which the models append the keys
 that they drop under FROM_SERVER."""
@@ -47,7 +47,8 @@ def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON
 
 
 class Request(BaseModel):
-    """Object that a caller sends. An unknown key raises an error with the nearest valid key."""
+    """Object that a caller sends. An unknown key raises an error, which names the nearest valid
+    key."""
 
     model_config = ConfigDict(
         extra="ignore",  # only with FROM_SERVER; else the validator below refuses unknown keys

@@ -1,6 +1,6 @@
-"""Upper bounds of values in requests, chosen from the cost to store, send and read a value.
+"""Upper bounds of values in requests. The bounds limit the cost to store, send and read a value.
 
-`tests/server/test_bounds.py` refuses a request field without a bound.
+`tests/server/test_bounds.py` fails if a request field has no bound.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ObjectId = Annotated[Text, Field(max_length=64)]
 class JsonBound:
     """Annotation that limits the size, the nesting depth and the numbers of a JSON value.
 
-    All integers must fit into 64 bits. `finite` also refuses NaN and infinity.
+    All integers must fit into 64 bits. With `finite`, NaN and infinity are not allowed either.
     """
 
     max_bytes: int

@@ -35,7 +35,8 @@ class TextPart(Request):
 
 
 class ChatMessage(Request):
-    """One message of a conversation. The `message` of an answer can be sent back unchanged."""
+    """One message of a conversation. The `message` of an answer can be a message of the next
+    request, without changes."""
 
     role: Literal["system", "developer", "user", "assistant"]
     """Role of the author; `developer` means `system`. Tools are not supported."""
@@ -58,7 +59,8 @@ class ChatMessage(Request):
     """Not supported."""
 
     def for_engine(self) -> dict[str, str]:
-        """Return the message with plain text and one of the roles of chat templates."""
+        """Return the message with its parts joined to one text, and with a role that chat templates
+        know."""
         content = self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
@@ -85,8 +87,8 @@ def _named_schema(value: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
 NamedSchema = Annotated[
     dict[str, Any], JsonBound(MAX_SCHEMA_BYTES, finite=True), AfterValidator(_named_schema)
 ]  # Any: JSON
-"""JSON Schema of the answers (`schema`) and its `name`. `description` and `strict` are accepted and
-have no effect."""
+"""JSON Schema of the answers (`schema`) and its `name`. `description` and `strict` are accepted,
+but have no effect."""
 
 
 class ResponseFormat(Request):
@@ -95,8 +97,8 @@ class ResponseFormat(Request):
     type: Literal["text", "json_object", "json_schema"]
     """Form of the answers: any text, any JSON object, or JSON that fulfils `json_schema`."""
     json_schema: NamedSchema | None = None
-    """JSON Schema of the answers, with a name. Answers fulfil the schema, even without `strict`,
-    unless they are cut off."""
+    """JSON Schema of the answers, with a name. Answers fulfil this schema, even without `strict`.
+    An answer that is cut off may not fulfil it."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
@@ -224,7 +226,7 @@ class ChatChoice(Response):
     """Reason why the answer ended. `stop`: the model ended the answer, or a stop text occurred;
     `length`: the answer reached the maximum number of tokens."""
     logprobs: ChoiceLogprobs | None = None
-    """Log-probabilities of the tokens; null without `logprobs`."""
+    """Log-probabilities of the tokens; null if the request does not ask for `logprobs`."""
 
 
 class ChatCompletion(Response):
@@ -260,7 +262,8 @@ class ChatChunkChoice(Response):
     finish_reason: FinishReason | None = None
     """Reason why the answer ended, only in the last chunk of an answer."""
     logprobs: ChoiceLogprobs | None = None
-    """Log-probabilities of the tokens of this part; null without `logprobs`."""
+    """Log-probabilities of the tokens of this part; null if the request does not ask for
+    `logprobs`."""
 
 
 class ChatChunk(Response):
@@ -272,6 +275,6 @@ class ChatChunk(Response):
     """Time of creation, Unix seconds."""
     model: str
     choices: list[ChatChunkChoice]
-    """New parts; empty in the chunk with `usage`."""
+    """New parts of the answers; empty in the chunk with `usage`."""
     usage: Usage | None = None
     """Token counts, in the last chunk if `stream_options.include_usage` is set."""

@@ -43,7 +43,7 @@ class ComparedJob(Response):
     state: str
     step: int
     device: str | None = None
-    """Device of the newest attempt, from its report."""
+    """Device of the newest attempt, from the report of this attempt."""
     health: JobHealth | None = None
     evaluation: EvaluationSummary | None = None
     training_file: ComparedData
@@ -53,7 +53,7 @@ class ComparedJob(Response):
 
 
 class AlignedCurve(Response):
-    """Curve of a job over the common axis."""
+    """Curve of one job. The curves of all jobs have the same axis."""
 
     job_id: str
     x: list[float]
@@ -72,8 +72,8 @@ class JobComparison(Response):
     """Settings in which the jobs differ, by dotted name: model, method, files, recipe,
     hyperparameters, grader, seed."""
     automatic: dict[str, list[Any]]
-    """Values chosen for `"auto"`, by dotted name, if they differ between the jobs; null for a job
-    without a report."""
+    """Values that were chosen for `"auto"`, by dotted name. Only values that differ between the
+    jobs are listed. The value of a job without a report is null."""
     environment: dict[str, list[Any]] = Field(default_factory=dict)
     """Device, host and library versions (`versions.torch`) of the newest attempt, by dotted name,
     if they differ between the jobs; null for a job without a report."""

@@ -66,7 +66,7 @@ class CompletionChoice(Response):
     index: int
     """Number of the answer, from 0."""
     text: str
-    """Text of the answer, or the text to append."""
+    """Text of the answer; in a stream, the text to append."""
     finish_reason: FinishReason | None = None
     """Reason why the answer ended. `stop`: the model ended the answer, or a stop text occurred;
     `length`: the answer reached the maximum number of tokens."""
@@ -83,6 +83,6 @@ class Completion(Response):
     """Time of creation, Unix seconds."""
     model: str
     choices: list[CompletionChoice]
-    """The answers; empty in the event with `usage`."""
+    """The answers. In a stream, the event with `usage` has no answers."""
     usage: Usage | None = None
     """Token counts."""

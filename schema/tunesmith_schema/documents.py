@@ -1,8 +1,10 @@
-"""Stored documents of every release: recipes, hyperparameters, methods, spec.json, plan.json,
-manifests of resume points, run reports.
+"""Reading of stored documents, which older or newer releases may have written.
 
-The version of a document is in a column of its database row or in its field `document_version`.
-When a document is read, older forms are upgraded step by step, and unknown fields of another
+Documents are recipes, hyperparameters, methods, spec.json, plan.json, manifests of resume points,
+and run reports.
+
+The version of a document is in a column of its database row or in its field `document_version`. A
+document in an older form is upgraded step by step when it is read. Unknown fields of another
 release are ignored. A wrong value of a known field makes the document unreadable. These rules do
 not apply to requests. spec.json, which users also write, is upgraded and then validated as strictly
 as a request.
@@ -60,7 +62,8 @@ def upgraded_file(document: Json) -> Json:
 
 
 def read_file(model: type[M], content: bytes, *, strict: bool = False) -> M:
-    """Validate a JSON file whose field `document_version` has its version. Raises ValidationError.
+    """Read a JSON file and validate it. Its field `document_version` contains its version. Raises
+    ValidationError.
 
     `strict`: refuse unknown fields, as in a request."""
     with suppress(ValueError):  # not JSON: the validation reports the position

@@ -8,7 +8,7 @@ from .base import Response
 
 
 class ErrorCategory(StrEnum):
-    """Part of the system that must change to fix an error."""
+    """Category of an error. It says what must be changed to fix the error."""
 
     USER = "user"
     """The request or the recipe is wrong: change the request and send it again."""
@@ -96,7 +96,7 @@ class ErrorBody(Response):
     message: str
     """The problem, the value that caused it, and the remedy."""
     type: str
-    """OpenAI's coarse error type, for example `invalid_request_error`."""
+    """OpenAI's type of the error, for example `invalid_request_error`."""
     param: str | None = None
     """Dotted name of the request field that caused the error (`recipe.lora.r`)."""
     code: str | None = None

@@ -12,15 +12,15 @@ from pydantic import Field
 from .base import Response
 
 MAX_ANSWERS = 8
-"""Number of answers in an evaluation."""
+"""Maximum number of answers in an evaluation."""
 MAX_TEXT = 2000
 """Maximum characters of a prompt or an answer; the rest is left out."""
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
 job's result. `best` is the best checkpoint; it is compared only if it is not the result. `last` has
-the weights of the last step. `last` exists only with LoRA, and only if the result is not the last
-step. In an evaluation on demand, `model` and `against` are the models of the request."""
+the weights of the last step. `last` exists only with LoRA, and only if the result is from an
+earlier step. In an evaluation on demand, `model` and `against` are the models of the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""
@@ -35,8 +35,8 @@ class ModelScores(Response):
     step: int | None = None
     """Optimiser step of the weights; null for the base model."""
     loss: float | None = None
-    """Mean negative log-likelihood per answer token, in nats; null for reinforcement, or if not
-    finite."""
+    """Mean negative log-likelihood per answer token, in nats; null for reinforcement jobs, or if
+    the value is not finite."""
     perplexity: float | None = None
     """Perplexity: exp(`loss`)."""
     token_accuracy: float | None = None
@@ -48,7 +48,7 @@ class ModelScores(Response):
 
 
 class ModelComparison(Response):
-    """Difference of two models with its confidence interval."""
+    """Difference between the metrics of two models, with a confidence interval."""
 
     model: ModelName
     """Compared model."""
@@ -57,14 +57,14 @@ class ModelComparison(Response):
     metric: Literal["loss", "reward"]
     """Compared metric."""
     difference: float | None = None
-    """Advantage of `model`: its lower loss in nats per token, or its higher reward per answer. Null
-    if a loss is not finite."""
+    """Advantage of `model`: its lower loss in nats per token, or its higher reward per answer. The
+    difference is null if a loss is not finite."""
     low: float | None = None
     """Lower bound of the paired bootstrap confidence interval; null if there is no interval."""
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval, chosen so that all intervals of an evaluation together
+    """Confidence level of the interval. With this level, all intervals of an evaluation together
     contain the true differences with 99 % probability."""
     outcome: Outcome
     """Outcome of the comparison. `no_difference` means that the rows show no difference: the
@@ -102,8 +102,8 @@ class EvaluationSummary(Response):
     rows: int
     """Number of rows."""
     base: float | None = None
-    """Metric of the base model, or of `against` in an evaluation on demand; null if not measured or
-    not finite."""
+    """Metric of the base model, or of `against` in an evaluation on demand; null if the metric was
+    not measured or is not finite."""
     tuned: float | None = None
     """Metric of the tuned model, or of `model` in an evaluation on demand."""
 
@@ -131,7 +131,8 @@ class Evaluation(EvaluationSummary):
     seconds: float = 0.0
     """Duration of the evaluation in seconds."""
     job_share: float | None = None
-    """Duration of the evaluation, divided by the trainer's running time before the evaluation."""
+    """Duration of the evaluation, divided by the time that the trainer ran before the
+    evaluation."""
 
     def summary(self) -> EvaluationSummary:
         return EvaluationSummary.model_validate(

@@ -1,7 +1,7 @@
 """`/v1/evaluations`: evaluations on demand, and results of lm-eval.
 
-An evaluation on demand (`kind` is `data`) runs on a training worker between two jobs. Results of
-lm-eval (`kind` is `tasks`) are measured by the client through `/v1/completions` and stored here.
+An evaluation on demand (`kind` is `data`) runs on a training worker between two jobs. The client
+runs lm-eval, which uses `/v1/completions`, and sends its results (`kind` is `tasks`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class TaskResult(Request):
     task: _Name
     """Name of the task."""
     metrics: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)]
-    """Values by metric and filter, such as `acc,none`."""
+    """Values of the metrics. A name consists of a metric and a filter of lm-eval, such as
+    `acc,none`."""
     errors: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)] = Field(default_factory=dict)
     """Standard errors of the values, with the same keys."""
     samples: int | None = Field(default=None, ge=0, le=MAX_COUNT)
@@ -60,7 +61,7 @@ class TaskResults(Request):
     """Results of lm-eval for one model."""
 
     harness: Annotated[Text, Field(max_length=64)]
-    """Name and version of the harness, such as `lm-eval 0.4.13`."""
+    """Name and version of the evaluation program, such as `lm-eval 0.4.13`."""
     tasks: Annotated[list[TaskResult], Field(min_length=1, max_length=MAX_TASKS)]
     """Result of each task."""
     limit: int | None = Field(default=None, ge=1, le=MAX_COUNT)
@@ -118,7 +119,7 @@ class RequestedEvaluation(Response):
     model: str
     """Evaluated model."""
     against: str | None = None
-    """Model that the evaluated model is compared with."""
+    """Model with which the evaluated model is compared."""
     file: str | None = None
     """Id of the data file."""
     filename: str | None = None
@@ -184,7 +185,7 @@ class EvaluationClaim(Response):
 
 
 class EvaluationLease(Request):
-    """Worker and claim that hold an evaluation."""
+    """Request of a worker to extend its lease of an evaluation."""
 
     worker_id: Annotated[Text, Field(min_length=1, max_length=128)]
     fence: int = Field(ge=1, le=MAX_STEP)

@@ -57,7 +57,8 @@ class Event(Response):
     kind: EventKind | str = Field(default=EventKind.MESSAGE, union_mode="left_to_right")
     """Kind of the event; a newer server may send a kind that is not in `EventKind`."""
     seq: int
-    """Number of the event within its job, from 1 without gaps; also the SSE id."""
+    """Number of the event within its job, from 1 without gaps. In an event stream (SSE), it is the
+    event's id."""
     job_id: str = ""
     """Id of the job; empty from older servers."""
 
@@ -70,30 +71,35 @@ class MetricPoint(Response):
     object: Literal["fine_tuning.job.metrics"] = "fine_tuning.job.metrics"
     step: int
     values: dict[str, float | None]
-    """Metrics by name; null means NaN. A step has `train_loss` and, after an evaluation,
-    `valid_loss` (nats per token), `train_mean_token_accuracy`, `learning_rate`,
-    `embedding_learning_rate` if different, `grad_norm`, `epoch`, `tokens_per_second` (input tokens)
-    and `trained_tokens`. About once a second, a step also has `step_seconds`,
-    `data_wait_share` (share of the time outside evaluations and checkpoints) and `padding_share`
-    (share of the batch positions), as means since the previous report of these metrics.
-    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
-    `memory_allocated`, `memory_reserved` and `memory_pinned`. Full tuning in bf16 adds
-    `updates_lost_fraction`, the share of weights whose update was rounded away.
+    """Metrics by name; null means NaN.
 
-    A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token),
-    `clip_ratio` and, with several graders, `score_<grader>`. After an evaluation, the step also has
-    `valid_reward`. `frac_reward_zero_std` is the share of groups with equal rewards, among groups
-    with rewards. `ungraded_share` is the share of completions without a reward, and
-    `truncated_share` is the share cut at the length limit. `completion_length` (mean) and
-    `completion_length_max` are in tokens. `rollout_gap` is the mean absolute difference of a
-    token's log-prob between generation and training. With `recipe.rollout.importance_sampling`,
-    `importance_ratio` (mean) and `importance_ratio_max` are probability ratios, and
-    `importance_masked_share` is the share of ratios above the limit. About once a second, a
-    reinforcement step also has shares of the time outside evaluations and checkpoints:
-    `sync_share`, `generate_share`, `grade_share`, `log_probs_share`, `forward_share` and
-    `backward_share`. `idle_share` is the share of time without generation, weight sync or training,
-    for example while the trainer waits for graders. `generated_tokens_per_second`, also sent about
-    once a second, covers only the generation time.
+    Each step has `train_loss`, `train_mean_token_accuracy`, `learning_rate`, `grad_norm`, `epoch`,
+    `tokens_per_second` (input tokens) and `trained_tokens`. A step has `embedding_learning_rate` if
+    it differs from `learning_rate`. After an evaluation, a step also has `valid_loss`. Losses are
+    in nats per token. Full tuning in bf16 adds `updates_lost_fraction`, the share of weights whose
+    update was rounded away.
+
+    About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`. Each
+    of these values is the mean since it was last reported. `data_wait_share` is a share of the time
+    without evaluations and checkpoints. `padding_share` is a share of the batch positions. About
+    once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
+    `memory_allocated`, `memory_reserved` and `memory_pinned`.
+
+    A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token) and
+    `clip_ratio`. With several graders, a step has `score_<grader>` for each grader. After an
+    evaluation, a step has `valid_reward`. `frac_reward_zero_std` is the share of groups with equal
+    rewards, among groups with rewards. `ungraded_share` is the share of completions without a
+    reward. `truncated_share` is the share of completions that were cut at the length limit.
+    `completion_length` (mean) and `completion_length_max` are in tokens. `rollout_gap` is the mean
+    absolute difference of a token's log-prob between generation and training.
+
+    With `recipe.rollout.importance_sampling`, a step has `importance_ratio` (mean) and
+    `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
+    once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
+    `log_probs_share`, `forward_share` and `backward_share`. These are shares of the time without
+    evaluations and checkpoints. `idle_share` is the share of time without generation, weight sync
+    or training, for example while the trainer waits for graders. `generated_tokens_per_second`
+    covers only the time of generation.
     """
 
 

@@ -145,7 +145,7 @@ class FileObject(Response):
 
 
 MAX_ROWS_PAGE = 100
-"""Maximum page size of a file's rows."""
+"""Maximum number of rows in one page of a file's rows."""
 
 
 class DataRow(Response):

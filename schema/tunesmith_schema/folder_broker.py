@@ -2,8 +2,8 @@
 
 The library kombu creates a message file and then writes it, so another process can receive the file
 while it is empty. `json.loads` then raises an error, which ends a Celery worker. This transport
-writes a temporary file and renames it. The library loads the class by name; no other module imports
-it.
+writes a temporary file and renames it. kombu loads the transport class by its name, so no module
+imports this class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Untyped = Any  # Any: kombu is not typed
 
 class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu is untyped
     def _put(self, queue: str, payload: Untyped, **_: Untyped) -> None:
-        """Add a message to a queue. File names sort by time, as in kombu."""
+        """Add a message to a queue. The file name begins with the time, which gives the order of
+        messages."""
         name = f"{round(monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         _write(Path(self.data_folder_out) / name, dumps(payload))
 

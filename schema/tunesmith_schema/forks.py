@@ -43,7 +43,8 @@ class JobFork(Request):
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Random seed; the default is the original job's seed."""
     metadata: Metadata | None = None
-    """Metadata with the limits of a create request; the default is the original job's metadata."""
+    """New metadata, with the same limits as in a create request; the default is the original job's
+    metadata."""
 
     @model_validator(mode="after")
     def _one_place_to_start(self) -> Self:

@@ -141,7 +141,8 @@ class RegexGrader(Request):
     input: Template = OUTPUT
     """Text to search."""
     pattern: Pattern
-    """Regular expression of Python's `re`; `^` and `$` match at the ends of the text."""
+    """Regular expression of Python's `re`; `^` and `$` match at the start and at the end of the
+    text."""
     ignore_case: bool = False
     """Ignore case."""
 

@@ -17,8 +17,8 @@ from .methods import ReinforcementHyperparameters
 from .recipe import Recipe
 
 DOES_NOT_FIT = "recipe_does_not_fit"
-"""Pydantic error type of the checks in this module. The error's context holds the dotted name of
-the recipe field."""
+"""Pydantic error type of the checks in this module. The context of the error contains the dotted
+name of the recipe field."""
 
 Misfit = tuple[str, str]
 """Recipe field and error message."""

@@ -31,7 +31,8 @@ class JobValidation(Response):
     """Reasons why the inference server will not load the tuned model. The job can still be
     created."""
     problems: list[RequestProblem]
-    """All problems of fields, of the files and model that they name, and of limits.
+    """All problems of the request: wrong fields, files or a model that cannot be used, and exceeded
+    limits.
 
     Contradictions between fields are reported only when every field is valid.
     """

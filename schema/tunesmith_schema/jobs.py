@@ -24,7 +24,7 @@ class JobState(StrEnum):
     """State of a job; `wire_status` maps it to OpenAI's smaller set of values."""
 
     VALIDATING_FILES = "validating_files"
-    """A light worker validates the data set."""
+    """A worker of the queue `light` validates the data set."""
     QUEUED = "queued"
     """The job waits for a training worker."""
     RUNNING = "running"
@@ -145,7 +145,7 @@ class JobCreate(Request):
         return self
 
     def chosen_hyperparameters(self) -> Hyperparameters:
-        """Return the effective hyperparameters, from `method` or `hyperparameters`."""
+        """Return the hyperparameters that the job uses, from `method` or `hyperparameters`."""
         of_method = self.method and self.method.hyperparameters()
         chosen = of_method or self.hyperparameters or Hyperparameters()
         if self.method and self.method.type == "reinforcement":
@@ -179,7 +179,7 @@ class JobError(Response):
     param: str | None = None
     """Request field that caused the failure, for example `training_file`."""
     category: ErrorCategory | None = None
-    """Part of the system that must change to fix the error."""
+    """Category of the error. It says what must be changed to fix the error."""
     hint: str | None = None
     """Suggested next step."""
 
@@ -241,7 +241,7 @@ class Job(Response):
     validation_file: str | None = None
     """Id of the validation file, used to compute `valid_loss` or (reinforcement) `valid_reward`."""
     hyperparameters: Hyperparameters
-    """Effective OpenAI hyperparameters, from `method` or `hyperparameters`."""
+    """OpenAI hyperparameters that the job uses, from `method` or `hyperparameters`."""
     method: dict[str, Any] | None = None
     """Kind of training, its hyperparameters and the reinforcement grader, in OpenAI's current
     format."""

@@ -33,7 +33,7 @@ class SupervisedMethod(Request):
 
 
 class ReinforcementHyperparameters(Hyperparameters):
-    """OpenAI's hyperparameters of reinforcement tuning, where `batch_size` counts prompts."""
+    """OpenAI's hyperparameters of reinforcement tuning. `batch_size` is a number of prompts."""
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
     """Factor applied to the automatic number of completions per prompt.

@@ -20,7 +20,8 @@ def celery_broker(url: str) -> dict[str, Any]:  # Any: the settings are Celery's
     """Return Celery's broker settings for `TUNESMITH_BROKER_URL`.
 
     A `filesystem:///folder` broker is polled ten times per second. Other brokers have a connection
-    timeout of 2 s. A lost wake-up is harmless, because the job state is in the database.
+    timeout of 2 s. A message that is lost does no harm, because the states of jobs are in the
+    database.
     """
     if not url.startswith("filesystem://"):
         options = {"socket_connect_timeout": 2, "socket_timeout": 10}

@@ -30,7 +30,7 @@ ModuleNames = Annotated[
 ]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a Llama-like block, which LoRA adapts by default."""
+"""Linear layers of a Llama-like block. By default, LoRA adapts these layers."""
 
 
 class LoraRecipe(Request):

@@ -249,7 +249,7 @@ class BoundBy(StrEnum):
     DATA = "data"
     """Waiting for batches of data."""
     HOST = "host"
-    """Waiting of the GPU for the program on the host."""
+    """The GPU waits for the program on the host."""
     DEVICE_COMPUTE = "device_compute"
     """Forward, backward, optimiser and reference model computation on the device."""
     MEMORY = "memory"

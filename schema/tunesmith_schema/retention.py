@@ -24,8 +24,9 @@ def resume_points_to_keep(steps: Collection[int], keep_every: int | None) -> set
 
 
 def selection_loss(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the value that ranks checkpoints, lower is better: `valid_loss` or the negative
-    `valid_reward`. Returns None if neither metric was measured."""
+    """Return the value that ranks checkpoints: `valid_loss` or the negative `valid_reward`.
+
+    Lower values are better. The result is None if neither metric was measured."""
     reward = metrics.get("valid_reward")
     return metrics.get("valid_loss") if reward is None else -reward
 
