@@ -12,7 +12,8 @@ Prints one JSON line:
 `stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
     another user sends prompts of 400 tokens.
 
-`--part training` measures a training job beside a busy chat instead (chat_training.py).
+With `--part training`, the benchmark measures how much chat slows down a training job
+(chat_training.py).
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Server:
     async def stream(
         self, prompt: list[int], new: int, count: Callable[[], None] = lambda: None
     ) -> list[float]:
-        """Return the times of the events of one streamed completion; the first entry is the time
-        of the request. `count`: called for each event."""
+        """Return the times of the events of one streamed completion; the first entry is the time of
+        the request. `count` is called for each event."""
         reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
         body = json.dumps(
             {

@@ -2,8 +2,8 @@
 
 All processes share two cores, as in a small deployment. Eight clients stream completions without
 pause from the inference process, which has loaded the same model as the job. While the job trains,
-chat is stopped and continued every four seconds, so that other load on the machine affects both
-sides in the same way.
+chat runs for four seconds and stops for four seconds in turn. Other load on the machine thus
+affects the steps with chat and the steps without chat in the same way.
 
 `slowdown`: mean time of a training step while chat runs / while chat is stopped.
 `interval`: 90 % interval of the slowdown, from a bootstrap over pairs of adjacent windows.

@@ -4,7 +4,7 @@
 
 MODEL is a small model (tiny-math). The second model is a Llama of 12.4 million random parameters
 with MODEL's tokenizer. Each model trains on ROWS once with LoRA and once with full tuning, for
-`--seconds` each. Each training run has its own process. Both shares must be at most 1 %.
+`--seconds` each. Each training run has its own process. `wall` and `cpu` must be at most 1 %.
 
 `wall`: Share of the run's time that training spends waiting for resume points.
 `cpu`: Share of the run's CPU-seconds spent on resume points, including the writing thread.

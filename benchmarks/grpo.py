@@ -18,8 +18,8 @@ samples. Prints one JSON line:
 
 The first step's results are printed but not counted. In bf16, stock TRL runs once with bf16 weights
 and once with autocast; the result of a round is the faster run. `--ragged` forces completions of 16
-to 128 tokens (log-uniform) on both sides. `--their-allocator` sets our malloc options for stock TRL
-as well.
+to 128 tokens (log-uniform) on both sides. Our side sets options of glibc's malloc;
+`--their-allocator` sets the same options for stock TRL.
 """
 
 from __future__ import annotations

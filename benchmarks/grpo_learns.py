@@ -4,17 +4,19 @@ Starts a service and runs a reinforcement job through its API. The job trains ti
 ../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
 problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
-with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates:
-`--trainer-python` names a Python interpreter with vLLM installed, or `--rollout-url` the URL of a
-server with tiny-math-flat (docs/how-to/vllm.md). Prints one JSON line:
+with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates the completions.
+This needs `--trainer-python` (a Python interpreter with vLLM) or `--rollout-url` (the URL of a vLLM
+server with tiny-math-flat; see docs/how-to/vllm.md). Prints one JSON line:
 
 `before`, `after`: pass@1 on `heldout`, with 8 completions per row at temperature 1; `after` has one
     value per seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.
 `wall_seconds`: Seconds from the creation of the job to its end.
-`cpu_seconds`: CPU-seconds of the installation: its start, API, broker, workers and trainer.
+`cpu_seconds`: CPU-seconds of all processes of the installation, including its start: API, broker,
+    workers and trainer.
 `stock_last`: Mean reward of stock TRL's last 10 steps.
-`difference`: Mean reward of our last 10 steps minus stock TRL's, mean over the seeds.
+`difference`: Mean reward of our last 10 steps minus mean reward of stock TRL's last 10 steps,
+    averaged over the seeds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compare loss and gradients of both sides of grpo.py on the same ragged completions. Prints one
 JSON line.
 
-Both sides have the same weights and the same nonzero adapter. Our side computes a group's prompt
-once, in training and in this comparison; stock TRL runs its own code.
+Both sides have the same weights and the same nonzero adapter. Our side computes the prompt of a
+group only once, as in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Untyped = Any  # Any: transformers, PEFT and TRL are not typed
 
 
 def compare(task: Task, folder: Path) -> NoReturn:
-    """Print `difference` and exit before the first step."""
+    """Print the result of `difference`, and exit before the first step."""
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
         print(json.dumps(difference(task, prepare(context, loaded).trainer, folder)))

@@ -132,7 +132,7 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """Train our side. Return the meter of our side, and the memory before training in MiB."""
+    """Train our side. Return the side's `Meter`, and the memory before training in MiB."""
     prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
@@ -155,8 +155,9 @@ def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
     """Train with the code of `tunesmith run`. `prepared` replaces the trainer's
-    `prepare_reinforcement`; the first argument of `prepared` is the replaced function with forced
-    completion lengths. Raises RuntimeError if the run fails."""
+    `prepare_reinforcement`. The first argument of `prepared` is a function that calls the original
+    `prepare_reinforcement` and forces the completion lengths. Raises RuntimeError if the run
+    fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory
     from tunesmith_worker.trainer import assemble_grpo as reinforcement
     from tunesmith_worker.trainer import run

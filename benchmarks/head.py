@@ -4,9 +4,9 @@
 
 Times the forward and backward pass of a mean cross entropy. Backward computes gradients of the
 hidden states and, with --trainable-head, of the head. All sides run alternately in one process; the
-best of --repeats rounds counts. On a CPU, times are CPU-seconds of one thread; on a GPU, they are
-seconds between two synchronizations. A separate process for each side measures the peak memory
-minus the memory of the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and
+result is the best of --repeats rounds. On a CPU, times are CPU-seconds of one thread; on a GPU,
+they are seconds between two synchronizations. A separate process for each side measures the peak
+memory minus the memory of the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and
 `trl_metrics` also compute entropy and top-1. Prints one JSON line with the environment variables of
 the allocator.
 """

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
 
-All sides run alternately in one process; the best of --repeats counts. On a CPU, times are
-CPU-seconds; on a GPU, they are seconds between two CUDA events. `gb_per_s` is the minimum traffic
-divided by the time. Liger needs a GPU; if Liger cannot run, its results are null and `reason`
-explains why. Prints one JSON line with the environment variables of the allocator.
+All sides run alternately in one process; the result is the best of --repeats rounds. On a CPU,
+times are CPU-seconds; on a GPU, they are seconds between two CUDA events. `gb_per_s` is the minimum
+traffic divided by the time. Liger needs a GPU; if Liger cannot run, its results are null and
+`reason` explains why. Prints one JSON line with the environment variables of the allocator.
 """
 
 from __future__ import annotations

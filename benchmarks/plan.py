@@ -7,12 +7,13 @@ million parameters (sft_side.py) trains two steps with our trainer and AdamW. Tw
 `tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
     allocation of a whole run.
 `rss`: Weights plus the growth of resident memory (VmHWM) during training. `rss` comes from a
-    separate run without the profiler, and is compared with the prediction of the separate run.
+    separate run without the profiler, and is compared with the prediction of that run.
 
-`predicted` is the planner's closed-form prediction. Every run measures a trial pass before
-training. `corrected` is the prediction after a correction by this measurement. The trial pass also
-measures the allocator's memory beyond tensors, which is part of `rss`. The prediction must be
-within 10 % of `tensors` and within 20 % of `rss`. `--write` writes benchmarks/results/plan.json.
+`predicted` is the planner's closed-form prediction. Before training, every run measures the memory
+of a trial pass. This measurement corrects the prediction; `corrected` is the corrected prediction.
+The trial pass also measures the allocator's memory beyond tensors, which is part of `rss`. The
+prediction must be within 10 % of `tensors` and within 20 % of `rss`. `--write` writes
+benchmarks/results/plan.json.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def main() -> int:
         "--against",
         choices=["generate", "generate-merged"],
         default="generate",
-        help="generate-merged merges the adapter before a rollout and unmerges it after",
+        help="generate-merged merges the adapter before a rollout and removes it after the rollout",
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
     parser.add_argument("--their-allocator", action="store_true")

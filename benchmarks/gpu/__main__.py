@@ -55,8 +55,8 @@ def main() -> int:
 
 
 def has_card() -> bool:
-    """Return True if this machine seems to have an NVIDIA GPU. Whether the GPU works is checked
-    later with torch."""
+    """Return True if this machine seems to have an NVIDIA GPU. A later check with torch shows
+    whether the GPU works."""
     return shutil.which("nvidia-smi") is not None or any(Path("/dev").glob("nvidia*"))
 
 

@@ -2,8 +2,8 @@
 
 Each call is the forward and backward pass of one row of 4,096 tokens in bf16. `ours` is
 segment_attention on one tensor that contains q, k and v; its time includes RoPE. All entries except
-`ours` are backends of torch's scaled_dot_product_attention. These backends receive rotated q and k,
-in torch's layout.
+`ours` are backends of torch's scaled_dot_product_attention. The backends receive q and k after
+RoPE, in torch's layout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Part `correctness`: accuracy of our kernels on real shapes, and the tests that need a GPU.
 
-`SHAPE/OPERATION`: Outputs and gradients. In fp32, a kernel's relative RMS error against eager torch
-    in float64 must be at most 1e-5. In bf16, a kernel's error against eager torch in fp32 must be
-    at most 1.5 times the error of eager bf16.
+`SHAPE/OPERATION`: Errors of outputs and gradients. In fp32, a kernel's relative RMS error against
+    eager torch in float64 must be at most 1e-5. In bf16, a kernel's error against eager torch in
+    fp32 must be at most 1.5 times the error of eager bf16.
 `gpu_tests`: Numbers of passed, failed and skipped tests with the marker `gpu`.
 """
 

@@ -2,8 +2,8 @@
 
 The stock model is an unpatched transformers model with PEFT's LoRA and TRL's loss head. In fp32
 without TF32, each gradient may differ from the stock model's by a relative RMS of at most 1e-5. In
-bf16 with PEFT's fp32 adapters, errors are measured against fp32 and pooled over layers. For each
-kind of tensor, our error must be at most 1.5 times the error of the stock model.
+bf16 with PEFT's fp32 adapters, errors are differences from the results in fp32. For each kind of
+tensor, our error over all layers must be at most 1.5 times the error of the stock model.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"(sliding_window|attention_window|window_size|attention_chunk_size)", 16),
     (r"(ssm_state_size|state_size|mamba_d_state|mamba_n_groups)", 4),
 )
-"""Pairs of a regular expression for a field's name, and the field's largest value."""
+"""Pairs of a regular expression and a number. A small model's field whose name matches the
+expression has at most this value."""
 
 _OFF = r".*(dropout|_pdrop|drop_rate|pdrop|layerdrop|jitter.*).*"
 """Fields that make training random; all are 0, so that losses are comparable."""
@@ -52,7 +53,7 @@ def architectures() -> dict[str, str]:
 
 
 def small_config(model_type: str, vocabulary: int) -> Untyped:
-    """Return a small configuration. Errors of the configuration's class propagate."""
+    """Return a small configuration. The configuration's class may raise errors."""
     kind = CONFIG_MAPPING[model_type]
     return shrunk(kind(), vocabulary)
 

@@ -38,7 +38,7 @@ class Trained:
     patched: str
     """Summary of the patched modules."""
     own_logits: bool
-    """True if the loss uses the logits of the model's own forward."""
+    """True if the loss uses the logits of the model's own forward pass."""
     adapter: Path | None
     """Folder of the saved adapter; None with full tuning."""
     error: Untyped = None

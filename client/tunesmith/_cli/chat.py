@@ -45,7 +45,9 @@ def chat(
         float | None,
         typer.Option(help="Sample from the most probable tokens, up to this total probability."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens of an answer.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
 ) -> None:
     """Chat with a model. Ctrl-C stops an answer; Ctrl-D or /quit ends the chat.

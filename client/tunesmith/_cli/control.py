@@ -1,4 +1,5 @@
-"""The commands `tunesmith jobs cancel|delete|pause|resume|stop|fork|retry`: one line each."""
+"""The commands `tunesmith jobs cancel|delete|pause|resume|stop|fork|retry`. Each command prints one
+line."""
 
 from __future__ import annotations
 

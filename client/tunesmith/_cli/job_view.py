@@ -187,7 +187,7 @@ def method_of(job: Job) -> str:
 
 
 def start_text(start: EstimatedStart | None) -> str | None:
-    """Return the expected start of a waiting job and its range, as text."""
+    """Return the expected, earliest and latest start of a waiting job, as text."""
     if start is None:
         return None
     seconds = [max(0, at - int(time.time())) for at in (start.at, start.earliest, start.latest)]

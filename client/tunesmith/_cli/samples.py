@@ -31,9 +31,15 @@ def samples(
     row: Annotated[
         int | None, typer.Option(min=1, help="Only completions of this row of the training file.")
     ] = None,
-    reward_below: Annotated[float | None, typer.Option(help="Only rewards below this.")] = None,
-    reward_above: Annotated[float | None, typer.Option(help="Only rewards above this.")] = None,
-    cut: Annotated[bool, typer.Option("--cut", help="Only completions that were cut.")] = False,
+    reward_below: Annotated[
+        float | None, typer.Option(help="Only completions with a lower reward.")
+    ] = None,
+    reward_above: Annotated[
+        float | None, typer.Option(help="Only completions with a higher reward.")
+    ] = None,
+    cut: Annotated[
+        bool, typer.Option("--cut", help="Only completions that reached the token limit.")
+    ] = False,
     ungraded: Annotated[
         bool, typer.Option("--ungraded", help="Only completions without a reward.")
     ] = False,

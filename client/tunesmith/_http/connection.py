@@ -206,6 +206,6 @@ def _reason(error: httpx.RequestError) -> str:
 
 
 def path_of(*parts: str) -> str:
-    """Return a path relative to the base URL. The parts are percent-encoded, because an id may
+    """Return a path relative to the base URL. `parts` are percent-encoded, because an id may
     contain a slash."""
     return "/".join(quote(part, safe="") for part in parts)

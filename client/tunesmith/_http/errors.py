@@ -155,7 +155,8 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def status_error(response: httpx.Response, base_url: str) -> APIStatusError:
-    """Return the error for a response that is not 2xx. The caller must have read the body."""
+    """Return the error for a response that is not 2xx. The caller must have read the response's
+    body."""
     status = response.status_code
     body: Any = None  # Any: a proxy may answer with anything
     try:

@@ -25,8 +25,8 @@ class Page(Generic[T]):
     data: list[T]
     has_more: bool
     last_id: str | None
-    """Cursor of the next page. Without a search, this is the id of the page's last item. With a
-    search, this is the id of the last item that the server searched."""
+    """Cursor of the next page. Without a search, the cursor is the id of the page's last item. With
+    a search, the cursor is the id of the last item that the server searched."""
     _fetch: Callable[[str], Page[T]] = field(repr=False)
 
     def __iter__(self) -> Iterator[T]:

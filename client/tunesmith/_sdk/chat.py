@@ -1,5 +1,5 @@
 """`client.chat.completions` and `client.completions`: answers of base models, tuned models and
-checkpoints, with the shapes of the `openai` package."""
+checkpoints, in the format of the `openai` package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _READ_TIMEOUT = 600.0
 
 
 class SamplingParameters(TypedDict, total=False):
-    """Optional parameters of both kinds of requests; docs/reference/api.md explains them."""
+    """Optional parameters of chat completions and text completions; docs/reference/api.md explains
+    each parameter."""
 
     n: int | None
     max_tokens: int | None

@@ -53,7 +53,7 @@ def run_harness(
             command += ["--include_path", str(include_path.resolve())]
         if limit is not None:
             command += ["--limit", str(limit)]
-        # lm-eval reads the key from the environment; other users can read command lines.
+        # Pass the key in the environment, because other users can read command lines.
         env = {**os.environ, "OPENAI_API_KEY": client.api_key}
         done = subprocess.run(command, env=env, stdout=sys.stderr, check=False)
         found = sorted(Path(folder).rglob("results_*.json"))

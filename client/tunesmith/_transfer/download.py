@@ -74,7 +74,7 @@ def fetch(http: Http, path: str, *, name: str, size: int, sha256: str | None, to
 
 
 def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError | None:
-    # Range counts uncompressed bytes.
+    # Without compression, the positions in the Range header are positions in the file.
     headers = {"Accept-Encoding": "identity"}
     if transfer.done:
         headers["Range"] = f"bytes={transfer.done}-"

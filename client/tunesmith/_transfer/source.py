@@ -21,8 +21,8 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class _OneShot:
-    """Stream without seek, such as a pipe. The class has only `read`: otherwise httpx would use the
-    size that fstat reports, which is 0 for a pipe."""
+    """Stream that cannot seek, such as a pipe. The class has no `fileno`, because httpx would use
+    the size from fstat, which is 0 for a pipe."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -75,11 +75,11 @@ class Source:
     """Path of the file if this module opened it; None for the caller's bytes or stream."""
 
     def size(self) -> int | None:
-        """Return the total number of bytes, or None for a stream without seek."""
+        """Return the total number of bytes, or None for a stream that cannot seek."""
         return None if isinstance(self.content, _OneShot) else self.content.seek(0, os.SEEK_END)
 
     def sha256(self) -> str | None:
-        """Return the hexadecimal sha256 of the content, or None for a stream without seek."""
+        """Return the hexadecimal sha256 of the content, or None for a stream that cannot seek."""
         if isinstance(self.content, _OneShot):
             return None
         digest = hashlib.sha256()
@@ -96,7 +96,8 @@ class Source:
         return cast(IO[bytes], Slice(self.content, 0, size, report))
 
     def can_repeat(self) -> bool:
-        """Return False if a part of a stream without seek has already been sent."""
+        """Return False if the source is a stream that cannot seek, and a part of the stream has
+        been sent."""
         return not (isinstance(self.content, _OneShot) and self.content.started)
 
 
