@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each case; the median counts"
+        "--repeats", type=int, default=3, help="runs of each case; the result is the median"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
 """Load tests of the service: `python -m benchmarks.service [--only PART ...]`.
 
-Starts the real processes in a temporary folder, on SQLite and the embedded broker, and runs the
-tests. Prints one JSON line; progress goes to standard error. docs/reference/benchmarks.md explains
-each result.
+Starts the processes of the service in a temporary folder, with SQLite and the embedded broker, and
+runs the tests. Prints one JSON line; progress goes to standard error. docs/reference/benchmarks.md
+explains each result.
 """
 
 from __future__ import annotations

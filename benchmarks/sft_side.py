@@ -125,7 +125,8 @@ class Clock(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
 
 
 def watch_memory() -> float:
-    """Reset the peak. Return the MiB in use: allocated on a GPU, otherwise resident."""
+    """Reset the peak. Return the used memory in MiB: allocated memory on a GPU, otherwise resident
+    memory."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**20

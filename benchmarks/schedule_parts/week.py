@@ -110,7 +110,7 @@ def _long(
         project=project,
         user=user,
         file=f"file-{project:02d}{kind}",
-        # Most jobs come in bursts at the start; the rest follow over the first half.
+        # Most jobs come in bursts at the start; the rest come during the first half of the week.
         arrives=chance.choice((0.0, 0.0, chance.uniform(0.0, 0.5))) * hours * HOUR
         + chance.uniform(0.0, 600.0),
         seconds=usual * chance.lognormvariate(0.0, 0.12),

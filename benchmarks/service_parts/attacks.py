@@ -135,7 +135,7 @@ def large_jobs(attack: Attack) -> dict[str, Any]:
 
 
 def heaviest_job(file_id: str) -> dict[str, Any]:  # Any: JSON
-    """Return a create request that is near every bound of a job."""
+    """Return a create request that is near every size limit of a job."""
     grader = {"type": "string_check", "operation": "eq", "reference": "{{item.answer}}"}
     names = [f"g{number}" for number in range(32)]
     named = {name: {**grader, "input": "{{sample.output_text}}" + "x" * 7_800} for name in names}

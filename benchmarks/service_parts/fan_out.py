@@ -17,7 +17,7 @@ from .watchers import SENT, watch
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure 500 watchers at 10 events/s for 30 s. 50 of them reconnect."""
+    """Measure 500 watchers at 10 events a second for 30 s; 50 of the watchers reconnect."""
     with installation(folder) as service:
         return measure_on(
             service, watchers=500, reconnecting=50, events_per_second=10, seconds=30, join_seconds=8
@@ -35,7 +35,8 @@ def measure_on(
 ) -> dict[str, Any]:
     """Count events and measure the delay from sending a report to delivering its events.
 
-    Watchers have `join_seconds` to connect; they receive earlier events as backlog.
+    The report starts `join_seconds` after the watchers. A late watcher also receives the events
+    from before its connection.
     """
     with service.worker() as worker:
         service.new_job(service.new_file())

@@ -81,8 +81,8 @@ def _wait_for_warm_trainer(data_dir: Path) -> None:
 
 
 def warm_trainers(data_dir: Path) -> list[int]:
-    """Return the pids of trainers that wait for a run. Their working directory is `data_dir`; the
-    working directory of a trainer with a run is the run directory."""
+    """Return the pids of trainers that wait for a run. The working directory of a waiting trainer
+    is `data_dir`; the working directory of a trainer with a run is the run directory."""
     pids = []
     for process in Path("/proc").iterdir():
         try:

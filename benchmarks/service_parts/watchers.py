@@ -50,7 +50,8 @@ def watch(
     """Run until all `watchers` have received the event that ends the job.
 
     The first `reconnecting` watchers reconnect once. Watcher n closes its connection after event
-    `leave_after` + n. Its next request has the number of this event in the header Last-Event-ID.
+    `leave_after` + n. The next request of watcher n has the number of this event in the header
+    Last-Event-ID.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

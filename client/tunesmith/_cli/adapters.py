@@ -115,6 +115,7 @@ def verify(
 ) -> None:
     """Load a downloaded adapter with plain PEFT and compare it with the trained model.
 
-    Exit status 1: the files are not the trained model; 2: the files cannot be compared."""
+    The exit status is 1 if the files are not the trained model, and 2 if the files cannot be
+    compared."""
     options = ["--base", base] if base is not None else []
     verify_adapter([str(folder), *options, *(["--json"] if as_json else [])])

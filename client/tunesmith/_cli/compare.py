@@ -42,7 +42,7 @@ def compare(
     png: PngFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Compare jobs: results and evaluations, what differs, and curves."""
+    """Compare the results, evaluations, settings and curves of jobs."""
     if not 2 <= len(job_ids) <= MAX_JOBS:
         raise typer.BadParameter(
             f"got {len(job_ids)} job ids: name 2 to {MAX_JOBS}; `tunesmith jobs list` shows them"

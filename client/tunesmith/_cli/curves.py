@@ -15,7 +15,7 @@ COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "bright_red", "b
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A curve with its sign in the drawing."""
+    """A curve, and the character that draws the curve."""
 
     name: str
     sign: str

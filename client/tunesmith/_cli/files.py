@@ -66,7 +66,7 @@ def list_files(
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List files, newest first, and how many jobs and evaluations use each."""
+    """List files, newest first, with the number of jobs and evaluations that use each file."""
     with connected(ctx) as client:
         show_page(
             client.files.list(limit=limit, q=text, include="num_uses"),

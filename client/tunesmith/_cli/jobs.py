@@ -47,7 +47,7 @@ class EventLevel(StrEnum):
 
 
 SHORT_PHASE_SECONDS = 0.1
-"""Minimum seconds of a phase that the log shows."""
+"""The log shows phases that took at least this number of seconds."""
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="ftjob-...")]
 
@@ -86,7 +86,10 @@ def create(
         int, typer.Option(min=-100, max=100, help="Priority in the project; higher starts earlier.")
     ] = 0,
     interactive: Annotated[
-        bool, typer.Option("--interactive", help="Use the interactive lane (up to 10 minutes).")
+        bool,
+        typer.Option(
+            "--interactive", help="Use the interactive lane, for jobs of up to 10 minutes."
+        ),
     ] = False,
     label: Annotated[
         list[str] | None,
@@ -139,7 +142,7 @@ def create(
 @app.command("recipe-fields")
 def recipe_fields(
     ctx: typer.Context,
-    part: Annotated[str, typer.Argument(help="Only fields with this part in the name.")] = "",
+    part: Annotated[str, typer.Argument(help="Only fields with this text in their names.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the fields of the recipe, for --recipe: allowed values, default and meaning."""

@@ -25,7 +25,7 @@ def backoff(attempt: int) -> float:
 
 
 def retry_delay(response: httpx.Response, attempt: int) -> float | None:
-    """Return the seconds before the next try, or None if the response must not be retried."""
+    """Return the seconds before the next try, or None if the request must not be repeated."""
     if not _is_retryable(response):
         return None
     seconds = _retry_after(response.headers)

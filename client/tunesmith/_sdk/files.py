@@ -144,7 +144,7 @@ class Files:
         return self._http.get(File, path_of("files", file_id))
 
     def content(self, file_id: str) -> bytes:
-        """Return the whole content in memory. For large files, use `download`."""
+        """Return the whole content as bytes. For large files, use `download`."""
         return self._http.send("GET", path_of("files", file_id, "content")).content
 
     def download(self, file_id: str, path: str | os.PathLike[str]) -> Path:
@@ -177,9 +177,9 @@ class Files:
         after: str | None = None,
         limit: int | None = None,
     ) -> Page[DataRow]:
-        """List the rows of a JSONL file. `offset` skips lines; `q` selects rows that contain a
-        text. A page has at most 100 rows; iterating over a page also fetches the following pages. A
-        page may be empty although `has_more` is true."""
+        """List the rows of a JSONL file. `offset` is the number of lines to skip; `q` selects rows
+        that contain a text. A page has at most 100 rows; iterating over a page also fetches the
+        following pages. A page may be empty although `has_more` is true."""
         path = path_of("files", file_id, "rows")
 
         def fetch(cursor: str | None) -> wire.Page[DataRow]:

@@ -86,7 +86,8 @@ def _model_args(client: Client, model: str, folder: Path) -> str:
 
 
 def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  # Any: JSON
-    """Convert the results file of lm-eval. Groups of tasks count as tasks."""
+    """Convert the results file of lm-eval. The result of a group of tasks is read like the result
+    of a task."""
     shots, versions = document.get("n-shot", {}), document.get("versions", {})
     samples = document.get("n-samples", {})
     tasks = []

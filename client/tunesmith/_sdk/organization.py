@@ -165,7 +165,8 @@ class Projects:
         max_bytes: int | _Unset | None = UNSET,
         base_models: Sequence[str] | _Unset | None = UNSET,
     ) -> Project:
-        """Change a project. None removes a quota, or allows all base models."""
+        """Change a project. None as the quota removes the quota; None as the list of base models
+        allows all base models."""
         body: dict[str, Any] = _sent(name=name)  # Any: JSON
         if not isinstance(max_bytes, _Unset):
             body["max_bytes"] = max_bytes

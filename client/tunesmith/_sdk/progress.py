@@ -110,7 +110,8 @@ class ProgressView:
             self._draw()
 
     def show_connection(self, problem: TunesmithError | None) -> None:
-        """Show that the connection to the server is lost; with None, show that it is back."""
+        """Show that the connection to the server is lost; with None, show that the connection is
+        back."""
         with self._lock:
             if self._is_lost != (problem is not None):
                 self._is_lost = problem is not None

@@ -14,8 +14,8 @@ from tunesmith._transfer.source import Report, Slice, Source, open_source
 from tunesmith_schema import FileObject, Upload, UploadPart
 
 _COMPLETE_TIMEOUT = 600.0
-"""Timeout in seconds for the completion of an upload. The server copies the file before it
-answers."""
+"""Timeout in seconds for the completion of an upload. The server answers only after it has copied
+the file."""
 _PART_SIZE = 64 * 1024**2
 
 

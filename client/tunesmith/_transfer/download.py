@@ -92,7 +92,7 @@ def _receive(http: Http, path: str, transfer: _Transfer) -> httpx.RequestError |
 
 
 def _starts_at(response: httpx.Response, offset: int) -> bool:
-    """Return True if the server applied the Range header; servers may ignore it."""
+    """Return True if the server applied the Range header; a server may ignore the header."""
     content_range = response.headers.get("content-range", "")
     return response.status_code == 206 and content_range.startswith(f"bytes {offset}-")
 
