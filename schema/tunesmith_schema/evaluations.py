@@ -185,7 +185,7 @@ class EvaluationClaim(Response):
 
 
 class EvaluationLease(Request):
-    """Request of a worker to extend its lease of an evaluation."""
+    """Lease of an evaluation: the worker, and the number of its claim."""
 
     worker_id: Annotated[Text, Field(min_length=1, max_length=128)]
     fence: int = Field(ge=1, le=MAX_STEP)

@@ -26,7 +26,8 @@ Larger micro-batches are no faster on a CPU (docs/contributing/log).
 PADDED_TOKENS = 1024
 """Maximum tokens of a micro-batch for which padding is faster on a CPU."""
 EQUAL_TOKENS = 128
-"""Maximum tokens of a micro-batch of equally long rows for which padding beats packing on a CPU."""
+"""Maximum tokens of a micro-batch for which padding is faster than packing on a CPU, if all rows
+have the same length."""
 PADDED_WORK = 8e7
 """Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
 MOST_PADDING = 2.0

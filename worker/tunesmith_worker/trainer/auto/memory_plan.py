@@ -235,13 +235,15 @@ class MemoryPlan:
         return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
 
     def _ours_in(self, *, padded: bool) -> frozenset[str]:
-        """Return the names of our kernels for a batch; for a padded batch, only our loss head."""
+        """Return the names of our kernels that run on a batch. On a padded batch, only our loss
+        head runs."""
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:
         """Correct the estimate with the trial's measurement, and return the option to use.
 
-        A given `policy` is kept; without a policy, the corrected estimate chooses again."""
+        If `policy` is given, it is kept. Otherwise, the corrected estimate selects a policy
+        again."""
         probe, probed = self._probe()  # if memory runs out, this replaces self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)

@@ -42,7 +42,7 @@ class RenderedRow:
     """The row's examples: usually one; several if the template rewrites earlier turns; none if
     nothing can be trained."""
     is_chat: bool
-    """True if the chat template wrote the text, special tokens included."""
+    """True if the text, including its special tokens, comes from the chat template."""
     skipped_turns: int = 0
     """Number of assistant turns that are not trained, because their span is unknown."""
 
@@ -63,7 +63,7 @@ def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedR
 def render_prompt(tokenizer: Tokenizer, row: Row) -> tuple[str, bool]:
     """Return the text before the model's answer.
 
-    Also return True if the chat template wrote this text, special tokens included.
+    Also return True if this text, including its special tokens, comes from the chat template.
     """
     if row.messages is not None and tokenizer.chat_template is not None:
         return _Template(tokenizer, row).whole(len(row.messages), prompt=True), True

@@ -48,7 +48,7 @@ class Counts:
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     answers_cut: int = 0
-    """Cut examples in which the cut removed a part of an answer, so that its end has no label."""
+    """Cut examples in which the cut removed the end of an answer, so this end has no label."""
     answers_lost: int = 0
     """Cut examples that were dropped because the cut removed all tokens that carry loss."""
     examples: int = 0

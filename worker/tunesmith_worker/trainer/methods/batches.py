@@ -82,7 +82,8 @@ def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]
 def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
     """Spread the rows over the same number of bins with about equal tokens.
 
-    Returns the old bins unless the largest bin, which determines peak memory, becomes smaller."""
+    If the largest bin does not become smaller, return the old bins. The largest bin determines the
+    peak memory."""
     if len(bins) < 2:
         return bins
     balanced = _spread(lengths, len(bins))

@@ -26,8 +26,8 @@ class KeptRollouts:
         """Start a step and return its stored completions; the keys are completion indices.
 
         `count`: number of completions in the step. `partly`: True to reuse an incomplete set of
-        completions. Use it only if completions do not depend on the batch size, because the missing
-        completions come from a smaller batch."""
+        completions. Set `partly` only if completions do not depend on the batch size, because the
+        missing completions are generated in a smaller batch."""
         head = {"step": step, "made_for": self._made_for, "count": count}
         stored = self._read(head) if resumed else {}
         if len(stored) < count and not partly:

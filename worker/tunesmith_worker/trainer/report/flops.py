@@ -1,12 +1,11 @@
 """FLOPs that a model needs for training, and peak FLOP/s of GPUs.
 
 P is the number of weights in linear layers, with the head and without the embedding. P_lora is the
-number of adapter weights. FLOPs per input token:
-
-- Full tuning: 6 P. The forward pass needs 2 P, and the gradients of inputs and weights need 4 P.
-- LoRA: 4 P + 6 P_lora. Frozen weights need no gradients.
-- Attention: 3 x 2 L n d S with L layers, n heads of size d, and rows of S tokens. Due to the causal
-  mask, only half of the S^2 pairs of tokens are counted.
+number of adapter weights. In full tuning, an input token needs 6 P FLOPs: 2 P in the forward pass,
+and 4 P for the gradients of inputs and weights. With LoRA, an input token needs 4 P + 6 P_lora
+FLOPs, because frozen weights need no gradients. Attention adds 3 x 2 L n d S FLOPs per token, with
+L layers, n heads of size d, and rows of S tokens. Due to the causal mask, only half of the S^2
+pairs of tokens are counted.
 
 The formulas are from Kaplan et al. (https://arxiv.org/abs/2001.08361, section 2.1) and PaLM
 (https://arxiv.org/abs/2204.02311, appendix B). The FLOPs of recomputation and of padding are not
@@ -58,8 +57,8 @@ are not verified."""
 def peak_tflops(gpu: str) -> float | None:
     """Return the peak TFLOP/s of a GPU; None if the GPU is not in the table.
 
-    `gpu`: the driver's name of the GPU. If it contains several names of the table, the longest one
-    counts."""
+    `gpu`: the driver's name of the GPU. If this name contains several names of the table, the
+    longest of them is used."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
         return None  # these variants are slower than the card without the suffix
@@ -83,7 +82,7 @@ class FlopsShape:
     """Attention window of each layer in tokens; None for full attention."""
 
     def flops(self, tokens: int, pairs: float) -> float:
-        """Return the FLOPs of a training step; `pairs`: see `BatchCounts`."""
+        """Return the FLOPs of training on these tokens. `pairs`: value of `BatchCounts.pairs`."""
         weights = 6 * self.base if self.full else 4 * self.base + 6 * self.adapter
         return float(weights) * tokens + 6.0 * self.heads_x_size * pairs
 

@@ -100,8 +100,8 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return mean values since the last call that returned any; {} if that call was less than
-        `LIVE_SECONDS` ago.
+        """Return mean values since the last call that returned values. If that call was less than
+        `LIVE_SECONDS` ago, return {}.
         """
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}

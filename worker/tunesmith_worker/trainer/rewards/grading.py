@@ -133,7 +133,7 @@ class Grading:
         return Round(self, prompts, trainer_state, trains=trains)
 
     def grade_again(self, prompt: Prompt, sample: CompletionText) -> Graded | None:
-        """Grade one completion again with the job's grader; None if the run has no grader.
+        """Return a second grade of a completion by the job's grader; None if the run has no grader.
 
         The grade is not used for training.
         """

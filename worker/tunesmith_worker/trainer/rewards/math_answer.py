@@ -15,7 +15,8 @@ AnswerFormat = Literal["any", "hashes", "boxed"]
 _LOOKED_AT = 10_000
 """Number of final characters in which to search for the last number."""
 _MARKS = 50
-"""Maximum number of `####` marks or boxed answers to try. The last one is tried first."""
+"""Maximum number of `####` marks or boxed answers to try. The search begins at the end of the
+text."""
 _LONGEST = 400
 """Maximum characters of an answer in a box, or of a number."""
 

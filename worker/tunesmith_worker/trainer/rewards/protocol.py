@@ -53,7 +53,7 @@ class Graded:
 
 
 class GraderError(Exception):
-    """The grader or the row is faulty, so that the completion cannot be scored."""
+    """The completion cannot be scored, because the grader or the row is faulty."""
 
 
 class NoSuchOutput(Exception):

@@ -24,9 +24,9 @@ from .similarity import metric
 from .templates import GraderInput, read_json, renderer
 
 Scorer = Callable[[GraderInput], float]
-"""Function that returns a completion's score. It raises NoSuchOutput if the completion lacks a
-value that the grader reads; the score is then 0. It raises GraderError if no score can be
-computed."""
+"""Function that returns a completion's score. The function raises NoSuchOutput if the completion
+lacks a value that the grader reads; the score is then 0. The function raises GraderError if no
+score can be computed."""
 PATTERN_SECONDS = 1.0
 """Time limit in seconds for one regular expression on one completion."""
 

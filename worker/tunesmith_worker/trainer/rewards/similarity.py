@@ -30,7 +30,9 @@ class _NoSynonyms:
 
 
 def metric(name: str) -> Metric:
-    """Return the similarity function of an `evaluation_metric`: (candidate, reference) -> 0 to 1.
+    """Return the similarity function of an `evaluation_metric`.
+
+    The function takes the candidate and the reference, and returns a number from 0 to 1.
 
     If neither text has words, the similarity is 1. If only one text has words, the similarity is 0.
     """
@@ -67,8 +69,8 @@ def cosine(candidate: str, reference: str) -> float:
 def bleu(candidate: str, reference: str) -> float:
     """Return the sentence BLEU score of a candidate.
 
-    n-grams have up to four tokens; if a text has fewer tokens, n-grams have at most as many tokens
-    as the text. n-grams without a match are smoothed by Chen and Cherry's third method.
+    The n-grams have up to four tokens, but not more tokens than the shorter text. An n-gram length
+    without any match is smoothed by Chen and Cherry's third method.
     """
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
@@ -102,13 +104,13 @@ def meteor(candidate: str, reference: str) -> float:
 
 
 def rouge_n(candidate: str, reference: str, *, order: int) -> float:
-    """Return the F1 of shared word n-grams."""
+    """Return the F1 score of the word n-grams that both texts share."""
     ours, theirs = (_ngrams(_words(text), order) for text in (candidate, reference))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def rouge_l(candidate: str, reference: str) -> float:
-    """Return the F1 of the longest common subsequence of words."""
+    """Return the F1 score of the longest common subsequence of words."""
     ours, theirs = _words(candidate), _words(reference)
     return _f1(LCSseq.similarity(ours, theirs), len(ours), len(theirs))
 

@@ -127,7 +127,8 @@ def check_units(
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If the
     module has no gradient in any layer, the rows may be too short: queries and keys get no gradient
-    from rows of two tokens. This case gives only a warning, and not before the second check.
+    from rows of two tokens. A module without a gradient in any layer gives only a warning, from the
+    second check on.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]
@@ -162,8 +163,8 @@ def used_row_gradients(
     gradient element.
 
     Rows are given as token ids; the largest elements are a tensor [k] on the device. `predicting`:
-    ids of tokens that predict a labelled token. Only the rows of these tokens are returned, because
-    each of these rows must have a gradient.
+    ids of tokens that predict a labelled token. Only the rows of `predicting` are returned, because
+    each of them must have a gradient.
     """
     used = set(predicting.tolist())
     gradients = {}

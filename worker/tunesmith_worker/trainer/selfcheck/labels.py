@@ -25,7 +25,7 @@ TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
 """Number of rows to read from the start of the file, in search of the rows of the first examples.
-The number of dropped rows is added."""
+The number of dropped rows is added to this number."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7
@@ -145,7 +145,7 @@ def check_answers(context: SupervisedContext) -> Outcome:
 
 
 def check_end_token(context: SupervisedContext) -> Outcome:
-    """Check `end_token`: if rows end in an end-of-generation token, that token is a label."""
+    """Check `end_token`: if rows end in an end-of-generation token, this token must be a label."""
     ends = _end_tokens(context)
     masked = learned = 0
     for ids, labels in _sample(context):

@@ -172,7 +172,7 @@ def stock_modules(patched: Patched | None) -> Iterator[None]:
 
 @contextmanager
 def patched_modules(patched: Patched) -> Iterator[None]:
-    """Run the `with` block with our kernels on the changed model, inside `stock_modules`."""
+    """Run the `with` block with our kernels. Use this block inside a `stock_modules` block."""
     patched.redo()
     try:
         yield

@@ -51,7 +51,7 @@ FACTOR = 2.0
 batch (docs/contributing/log)."""
 FLOOR = 1e-2
 """Minimum of the stock model's 16-bit gradient error. A smaller measured error is replaced by this
-value, because it may be small by chance."""
+value, because the measured error may be small by chance."""
 
 _PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."

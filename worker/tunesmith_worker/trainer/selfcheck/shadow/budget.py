@@ -55,8 +55,8 @@ class TimeLimit:
 
 
 def share_of_step(context: SupervisedContext | ReinforcementContext) -> float:
-    """Return the share of a step that may be compared. The comparison may take the share SHARE of
-    the run's remaining time."""
+    """Return the share of a step that may be compared. The comparison may take at most SHARE of the
+    run's remaining time."""
     steps: int = context.train_plan.total_steps - context.trainer.state.global_step
     return SHARE * steps / COST
 

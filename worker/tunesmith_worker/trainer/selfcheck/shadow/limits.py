@@ -1,4 +1,5 @@
-"""Tolerances of the comparison with plain torch, and models that it does not support."""
+"""Tolerances of the comparison with plain torch, and models that this comparison does not
+support."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Before the first update, the policy equals the sampling policy, so all ratios are 1 and no token is
 clipped. Sources: GRPO (https://arxiv.org/abs/2402.03300), DAPO (https://arxiv.org/abs/2503.14476),
-Dr. GRPO (https://arxiv.org/abs/2503.20783), CISPO (https://arxiv.org/abs/2506.13585).
+`dr_grpo` (https://arxiv.org/abs/2503.20783), CISPO (https://arxiv.org/abs/2506.13585).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PolicyLoss:
     """Log-probs [tokens] of the reference model for each completion; empty if beta is 0."""
 
     def __call__(self, row: int, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return completion `row`'s part of the loss. `log_probs`: fp32 [tokens], with gradient."""
+        """Return the part of the loss that comes from the completion `row`. `log_probs`: fp32
+        [tokens], with gradient."""
         plan = self.plan
         ratio = (log_probs - log_probs.detach()).exp()
         if plan.importance_sampling_level == "sequence":
