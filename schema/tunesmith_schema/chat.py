@@ -98,7 +98,7 @@ class ResponseFormat(Request):
     """Form of the answers: any text, any JSON object, or JSON that fulfils `json_schema`."""
     json_schema: NamedSchema | None = None
     """JSON Schema of the answers, with a name. Answers fulfil this schema, even without `strict`.
-    An answer that is cut off may not fulfil it."""
+    An answer that is cut off may not fulfil the schema."""
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:

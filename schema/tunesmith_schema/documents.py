@@ -62,8 +62,8 @@ def upgraded_file(document: Json) -> Json:
 
 
 def read_file(model: type[M], content: bytes, *, strict: bool = False) -> M:
-    """Read a JSON file and validate it. Its field `document_version` contains its version. Raises
-    ValidationError.
+    """Read a JSON file and validate it. The field `document_version` contains the version of the
+    document. Raises ValidationError.
 
     `strict`: refuse unknown fields, as in a request."""
     with suppress(ValueError):  # not JSON: the validation reports the position

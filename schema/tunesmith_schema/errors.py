@@ -8,7 +8,7 @@ from .base import Response
 
 
 class ErrorCategory(StrEnum):
-    """Category of an error. It says what must be changed to fix the error."""
+    """Category of an error: what must be changed to fix the error."""
 
     USER = "user"
     """The request or the recipe is wrong: change the request and send it again."""

@@ -57,8 +57,8 @@ class ModelComparison(Response):
     metric: Literal["loss", "reward"]
     """Compared metric."""
     difference: float | None = None
-    """Advantage of `model`: its lower loss in nats per token, or its higher reward per answer. The
-    difference is null if a loss is not finite."""
+    """Advantage of `model`: decrease of the loss in nats per token, or increase of the reward per
+    answer. The difference is null if a loss is not finite."""
     low: float | None = None
     """Lower bound of the paired bootstrap confidence interval; null if there is no interval."""
     high: float | None = None

@@ -60,8 +60,8 @@ class RowProblem(Response):
     """A row that cannot be used for training, with the reason."""
 
     row: int
-    """Row number, from 1. In JSONL, it is the number of the line; in other formats, it is the
-    number of the record."""
+    """Row number, from 1. In JSONL, the row number is the line number; in other formats, it is the
+    record number."""
     message: Annotated[str, AfterValidator(lambda text: text[:MAX_PROBLEM])]
     """Reason why the row cannot be used, cut after `MAX_PROBLEM` characters."""
 
@@ -100,8 +100,8 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of all rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. The problems are those of supervised
-    training. If only reinforcement can use some rows, they are those of reinforcement."""
+    """First bad rows of a file that no method can use. The rows are checked for supervised
+    training. If only reinforcement can use some rows, the rows are checked for reinforcement."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 

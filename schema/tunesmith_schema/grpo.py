@@ -103,11 +103,11 @@ class RolloutRecipe(Request):
     installed, else our own engine, else transformers."""
     importance_sampling: ImportanceSampling = "auto"
     """Correction for an engine whose log-probs differ from the trainer's: weight each token or
-    completion by the ratio of both probabilities. Modes with `_truncate` replace ratios above 3 by
-    3. Modes with `_mask` exclude tokens or completions with such ratios from the loss. `"auto"` is
-       `off` without vLLM. With vLLM, it is `sequence_mask`, or `token_truncate` with
-       `loss_type="vespo"`. For long completions, `token_mask` excludes fewer tokens than
-       `sequence_mask`."""
+    completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to at most 3.
+    Modes with `_mask` exclude tokens or completions with ratios above 3 from the loss. `"auto"` is
+    `off` without vLLM. With vLLM, `"auto"` is `sequence_mask`, or `token_truncate` with
+    `loss_type="vespo"`. For long completions, `token_mask` excludes fewer tokens than
+    `sequence_mask`."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
-    `"auto"` does so if this is expected to save time."""
+    `"auto"` computes the prompt once if this is expected to save time."""

@@ -179,7 +179,7 @@ class JobError(Response):
     param: str | None = None
     """Request field that caused the failure, for example `training_file`."""
     category: ErrorCategory | None = None
-    """Category of the error. It says what must be changed to fix the error."""
+    """Category of the error: what must be changed to fix the error."""
     hint: str | None = None
     """Suggested next step."""
 
@@ -198,7 +198,7 @@ class JobCurve(Response):
     name: str
     """Name of the metric: `train_loss`, or `reward` for a reinforcement job."""
     steps: list[int]
-    """Step of each point: the last of the steps over which the point is the mean."""
+    """Last step of each point. Each point is a mean over several steps."""
     values: list[float]
     """Mean of the metric over the steps of each point."""
 

@@ -56,7 +56,7 @@ class PhaseName(StrEnum):
     BACKWARD = "backward"
     """Backward passes, including recomputation."""
     OPTIMIZER = "optimizer"
-    """Clipping gradients, stepping the optimiser and the schedule, and zeroing gradients."""
+    """Clipping gradients, updating weights and the learning rate, and setting gradients to zero."""
     EVALUATION = "evaluation"
     """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
@@ -180,8 +180,9 @@ class Rollouts(Response):
     """Engine that generated the last round (`recipe.rollout.fast_inference`); null in reports of
     earlier versions."""
     weights: Literal["merged", "in_place"]
-    """Weights that generated the completions. `merged`: a copy with the adapter merged; `in_place`:
-    the training weights, with the adapter merged temporarily."""
+    """Weights that generated the completions. `merged`: a copy of the weights, into which the
+    adapter is merged. `in_place`: the training weights, into which the adapter is merged
+    temporarily."""
 
 
 class Utilization(Response):
@@ -314,8 +315,8 @@ class RunReport(Response):
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds per phase (see `PhaseName`) in run order; the sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """Time during which the trainer was suspended because the server was unreachable. The suspended
-    time is also part of the current phase."""
+    """Time during which the trainer was suspended because the server was unreachable. This time is
+    also part of the current phase."""
     steps: int = 0
     """Number of completed optimiser steps."""
     total_steps: int | None = None
@@ -350,7 +351,8 @@ class RunReport(Response):
     """Change with the largest expected gain."""
     first_step: str | None = None
     """Text about the comparison of the attempt's first step with plain torch, including the values
-    that were not compared. Null before this step, or with `recipe.self_check: false`."""
+    that were not compared. The text is null before this step, or with `recipe.self_check:
+    false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
     no_evaluation: str | None = None

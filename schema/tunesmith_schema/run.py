@@ -71,7 +71,7 @@ class RunSpec(Request):
     hyperparameters: Hyperparameters | ReinforcementHyperparameters = Field(
         default_factory=Hyperparameters, union_mode="left_to_right"
     )
-    """OpenAI's hyperparameters. They must not contradict the recipe."""
+    """OpenAI's hyperparameters, which must not contradict the recipe."""
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
     """Training settings."""
     seed: int = Field(default=0, ge=0)
@@ -142,11 +142,11 @@ class RunEvent(Request):
     level: Literal["info", "warn", "error"] = "info"
     message: str = Field(max_length=4000)
     data: Annotated[dict[str, JsonValue], JsonBound(MAX_EVENT_BYTES)] = Field(default_factory=dict)
-    """Keys for each kind: METRICS has `step`, `total_steps` and the value of each metric;
-    CHECKPOINT has `step`, `directory` (relative to the run directory) and `metrics`; RESUME_POINT
-    has `step` and `directory`; SAMPLES has `step`, `file` (relative to the run directory) and
-    `count`; RESUMED has `step`; PHASE has `phase` and `seconds`; CHOICE has `name`, `value` and
-    `reason`."""
+    """Content of the event; the keys depend on its kind. METRICS has `step`, `total_steps` and the
+    value of each metric. CHECKPOINT has `step`, `directory` and `metrics`. RESUME_POINT has `step`
+    and `directory`. SAMPLES has `step`, `file` and `count`. RESUMED has `step`. PHASE has `phase`
+    and `seconds`. CHOICE has `name`, `value` and `reason`. Paths are relative to the run
+    directory."""
     files: Annotated[list[StoredFile], Field(max_length=MAX_FILES, fail_fast=True)] | None = None
     """Stored files of a CHECKPOINT, RESUME_POINT or SAMPLES event; the supervisor adds them after
     the upload."""
@@ -156,7 +156,7 @@ class JobFailure(Request):
     """Reason why a run failed, with a remedy."""
 
     category: ErrorCategory
-    """Part of the system that must change to fix the error."""
+    """Category of the error: what must be changed to fix the error."""
     code: ErrorCode
     """Stable code for programs."""
     message: str = Field(max_length=4000)
@@ -167,8 +167,8 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written exactly once, by an atomic rename. After this write, a
-    successful run still evaluates its result; a failed or stopped run ends."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. After result.json
+    is written, a successful run evaluates its result; a failed or stopped run ends."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """Outcome of the run. `stopped` means that the run saved its state at a step boundary on

@@ -43,8 +43,9 @@ class Sample(Response):
     completion_tokens: int
     """Number of tokens of the completion, including its end token."""
     finish_reason: Literal["stop", "length"] | str
-    """Reason why the completion ended. `stop`: the model ended the completion; `length`: it reached
-    `recipe.grpo.max_completion_length`; `unreadable`: the stored sample is lost or damaged."""
+    """Reason why the completion ended. `stop`: the model ended the completion; `length`: the
+    completion reached `recipe.grpo.max_completion_length`; `unreadable`: the stored sample is lost
+    or damaged."""
 
 
 class SampleStep(Response):

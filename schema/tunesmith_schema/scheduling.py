@@ -142,8 +142,8 @@ class ProjectShare(Response):
     weight: float
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int
-    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
-    jobs of projects that use at least their own guaranteed number."""
+    """Number of guaranteed devices. While the project uses fewer devices than this number, its jobs
+    start before the jobs of projects that use all their guaranteed devices."""
     max_running_jobs: int | None = None
     """Maximum number of the project's running jobs; null means no limit."""
     max_queued_jobs: int | None = None
@@ -176,8 +176,8 @@ class ShareChange(Limits):
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
-    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
-    jobs of projects that use at least their own guaranteed number."""
+    """Number of guaranteed devices. While the project uses fewer devices than this number, its jobs
+    start before the jobs of projects that use all their guaranteed devices."""
 
 
 class KeyLimits(Response):

@@ -28,7 +28,7 @@ class PortalSession(Response):
     last_seen_at: int
     """Time of the last request; the value may be a minute old."""
     expires_at: int
-    """Time when the session ends without another request."""
+    """Time when the session ends if no further request is made."""
     user_agent: str | None = None
     """Name of the browser in its `User-Agent` header."""
 

@@ -55,8 +55,8 @@ def differing_settings(jobs: Sequence[Job]) -> dict[str, list[Any]]:  # Any: JSO
 
 
 def differing(every: Sequence[Settings]) -> dict[str, list[Any]]:
-    """Return each name whose value is not the same in all settings, with the value from each of the
-    settings. A missing value is None."""
+    """Return each name whose value differs between the given settings, with the list of its values.
+    A missing value is None."""
     names = list(dict.fromkeys(name for settings in every for name in settings))
     rows = {name: [settings.get(name) for settings in every] for name in names}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}

@@ -27,8 +27,8 @@ class ProjectRow(Base):
     weight: Mapped[float] = mapped_column(Double, server_default="1")
     """Share of the devices, relative to the weights of other projects with waiting jobs."""
     guaranteed_devices: Mapped[int] = mapped_column(Integer, server_default="0")
-    """Number of guaranteed devices. While the project uses fewer devices, its jobs start before the
-    jobs of projects that use at least their own guaranteed number."""
+    """Number of guaranteed devices. While the project uses fewer devices than this number, its jobs
+    start before the jobs of projects that use all their guaranteed devices."""
     max_running_jobs: Mapped[int | None] = mapped_column(Integer)
     max_queued_jobs: Mapped[int | None] = mapped_column(Integer)
     max_device_hours: Mapped[float | None] = mapped_column(Double)
