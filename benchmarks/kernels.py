@@ -54,7 +54,7 @@ def best_seconds(
 ) -> dict[str, float]:
     """Measure the best time of each side.
 
-    Sides alternate, so that other load on the machine affects all sides. The first round is not
+    The sides run in turn, so other load on the machine affects all sides. The first round is not
     counted, because it warms up and compiles.
     """
     best = dict.fromkeys(sides, float("inf"))

@@ -29,7 +29,7 @@ def median_seconds(
 ) -> dict[str, float]:
     """Measure the median time of each side.
 
-    Sides alternate, so that changes of the clock rate affect all sides. Before the measurement,
+    The sides run in turn, so changes of the clock rate affect all sides. Before the measurement,
     each side runs twice, to warm up and to compile.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}

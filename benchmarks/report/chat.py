@@ -12,8 +12,8 @@ def chat(results: list[Result]) -> str:
         "`chat.json`). `32 streams` is the speed of 32 streams over HTTP, in tokens per second. "
         "`one stream` is this speed divided by the speed of a single stream. `transformers` is "
         "this speed divided by the faster of `generate_batch` and `transformers serve`. `stall` is "
-        "the 99th percentile of the time between two tokens, divided by the median; meanwhile, "
-        "another user sends 400-token prompts.\n"
+        "the 99th percentile of the time between two tokens, divided by the median, while "
+        "another user sends prompts of 400 tokens.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.chat` yet (`chat.json`).\n"

@@ -52,7 +52,8 @@ def memory_families(result: Result | None) -> str:
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"
     bars = result["bars"]
-    bar = f"bar {bars['share']:.0%} or {bars['bytes'] / MIB:.0f} MiB, whichever is more"
-    missed = f"{result['missed']} of {len(result['settings'])} missed, {result['silent']} silent"
-    worst = f"{result['worst_error']:.1%} ({bar}: {missed})"
-    return f"{words}\nWorst error: {worst}. {versions(result)}; {date(result)}.\n"
+    bar = f"{bars['share']:.0%} or {bars['bytes'] / MIB:.0f} MiB, whichever is more"
+    missed = f"{result['missed']} of {len(result['settings'])} predictions are missed"
+    worst = f"The largest error is {result['worst_error']:.1%}. The bar is {bar}"
+    counts = f"{missed}, and {result['silent']} of them are silent"
+    return f"{words}\n{worst}. {counts}. {versions(result)}; {date(result)}.\n"

@@ -16,7 +16,8 @@ without full logits are described in arXiv 2411.09009. Liger's kernel also compu
 forward pass.
 
 If only k rows of the head are trained, the head is frozen, and the trained rows are a separate
-tensor [k, H]. Their gradient needs only d log p / d z of k columns, [N, k], and no tensor [V, H].
+tensor [k, H]. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and
+no tensor [V, H].
 """
 
 from __future__ import annotations

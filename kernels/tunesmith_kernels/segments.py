@@ -42,7 +42,7 @@ class Segment:
 class Prefixes:
     """Prefixes of S rows, and the concatenated keys of all rows.
 
-    A row's keys are those of the tokens of its prefix, then those of its own tokens."""
+    Each row has the keys of its prefix, followed by the keys of its own tokens."""
 
     ranges: tuple[tuple[int, int], ...]
     """Range of each row's prefix: index of its first token, and index after its last token."""

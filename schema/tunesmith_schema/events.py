@@ -79,11 +79,11 @@ class MetricPoint(Response):
     in nats per token. Full tuning in bf16 adds `updates_lost_fraction`, the share of weights whose
     update was rounded away.
 
-    About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`.
-    These three values are means since the last report of these values. `data_wait_share` is a share
-    of the time without evaluations and checkpoints. `padding_share` is a share of the batch
-    positions. About once a second, a step also has the current memory in bytes: `memory_rss`, and
-    on a GPU `memory_allocated`, `memory_reserved` and `memory_pinned`.
+    About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`. The
+    values of these metrics are means since they were last reported. `data_wait_share` is a share of
+    the time without evaluations and checkpoints. `padding_share` is a share of the batch positions.
+    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
+    `memory_allocated`, `memory_reserved` and `memory_pinned`.
 
     A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token) and
     `clip_ratio`. With several graders, a step has `score_<grader>` for each grader. After an
@@ -96,9 +96,9 @@ class MetricPoint(Response):
     With `recipe.rollout.importance_sampling`, a step has `importance_ratio` (mean) and
     `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
     once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
-    `log_probs_share`, `forward_share` and `backward_share`. These six values are shares of the time
-    without evaluations and checkpoints. `idle_share` is the share of time without generation,
-    weight sync or training, for example while the trainer waits for graders.
+    `log_probs_share`, `forward_share` and `backward_share`. The metrics that end in `_share` are
+    shares of the time without evaluations and checkpoints. `idle_share` is the share of time
+    without generation, weight sync or training, for example while the trainer waits for graders.
     `generated_tokens_per_second` covers only the time of generation.
     """
 

@@ -21,8 +21,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of the database's newest blobs that are looked up in a store without an id. If the store
-has none of these blobs, it is the wrong store."""
+"""Number of blobs to look up in a store that has no id: the newest blobs in the database. If the
+store has none of these blobs, it is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"

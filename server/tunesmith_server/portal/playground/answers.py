@@ -6,10 +6,10 @@ of these connections. With one response per column, one playground would use up 
 and a second playground would block every tab. One response also makes it possible to cancel all
 answers together, by a click on Stop, a closed tab or the end of the session. The browser cannot use
 the `/v1` routes, because its cookie is valid only for the portal. This route and
-`/v1/chat/completions` both call `api.chat.answering`. Both routes therefore check model and
-parameters in the same way, apply the same limits of the key, and share no prefix cache with other
-projects. For the rate limit, each column counts as one request. The rule of `POST
-/chat/completions` decides who may send requests.
+`/v1/chat/completions` both call `api.chat.answering`. Therefore, the check of model and parameters,
+the limits of the key and the separation of projects are the same in both routes. For the rate
+limit, each column counts as one request. The rule of `POST /chat/completions` decides who may send
+requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Search for words that differ between two answers. The result has the indices of the pieces that
-contain these words."""
+contain words which differ."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def store(session: Session, file_id: str, stats: FileStats, row_hashes: str | No
 
 
 def retrieve(session: Session, file_id: str, *, param: str | None = None) -> FileStats:
-    """Return the statistics of a file. Raises NotFound if the file has none."""
+    """Return the statistics of a file. Raises NotFound if the file has no statistics."""
     return read_document(FileStats, _row(session, file_id, param=param).stats, "stats")
 
 

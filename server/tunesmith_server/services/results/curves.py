@@ -27,8 +27,8 @@ def columns(
     first: int | None,
     last: int | None,
 ) -> bytes:
-    """Return `MetricColumns` as JSON. It has the metrics `names` (None: all) from step `first` to
-    step `last`, with at most `points` values per curve."""
+    """Return `MetricColumns` as JSON. The result has the metrics `names` (all metrics if None) from
+    step `first` to step `last`, with at most `points` values per curve."""
     known = curve_chunks.ends(session, job.id)
     low = max(first or 0, known[0])
     high = min(known[1] if last is None else last, 2**31 - 1)

@@ -35,7 +35,7 @@ class Unusable(Exception):
 
 def guarded(session: Session, job_id: str, purpose: str, act: Callable[[], T]) -> T | None:
     """Run `act` in a savepoint and return its result. If `act` raises because of the job's row,
-    fail the job and return None. `purpose` completes "the job cannot be ..." in the message."""
+    fail the job and return None. `purpose`: words after "the job cannot be" in the message."""
     try:
         with session.begin_nested():
             return act()

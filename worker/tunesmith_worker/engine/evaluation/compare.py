@@ -149,7 +149,7 @@ def _resampled(gains: Values, weights: Values, seed: int) -> Values:
 def verdict(difference: Difference, unit: str, rows: str) -> str:
     """Return the verdict in words, such as "better by 0.31 +- 0.05 nats on 80 rows".
 
-    unit: unit of the difference. rows: plural noun for the rows, such as "training rows"."""
+    `unit`: unit of the difference. `rows`: plural noun for the rows, such as "training rows"."""
     on = f"on {difference.rows} {rows if difference.rows != 1 else rows.removesuffix('s')}"
     if difference.rows < LEAST_ROWS:
         return f"no difference shown: a verdict needs at least {LEAST_ROWS} {rows}, got " + str(

@@ -97,7 +97,9 @@ def summary(planner: Planner, option: Option) -> str:
 
 
 def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
-    """Describe how `policy` differs from `failed`; `rows`: rows of an unsplit micro-batch."""
+    """Describe how `policy` differs from `failed`.
+
+    `rows`: number of rows in a micro-batch that is not split."""
     if policy.parts != failed.parts:
         return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
     if policy.offload != failed.offload:

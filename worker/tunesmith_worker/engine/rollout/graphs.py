@@ -114,7 +114,8 @@ class RecordingDecoder(Decoder):
 
     @property
     def reserves_room(self) -> bool:
-        """True while steps are recorded, because a recording is lost when the cache grows."""
+        """True while steps are recorded as CUDA graphs. A graph is lost when the cache grows, so
+        the cache is made large enough first."""
         return not self._figures.recording_error
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Forward pass of a serving step: one new token of each decoding row, and parts of prompts.
 
-One matrix product with each weight computes all tokens of a step. Attention is computed once for
+For each weight, one matrix product computes all tokens of a step. Attention is computed once for
 all decoding rows, and once for each part of a prompt.
 
 Shapes: B decoding rows, T tokens in the step (B, then the tokens of the parts), H heads, KV

@@ -34,8 +34,8 @@ class VLLMEngine:
     """`ModelEngine` for the model families in serves.py, with or without PEFT's LoRA.
 
     vLLM runs in this process, or as the server of TUNESMITH_ROLLOUT_URL. vLLM starts at the first
-    call of `generate` or `start`. If vLLM runs in this process, it keeps the dtype that the model
-    has at that time."""
+    call of `generate` or `start`. If vLLM runs in this process, it always uses the dtype that the
+    model had when vLLM started."""
 
     name: EngineName = "vllm"
     samples_from_uniforms = True

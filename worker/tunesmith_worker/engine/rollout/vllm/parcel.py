@@ -15,8 +15,8 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """A weight that the server must load: the tensor `full`, or else the base model's weight, to
-    which the adapter `a`, `b` is added if there is one."""
+    """A weight that the server must load. If `full` is set, it is the weight. Otherwise, the server
+    adds the adapter's matrices `a` and `b`, if any, to the base model's weight."""
 
     name: str
     full: torch.Tensor | None = None
