@@ -146,7 +146,8 @@ def _reason(row: Row, detail: str) -> str:
     text = detail.split("\n")[0].replace("|", "/").replace("<", "").replace(">", "")
     text = text.replace(f"`{row['class']}`", "the model").replace(row["class"], "the model")
     text = re.sub(r"^(Self-check before the first step: |Model 'model' |Step 1: )", "", text)
-    text = re.sub(r"(?: by| of)? [\d.]+e[+-]\d+(?: \(\w+(?: [\d.e+-]+)?\))?", "", text)
+    number = r"(?:(?: by| of)? [\d.]+e[+-]\d+| by(?: only)? 0(?= ))"
+    text = re.sub(rf"{number}(?: \(\w+(?: [\d.e+-]+)?\))?", "", text)
     return _cut(text)
 
 

@@ -70,7 +70,7 @@ class ModelComparison(Response):
     """Outcome of the comparison. `no_difference` means that the rows show no difference: the
     interval contains 0, or there are fewer than 8 rows."""
     verdict: str
-    """Outcome in words, for example "better by 0.31 +- 0.05 nats on 80 rows"."""
+    """Outcome in words, for example "better by 0.31 ± 0.05 nats on 80 rows"."""
 
 
 class EvaluatedAnswer(Response):

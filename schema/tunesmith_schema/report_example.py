@@ -74,7 +74,7 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         "saturation": {
             "state": "saturated",
             "text": "GPU is already saturated; more rows would only add memory: a micro-batch of "
-            "4,096 token positions takes 267.0 ms, with a fixed cost of 3.1 +- 4.0 ms",
+            "4,096 token positions takes 267.0 ms, with a fixed cost of 3.1 ± 4.0 ms",
             "doubling_gain": 0.0058,
         },
         "advice": {

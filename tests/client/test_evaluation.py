@@ -21,7 +21,7 @@ JOB = "ftjob-1"
 EVALUATION: dict[str, Any] = {
     "job_id": JOB,
     "attempt": 1,
-    "verdict": "better by 0.31 +- 0.05 nats on 80 rows",
+    "verdict": "better by 0.31 ± 0.05 nats on 80 rows",
     "outcome": "better",
     "metric": "loss",
     "on": "validation_file",

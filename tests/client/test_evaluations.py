@@ -31,7 +31,7 @@ MADE: dict[str, Any] = {
     "waiting_for": "a free training worker that has the base model",
 }
 RESULT: dict[str, Any] = {
-    "verdict": "better by 0.31 +- 0.05 nats on 80 rows",
+    "verdict": "better by 0.31 ± 0.05 nats on 80 rows",
     "outcome": "better",
     "metric": "reward",
     "on": "file",
@@ -172,6 +172,18 @@ def test_evaluations_are_listed_with_their_verdicts(
     assert done.exit_code == 0, done.output
     assert "eval-1" in done.stdout
     assert "t acc 0.5" in " ".join(done.stdout.split())
+
+
+def test_results_of_tasks_have_their_standard_errors(
+    tunesmith: Tunesmith, server: LocalServer
+) -> None:
+    task = {"task": "t", "metrics": {"acc,none": 0.5}, "errors": {"acc,none": 0.1}}
+    results = {"harness": "lm-eval 0.4.13", "tasks": [task]}
+    stored = {**DONE, "kind": "tasks", "result": None, "task_results": results}
+    server.answers["GET /v1/evaluations/eval-1"] = stored
+    done = tunesmith("evaluations", "show", "eval-1")
+    assert done.exit_code == 0, done.output
+    assert "t acc,none 0.5000 ± 0.1000" in " ".join(done.stdout.split())
 
 
 def test_without_lm_eval_the_command_names_the_extra(

@@ -13,7 +13,7 @@ from .actors import Server
 from .test_run_reports import refusal, run_report
 
 EVALUATION: dict[str, Any] = {
-    "verdict": "better by 0.31 +- 0.05 nats on 80 rows",
+    "verdict": "better by 0.31 ± 0.05 nats on 80 rows",
     "outcome": "better",
     "metric": "loss",
     "on": "validation_file",

@@ -15,7 +15,7 @@ from .actors import ROWS, Server
 
 PATH, BASE = "/v1/evaluations", "tiny-llama"
 RESULT: dict[str, Any] = {
-    "verdict": "better by 0.31 +- 0.05 nats on 80 rows",
+    "verdict": "better by 0.31 ± 0.05 nats on 80 rows",
     "outcome": "better",
     "metric": "loss",
     "on": "file",
@@ -249,7 +249,7 @@ def test_a_repeated_create_makes_one_evaluation(server: Server) -> None:
 def test_results_of_lm_eval_are_stored_and_listed_the_same_way(server: Server) -> None:
     task = {"task": "capitals", "metrics": {"acc,none": 0.5}, "errors": {"acc,none": 0.1}}
     made = create(server, kind="tasks", task_results={"harness": "lm-eval 0.4.13", "tasks": [task]})
-    assert (made["status"], made["verdict"]) == ("succeeded", "capitals acc 0.5000 +- 0.1000")
+    assert (made["status"], made["verdict"]) == ("succeeded", "capitals acc 0.5000 ± 0.1000")
     [listed] = server.user.json(PATH)["data"]
     assert listed["task_results"]["tasks"][0]["metrics"] == {"acc,none": 0.5}
     assert claim(server) is None

@@ -201,7 +201,7 @@ def _show_tasks(results: TaskResults) -> None:
     for result in results.tasks:
         for name, value in result.metrics.items():
             error = result.errors.get(name)
-            margin = "" if error is None else f"+- {error:.4f}"
+            margin = "" if error is None else f"± {error:.4f}"
             documents = "" if result.samples is None else str(result.samples)
             rows.append((result.task, name, f"{value:.4f}", margin, documents))
     show_table(("task", "metric", "value", "standard error", "documents"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -76,6 +77,7 @@ def test_a_device_whose_time_grows_with_the_rows_is_saturated() -> None:
     found = saturation_of(fit_of(0.0002, 1e-4, 0.0005), device="GPU", waits=0.0)
     assert found.state == "saturated"
     assert "GPU is already saturated; more rows would only add memory" in found.text
+    assert re.search(r"with a fixed cost of \S+ ± \S+ ms$", found.text), found.text
 
 
 def test_a_fixed_cost_is_what_twice_the_rows_would_save() -> None:

@@ -33,6 +33,7 @@ from tunesmith_schema import (
     RunSpec,
 )
 from tunesmith_schema.documents import read_file
+from tunesmith_worker.engine.scientific import scientific
 from tunesmith_worker.rundir.errors import print_failure
 from tunesmith_worker.rundir.spec import EXIT_UNUSABLE, UnusableRunDirectory, read_spec
 
@@ -267,7 +268,8 @@ def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveC
     ):
         if exact:
             own = _rms(_relative(a, exact))
-            text = f"RMS error of the bf16 {what}, relative to fp32: stock trainer {own:.1e}, ours"
+            text = f"RMS error of the bf16 {what}, relative to fp32: stock trainer "
+            text += f"{scientific(own)}, ours"
             checks.append(_check(text, _rms(_relative(b, exact)), FACTOR * max(own, FLOOR[what])))
     return checks
 
@@ -275,7 +277,7 @@ def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveC
 def _check(text: str, value: float, limit: float) -> CurveCheck:
     passed = value <= limit
     return CurveCheck(
-        text=f"{text} {value:.1e} ({'within' if passed else 'MORE THAN'} {limit:.1e})",
+        text=f"{text} {scientific(value)} ({'within' if passed else 'MORE THAN'} {limit:.1e})",
         passed=passed,
     )
 

@@ -163,7 +163,7 @@ def _task_verdict(results: TaskResults) -> str:
     for result in results.tasks:
         for name, value in list(result.metrics.items())[:1]:
             error = result.errors.get(name)
-            margin = f" +- {error:.4f}" if error is not None else ""
+            margin = f" ± {error:.4f}" if error is not None else ""
             words.append(f"{result.task} {name.partition(',')[0]} {value:.4f}{margin}")
     return ", ".join(words)[:_MAX_VERDICT]
 

@@ -118,12 +118,12 @@ def test_the_verdict_has_figures_and_rows() -> None:
         difference = Difference(value=value, low=low, high=high, level=0.95, rows=80)
         return verdict(difference, "nats", "rows")
 
-    assert words(0.31, 0.26, 0.36) == "better by 0.31 +- 0.05 nats on 80 rows"
-    assert words(-0.31, -0.36, -0.26) == "worse by 0.31 +- 0.05 nats on 80 rows"
-    assert words(0.01, -0.04, 0.06) == "no difference shown (0.01 +- 0.05 nats on 80 rows)"
-    assert words(0.004, 0.002, 0.006) == "better by 0.004 +- 0.002 nats on 80 rows"
-    assert words(0.0004, 0.0002, 0.0006) == "no difference shown (0.0004 +- 0.0002 nats on 80 rows)"
-    assert words(0.0, 0.0, 0.0) == "no difference shown (0.00 +- 0.00 nats on 80 rows)"
+    assert words(0.31, 0.26, 0.36) == "better by 0.31 ± 0.05 nats on 80 rows"
+    assert words(-0.31, -0.36, -0.26) == "worse by 0.31 ± 0.05 nats on 80 rows"
+    assert words(0.01, -0.04, 0.06) == "no difference shown (0.01 ± 0.05 nats on 80 rows)"
+    assert words(0.004, 0.002, 0.006) == "better by 0.004 ± 0.002 nats on 80 rows"
+    assert words(0.0004, 0.0002, 0.0006) == "no difference shown (0.0004 ± 0.0002 nats on 80 rows)"
+    assert words(0.0, 0.0, 0.0) == "no difference shown (0.00 ± 0.00 nats on 80 rows)"
 
 
 def test_different_rows_are_not_compared() -> None:

@@ -147,7 +147,7 @@ def _resampled(gains: Values, weights: Values, seed: int) -> Values:
 
 
 def verdict(difference: Difference, unit: str, rows: str) -> str:
-    """Return the verdict in words, such as "better by 0.31 +- 0.05 nats on 80 rows".
+    """Return the verdict in words, such as "better by 0.31 ± 0.05 nats on 80 rows".
 
     `unit`: unit of the difference. `rows`: plural noun for the rows, such as "training rows"."""
     on = f"on {difference.rows} {rows if difference.rows != 1 else rows.removesuffix('s')}"
@@ -159,7 +159,7 @@ def verdict(difference: Difference, unit: str, rows: str) -> str:
         which = "other model's" if difference.value > 0 else "model's"
         return f"{difference.outcome}: the {which} loss is not finite {on}"
     digits = _digits(difference.margin or abs(difference.value))
-    margin = f"+- {difference.margin:.{digits}f} {unit} {on}"
+    margin = f"± {difference.margin:.{digits}f} {unit} {on}"
     if difference.outcome == "no_difference":
         return f"no difference shown ({difference.value:.{digits}f} {margin})"
     return f"{difference.outcome} by {abs(difference.value):.{digits}f} {margin}"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tunesmith_worker.engine.scientific import scientific
+
 _SHOWN = 3
 
 
@@ -27,7 +29,7 @@ class Comparison:
     def summary(self) -> str:
         return (
             f"read back from disk: the probe's logits differ from the model in memory by at most "
-            f"{self.max_difference:.1e} (tolerance {self.tolerance:.1e})"
+            f"{scientific(self.max_difference)} (tolerance {self.tolerance:.1e})"
         )
 
 

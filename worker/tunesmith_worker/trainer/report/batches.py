@@ -142,7 +142,7 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     low, gain, high = (
         _doubling_gain(fit, f) for f in (fixed - 2 * error, fixed, fixed + 2 * error)
     )
-    part = f"{fixed * 1e3:.1f} +- {2 * error * 1e3:.1f} ms"
+    part = f"{fixed * 1e3:.1f} ± {2 * error * 1e3:.1f} ms"
     if fixed < 0:  # the fitted fixed cost is negative
         part = f"at most {max(0.0, fixed + 2 * error) * 1e3:.1f} ms"
     words = (

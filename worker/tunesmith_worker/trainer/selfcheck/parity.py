@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from tunesmith_schema import ErrorCategory
+from tunesmith_worker.engine.scientific import scientific
 
 from .findings import Finding, Outcome, make_outcome
 from .model_runs import ModelRun
@@ -89,8 +90,8 @@ def check_adapter_acts(
             _adapter_fault(
                 name,
                 f"noise on the adapter changes the labels' log-probabilities by only "
-                f"{change:.1e} (at least {least:.0e} is expected): the model does not use the "
-                "adapter.",
+                f"{scientific(change)} (at least {least:.0e} is expected): the model does not use "
+                "the adapter.",
             )
         )
     detail = f"noise on the adapter changes log-probabilities by {change:.2g}"
@@ -110,7 +111,7 @@ def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcom
                 f"(tolerance {limit:.0e}): before the first step it must not change the model.",
             )
         )
-    return make_outcome(name, findings, f"equals the base model within {change:.0e}")
+    return make_outcome(name, findings, f"equals the base model within {scientific(change, 0)}")
 
 
 def is_fresh(model: torch.nn.Module) -> bool:
@@ -149,17 +150,17 @@ def compare_rows(together: ModelRun, alone: ModelRun, limits: Limits, *, experts
         findings.append(
             _fault(
                 name,
-                f"when rows share a batch, a label's log-probability changes by {apart:.1e} "
-                f"(tolerance {limits.log_prob:.0e}) and the gradient of {tensor} by {worst:.1e} "
-                f"(tolerance {limits.gradient:.0e}): attention crosses rows, or positions do not "
-                "restart in each row.",
+                f"when rows share a batch, a label's log-probability changes by "
+                f"{scientific(apart)} (tolerance {limits.log_prob:.0e}) and the gradient of "
+                f"{tensor} by {scientific(worst)} (tolerance {limits.gradient:.0e}): attention "
+                "crosses rows, or positions do not restart in each row.",
                 "packing",
             )
         )
     whole = _whole_distance(together, alone)
-    detail = f"rows in a batch match single rows within {apart:.0e} (log-probabilities)"
+    detail = f"rows in a batch match single rows within {scientific(apart, 0)} (log-probabilities)"
     if not experts:
-        detail += f" and {whole:.0e} (gradient)"
+        detail += f" and {scientific(whole, 0)} (gradient)"
     return make_outcome(name, findings, detail)
 
 
@@ -176,14 +177,18 @@ def compare_with_stock(
         findings.append(
             _fault(
                 name,
-                f"in {computed_in}, our kernels differ from the stock modules by {forward:.1e} in "
-                f"a label's log-probability (tolerance {limits.log_prob:.0e}) and by {worst:.1e} "
-                f"in the gradient of {tensor} (tolerance {limits.gradient:.0e}).",
+                f"in {computed_in}, our kernels differ from the stock modules by "
+                f"{scientific(forward)} in a label's log-probability (tolerance "
+                f"{limits.log_prob:.0e}) and by {scientific(worst)} in the gradient of "
+                f"{tensor} (tolerance {limits.gradient:.0e}).",
                 "patches",
             )
         )
     whole = _whole_distance(ours, stock)
-    detail = f"kernels match the stock model within {loss:.0e} (loss) and {whole:.0e} (gradient)"
+    detail = (
+        f"kernels match the stock model within {scientific(loss, 0)} (loss) and "
+        f"{scientific(whole, 0)} (gradient)"
+    )
     return make_outcome(name, findings, detail)
 
 
@@ -206,8 +211,8 @@ def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: O
             )
         )
     detail = (
-        f"{in_fp32.detail}; gradient error in 16 bits {our_distance:.1e}, stock model "
-        f"{stock_distance:.1e}"
+        f"{in_fp32.detail}; gradient error in 16 bits {scientific(our_distance)}, stock model "
+        f"{scientific(stock_distance)}"
     )
     return make_outcome(name, [*in_fp32.findings, *findings], detail)
 

@@ -14,6 +14,7 @@ import peft
 import torch
 
 from tunesmith_schema import ErrorCategory
+from tunesmith_worker.engine.scientific import scientific
 
 from .check_context import ReinforcementContext
 from .findings import Finding, Outcome, make_outcome
@@ -43,7 +44,9 @@ def compare_rows(together: Generated, alone: Generated, limits: Limits) -> Outco
                 "prompt.",
             )
         )
-    return make_outcome(name, findings, f"rows in a batch match single rows within {apart:.0e}")
+    return make_outcome(
+        name, findings, f"rows in a batch match single rows within {scientific(apart, 0)}"
+    )
 
 
 def check_equals_stock(
@@ -63,7 +66,9 @@ def check_equals_stock(
                 f"{apart:.1e} (tolerance {limits.log_prob:.0e}).",
             )
         )
-    detail = f"rollouts match the stock model within {apart:.0e} for {len(stock)} log-probs"
+    detail = (
+        f"rollouts match the stock model within {scientific(apart, 0)} for {len(stock)} log-probs"
+    )
     return make_outcome(name, findings, detail)
 
 
@@ -87,7 +92,7 @@ def check_equals_training(
                 name,
                 f"{cause}: the trainer's log-probabilities of generated tokens differ from stock "
                 f"transformers by {from_stock:.1e} (tolerance {limits.log_prob:.0e}), and from "
-                f"the engine by {from_rollout:.1e}.",
+                f"the engine by {scientific(from_rollout)}.",
                 TRAINER_HINT,
                 param="recipe.patches",
             )
@@ -100,7 +105,9 @@ def check_equals_training(
                 f"{from_rollout:.1e} (tolerance {limits.log_prob:.0e}).",
             )
         )
-    return make_outcome(name, findings, f"rollouts match training within {from_rollout:.0e}")
+    return make_outcome(
+        name, findings, f"rollouts match training within {scientific(from_rollout, 0)}"
+    )
 
 
 def check_in_16_bits(
@@ -124,8 +131,8 @@ def check_in_16_bits(
         if not distance <= limit
     ]
     detail = (
-        f"RMS error against fp32: {engine:.1e} in rollouts, {trainer:.1e} in training, "
-        f"{floor:.1e} in the stock model"
+        f"RMS error against fp32: {scientific(engine)} in rollouts, {scientific(trainer)} in "
+        f"training, {scientific(floor)} in the stock model"
     )
     return make_outcome(name, findings, detail)
 

@@ -21,6 +21,7 @@ from tunesmith_worker.engine.rollout import (
     SamplingParams,
 )
 from tunesmith_worker.engine.rollout.rope_tables import RopeTables
+from tunesmith_worker.engine.scientific import scientific
 
 from .check_context import ReinforcementContext, TokenIds, Untyped
 from .findings import REPORT_HINT, Finding, Outcome, make_outcome, not_applicable
@@ -168,7 +169,7 @@ def check_positions(context: ReinforcementContext) -> Outcome:
         )
         return make_outcome(name, [finding], "")
     if context.engine.name != "native":
-        return make_outcome(name, [], f"frequencies match within {off:.0e}")
+        return make_outcome(name, [], f"frequencies match within {scientific(off, 0)}")
     dtype, device = context.model.dtype, context.device
     apart, limit = _table_error(rotary, expected.to(device), dtype, device), ANGLE[dtype]
     findings = []
@@ -180,7 +181,10 @@ def check_positions(context: ReinforcementContext) -> Outcome:
                 f"by {apart:.1e} (tolerance {limit:.0e}).",
             )
         )
-    detail = f"frequencies match within {off:.0e}, cosines and sines within {apart:.0e}"
+    detail = (
+        f"frequencies match within {scientific(off, 0)}, cosines and sines within "
+        f"{scientific(apart, 0)}"
+    )
     return make_outcome(name, findings, detail)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from tunesmith_worker.engine.rollout import SamplingParams
 from tunesmith_worker.engine.rollout.sampling import Uniforms
+from tunesmith_worker.engine.scientific import scientific
 
 from .check_context import ReinforcementContext
 from .findings import Outcome, make_outcome, not_applicable
@@ -56,9 +57,9 @@ def check_sampling_distribution(
                 NAME,
                 f"{fit.wrong} of {fit.tokens} tokens do not come from the requested distribution "
                 f"at temperature {sampling.temperature:g}: the random number is up to "
-                f"{fit.token_distance:.1e} outside the token's interval of cumulative probability. "
-                f"The engine's log-probs are wrong by up to {fit.log_prob_distance:.1e} "
-                f"(tolerance {limits.log_prob:.0e}).{cause}",
+                f"{scientific(fit.token_distance)} outside the token's interval of cumulative "
+                f"probability. The engine's log-probs are wrong by up to "
+                f"{scientific(fit.log_prob_distance)} (tolerance {limits.log_prob:.0e}).{cause}",
             )
         )
     return make_outcome(NAME, findings, f"{fit.tokens} tokens match their random numbers")

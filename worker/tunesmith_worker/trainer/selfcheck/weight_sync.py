@@ -18,6 +18,7 @@ from peft.tuners.lora import LoraLayer
 
 from tunesmith_worker.engine.memory.model_shape import decoder_layers
 from tunesmith_worker.engine.rollout import SamplingParams
+from tunesmith_worker.engine.scientific import scientific
 
 from .check_context import ReinforcementContext, TokenIds, Untyped
 from .findings import Finding, Outcome, make_outcome, not_applicable
@@ -105,8 +106,8 @@ class WeightSyncCheck:
             if not engine_change > least and self._stock_change(module, unchanged) > least:
                 message = (
                     f"noise on {module.name} changes the engine's log-probabilities by only "
-                    f"{engine_change:.1e} (more than {least:.0e} is expected): the engine has "
-                    "stale weights or lacks the adapter."
+                    f"{scientific(engine_change)} (more than {least:.0e} is expected): the engine "
+                    "has stale weights or lacks the adapter."
                 )
                 return make_outcome(NAME, [fault(NAME, message)], "")
             if not apart <= self._limits.log_prob:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tunesmith_schema import ErrorCategory
+from tunesmith_worker.engine.scientific import scientific
 from tunesmith_worker.trainer.selfcheck.findings import REPORT_HINT, Finding
 
 from .expected import ExpectedStep, norm_of
@@ -150,7 +151,7 @@ def describe(rows: str, run: RunStep, found: Differences, tensors: frozenset[str
         parts.insert(0, ("gradient norm", found.norm))
     if run.loss is not None:
         parts.insert(0, ("loss", found.loss))
-    names, values = [name for name, _ in parts], [f"{value:.0e}" for _, value in parts]
+    names, values = [name for name, _ in parts], [scientific(value, 0) for _, value in parts]
     verb = "equal" if len(parts) > 1 else "equals"
     return (
         f"{rows}: {_listed(names)} {verb} plain torch on the stock modules within {_listed(values)}"
@@ -181,7 +182,7 @@ def check_step(
             f"(tolerance {tolerance.norm:.0e})"
         )
     values.append(
-        f"the gradient of {found.tensor} differs by {found.gradient:.1e} "
+        f"the gradient of {found.tensor} differs by {scientific(found.gradient)} "
         f"(tolerance {tolerance.gradient:.0e})"
     )
     parts.append(_listed(values) + ".")
