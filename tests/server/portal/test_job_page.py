@@ -113,7 +113,7 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
                if "data-figure" in item.attributes}  # fmt: skip
     assert figures["train_loss"] == "0.6667"
     assert figures["trained_tokens"] == "7"
-    assert figures["valid_loss"] == "\N{EN DASH}"
+    assert "valid_loss" not in figures
     assert "3 of 10 steps" in document.with_id("head").text
     paths = [item for item in document.all("path") if "d" in item.attributes]
     assert [item.attributes["d"] for item in paths[:1]] == ["M0 0L300 120L600 160"]
@@ -155,6 +155,30 @@ def test_a_mark_of_a_checkpoint_leads_to_its_model(server: Server) -> None:
     assert links[links.index(mark) + 1].attributes["href"] == chat
 
 
+def test_validation_is_shown_if_the_job_has_validation_rows_or_values(server: Server) -> None:
+    browser = signed_in(server)
+
+    def validation(job_id: str) -> tuple[str, str | None]:
+        """Return the main chart's curves, and the figure of the validation."""
+        document = check_page(browser.page(path(job_id)))
+        figures = {item.attributes.get("data-figure"): item.text for item in document.all("dd")}
+        found = [value for name, value in figures.items() if name and name.startswith("valid_")]
+        series = document.all("ts-chart")[0].attributes["data-series"]
+        return series, found[0] if found else None
+
+    job_id, claim = started(server)
+    assert validation(job_id) == ("train_loss:Training", None)
+    both = "train_loss:Training,valid_loss:Validation"
+    split = started(server, recipe={"validation_split": 0.25})[0]
+    assert validation(split) == (both, "\N{EN DASH}")
+    with_file = server.create_job(server.good_file(), validation_file=server.good_file())
+    assert validation(with_file) == (both, "\N{EN DASH}")
+    server.worker.report(claim, events=[metrics(4, 4, valid_loss=0.5)])
+    assert validation(job_id) == (both, "0.5")
+    held_out = started(server, method=METHOD, recipe={"validation_split": 0.25})[0]
+    assert validation(held_out) == ("reward:Reward,valid_reward:Held out", "\N{EN DASH}")
+
+
 def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     job_id, claim = started(server, method=METHOD)
     told = metrics(4, 4, reward=0.5, reward_std=0.1, score_equal=0.25, kl=0.01, truncated_share=0.5)
@@ -162,7 +186,7 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     store_report(server, job_id, rollouts=REINFORCEMENT_EXAMPLE["rollouts"])
     document = check_page(signed_in(server).page(path(job_id)))
     series = [item.attributes["data-series"] for item in document.all("ts-chart")]
-    assert series[:2] == ["reward:Reward,valid_reward:Held out", "score_equal:equal"]
+    assert series[:2] == ["reward:Reward", "score_equal:equal"]
     assert document.all("ts-chart")[0].attributes["data-band"] == "reward_std"
     assert "Generated tokens a second" in document.with_id("time").text
     assert document.with_id("completions").attributes["hx-get"] == path(job_id, "/completions/part")

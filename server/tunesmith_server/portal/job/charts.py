@@ -21,6 +21,9 @@ TABLE_ROWS = 16
 POINTS = 128
 """Number of points of a curve in the drawing for browsers without scripts."""
 
+VALIDATION = frozenset({"valid_loss", "valid_reward"})
+"""Metrics of the validation rows."""
+
 Step = TypeVar("Step", int, float)
 Curves = Mapping[str, Mapping[str, Any]]
 """Curves by metric, each a JSON object with `steps` and `values`."""
@@ -118,12 +121,26 @@ _REINFORCEMENT = (
 
 
 def charts_of(
-    *, is_reinforcement: bool, names: Collection[str], precision: str = "auto"
+    *,
+    is_reinforcement: bool,
+    names: Collection[str],
+    precision: str = "auto",
+    validates: bool = False,
 ) -> list[Chart]:
     """Return the charts of a job whose metrics have these `names`.
 
-    `precision`: precision of the job's training, such as `bf16`.
+    `precision`: precision of the job's training, such as `bf16`. `validates`: True if the job has
+    validation rows; otherwise the charts have a curve of the validation only if it has values.
     """
+    found = _charts(is_reinforcement, names, precision)
+    hidden = set() if validates else VALIDATION.difference(names)
+    return [
+        replace(chart, series=tuple(item for item in chart.series if item[0] not in hidden))
+        for chart in found
+    ]
+
+
+def _charts(is_reinforcement: bool, names: Collection[str], precision: str) -> list[Chart]:
     if not is_reinforcement:
         return list(_SUPERVISED)
     scores = sorted(name for name in names if name.startswith("score_"))[:MAX_SCORES]

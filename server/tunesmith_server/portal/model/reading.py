@@ -142,7 +142,7 @@ def _curve(
     session: Session, row: JobRow, steps: list[int]
 ) -> tuple[charts.Drawn, list[tuple[int, float]]]:
     is_reinforcement = row.method_name == "reinforcement"
-    chart = charts.charts_of(is_reinforcement=is_reinforcement, names=())[0]
+    chart = charts.charts_of(is_reinforcement=is_reinforcement, names=charts.VALIDATION)[0]
     columns = curves.columns(
         session, row, names=list(chart.names), points=charts.POINTS, first=None, last=None
     )
@@ -153,6 +153,7 @@ def _curve(
         width = (max(known) - min(known)) / charts.WIDTH
         places = ((step, (step - min(known)) / width) for step in sorted(steps))
         marks = [(step, place) for step, place in places if 0 <= place <= charts.WIDTH]
+    chart = charts.charts_of(is_reinforcement=is_reinforcement, names=measured)[0]
     return charts.drawn(chart, measured), marks
 
 

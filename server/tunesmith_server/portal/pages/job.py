@@ -58,12 +58,16 @@ def _page(visit: Visit, template: str) -> Response:
     found = reading.read(visit.session, visit.state, view)
     job = found.job
     is_reinforcement = bool(job.method and job.method.get("type") == "reinforcement")
+    validates = bool(job.validation_file or job.recipe.validation_split)
     name = job.name or job.suffix or job.id.partition("-")[2][:10]
     report = found.report
     drawn = [
         charts.drawn(chart, found.curves)
         for chart in charts.charts_of(
-            is_reinforcement=is_reinforcement, names=found.curves, precision=_precision(found)
+            is_reinforcement=is_reinforcement,
+            names=found.curves,
+            precision=_precision(found),
+            validates=validates,
         )
     ]
     recipe = job.recipe.model_dump(mode="json")
@@ -87,6 +91,7 @@ def _page(visit: Visit, template: str) -> Response:
         figures=[
             (key, label, found.values.get(key))
             for key, label in (*(_REINFORCEMENT if is_reinforcement else _SUPERVISED), *_BOTH)
+            if validates or key in found.curves or key not in charts.VALIDATION
         ],
         drawn=drawn,
         reasons=why.reasons(job, report, found.warnings),
