@@ -9,6 +9,7 @@ from typing import Any
 
 _BIDIRECTIONAL = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _INVISIBLE = "\u200b\u2028\u2029\u2060-\u2064\ufeff\U000e0000-\U000e007f"
+_NAME = re.compile(r"\S+[._=/]\w")
 HIDDEN = re.compile(
     f"[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f{_BIDIRECTIONAL}{_INVISIBLE}\\ud800-\\udfff]"
 )
@@ -46,6 +47,7 @@ def clipped(text: str, length: int = 200) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a message of the API as a sentence: with a capital letter and a full stop."""
-    ended = text if text.endswith((".", "!", "?", ":")) else f"{text}."
-    return ended[:1].upper() + ended[1:]
+    """Return a message of the API as a sentence: with a capital letter and a full stop. A name
+    such as `recipe.eval_steps` or `rows.jsonl` at the beginning stays as it is."""
+    ended = text if text.endswith((".", "!", "?", ":", "…")) else f"{text}."
+    return ended if _NAME.match(text) else ended[:1].upper() + ended[1:]

@@ -118,7 +118,8 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
     paths = [item for item in document.all("path") if "d" in item.attributes]
     assert [item.attributes["d"] for item in paths[:1]] == ["M0 0L300 120L600 160"]
     why = document.with_id("why").text
-    assert "the loss is not finite" in why
+    assert "WarningThe loss is not finite." in why
+    assert "ms." in document.with_id("time").text
     assert "Fork with eval_steps = 350" in why
     assert "0 of 1 passed" in document.with_id("check").text
     assert "2.1 against 2.0" in document.with_id("check").text
@@ -213,8 +214,8 @@ def test_failures_and_waits_say_what_to_do(server: Server) -> None:
     why = check_page(browser.page(path(job_id))).with_id("why").text
     for text in (
         "Why it failed",
-        "too large",
-        "use fewer rows",
+        "Too large.",
+        "Use fewer rows.",
         "out_of_memory",
         "Retry from the beginning",
     ):

@@ -84,6 +84,17 @@ def test_hidden_characters_become_symbols() -> None:
     assert text.clipped("x" * 9, 4) == "xxx…"
 
 
+def test_messages_become_sentences_and_names_stay() -> None:
+    expected = {
+        "the loss is not finite": "The loss is not finite.",
+        "use fewer rows.": "Use fewer rows.",
+        "cut short…": "Cut short…",
+        "recipe.eval_steps=350: saves 22%": "recipe.eval_steps=350: saves 22%.",
+        "rows.jsonl, row 4: no answer": "rows.jsonl, row 4: no answer.",
+    }
+    assert {message: text.sentence(message) for message in expected} == expected
+
+
 def test_a_theme_is_remembered(server: Server) -> None:
     browser = signed_in(server)
     back = {"sec-fetch-site": "same-origin", "referer": "http://testserver/portal/jobs?q=a"}

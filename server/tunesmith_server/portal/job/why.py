@@ -63,7 +63,7 @@ def _waits(job: Job) -> list[Reason]:
         Reason(
             tone="wait",
             title=title,
-            text=f"{because.message[:1].upper()}{because.message[1:]}.",
+            text=because.message,
             code=because.code,
             start=job.estimated_start,
         )
