@@ -74,7 +74,7 @@ def pages(bench: Bench) -> Figures:
 
 
 def server(bench: Bench) -> Figures:
-    paths = [visit.address(bench.service) for visit in weights.visits() if not visit.anonymous]
+    paths = [visit.address(bench.service) for visit in weights.visits() if visit.caller == "ann"]
     with httpx.Client(
         base_url=bench.service.url, headers={"cookie": bench.cookie}, trust_env=False
     ) as client:

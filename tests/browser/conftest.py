@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import chromium, installed
+from .callers import Caller
 from .service import Service, new_settings, serving
 from .signing_in import SignedIn, sign_in
 from .watch import Watch
@@ -61,15 +62,16 @@ def page_of(
     running_chromium: Running, service: Service, request: pytest.FixtureRequest
 ) -> Iterator[OpenPage]:
     """Function that opens a fresh profile with a blank page, and watches it. Its arguments are
-    those of `chromium.new_context`, and `anonymous=True` for a page without a session. At the end
-    of the test, console messages, failed requests and requests to other hosts fail it."""
+    those of `chromium.new_context`, and `caller`, whose session opens the page. At the end of the
+    test, console messages, failed requests and requests to other hosts fail it."""
     contexts, watches = [], []
 
-    def open_page(*, anonymous: bool = False, **options: Any) -> tuple[Page, Watch]:
-        state = {}
-        if not anonymous:  # signs in when the first test needs it
-            state["storage_state"] = request.getfixturevalue("signed_in")
-        context = chromium.new_context(running_chromium, base_url=service.url, **state, **options)
+    def open_page(*, caller: Caller = "ann", **options: Any) -> tuple[Page, Watch]:
+        # ann signs in when the first test needs it
+        state = request.getfixturevalue("signed_in") if caller == "ann" else service.profile(caller)
+        context = chromium.new_context(
+            running_chromium, base_url=service.url, storage_state=state, **options
+        )
         contexts.append(context)
         watches.append(Watch(context, service.url))
         return context.new_page(), watches[-1]

@@ -1,19 +1,33 @@
 """All pages that the browser tests and the screenshots visit.
 
 One line here gives a page its tests: console, requests, accessibility in both themes and sizes,
-sideways scrolling, forced colours, reduced motion, hostile texts; and its screenshots.
+sideways scrolling, forced colours, reduced motion, hostile texts; and its screenshots. Pages that
+another caller sees differently, and pages that fail, are visited by fewer tests.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from . import faults
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+    from .callers import Caller
+    from .faults import Fault
     from .service import Service
+
+
+_SEND = """path => {
+  const form = document.body.appendChild(document.createElement("form"));
+  form.method = "post";
+  form.action = path;
+  form.submit();
+}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +42,12 @@ class Visit:
     link that shows the job; see seeding."""
     ready: str
     """Selector of an element that shows that the page is complete."""
-    anonymous: bool = False
-    """True if the page is opened without a session."""
+    caller: Caller = "ann"
+    """Whose session opens the page."""
+    fault: Fault | None = None
+    """What goes wrong in the service while the page is opened."""
+    sends: str = ""
+    """Path to which the open page sends a form without its scripts; the answer shows `ready`."""
     status: int = 200
     click: str = ""
     """Selector of an element that is clicked first; `ready` appears after the click."""
@@ -38,12 +56,20 @@ class Visit:
     axe: bool = True
     """False for a page that is not ours."""
 
+    @property
+    def is_state(self) -> bool:
+        """Return True for a page as another caller sees it, and for a page that fails."""
+        return self.caller not in ("ann", "nobody") or self.fault is not None
+
     def address(self, service: Service) -> str:
         """Return path and query, with ids of the service's world."""
+        return self._filled(self.path, service)
+
+    def _filled(self, path: str, service: Service) -> str:
         files = {f"file {what}": file_id for what, file_id in service.world.files.items()}
         models = {f"model of {what}": name for what, name in service.world.results.items()}
         links = {f"link of {what}": path for what, path in service.world.links.items()}
-        return self.path.format_map(service.world.jobs | files | models | links)
+        return path.format_map(service.world.jobs | files | models | links)
 
     def open(self, page: Page, service: Service) -> None:
         """Open the page and wait until it is complete."""
@@ -51,14 +77,17 @@ class Visit:
             value = f"{int(time.time() - self.away)}.0"
             cookie = {"name": "tunesmith_visit", "value": value, "url": f"{service.url}/portal"}
             page.context.add_cookies([cookie])
-        page.goto(self.address(service))
-        if self.click:
-            page.locator(self.click).click()
-        page.wait_for_selector(self.ready)
+        with self.fault(service) if self.fault else nullcontext():
+            page.goto(self.address(service))
+            if self.click:
+                page.locator(self.click).click()
+            if self.sends:
+                page.evaluate(_SEND, self._filled(self.sends, service))
+            page.wait_for_selector(self.ready)
 
 
 VISITS = (
-    Visit(name="sign-in", path="/portal/sign-in", ready="#key", anonymous=True),
+    Visit(name="sign-in", path="/portal/sign-in", ready="#key", caller="nobody"),
     Visit(name="jobs", path="/portal/jobs", ready="#jobs"),
     Visit(name="jobs-none", path="/portal/jobs?q=no+job+has+this+text", ready="#jobs"),
     Visit(name="home", path="/portal", ready="#home"),
@@ -132,11 +161,90 @@ VISITS = (
         click="#share form button",
         ready="#made",
     ),
-    Visit(name="shared", path="{link of running}", ready="#shared img", anonymous=True),
-    Visit(name="shared-queued", path="{link of queued}", ready="#shared", anonymous=True),
-    Visit(name="shared-hostile", path="{link of hostile}", ready="#shared", anonymous=True),
+    Visit(name="shared", path="{link of running}", ready="#shared img", caller="nobody"),
+    Visit(name="shared-queued", path="{link of queued}", ready="#shared", caller="nobody"),
+    Visit(name="shared-hostile", path="{link of hostile}", ready="#shared", caller="nobody"),
     Visit(name="settings", path="/portal/settings", ready="#you"),
     Visit(name="missing", path="/portal/no-such-page", ready=".failure", status=404),
     # Swagger UI is vendored; its colours and its markup violate rules of axe.
-    Visit(name="api-docs", path="/docs", ready=".opblock-tag", anonymous=True, axe=False),
+    Visit(name="api-docs", path="/docs", ready=".opblock-tag", caller="nobody", axe=False),
+    # A project without anything.
+    Visit(name="empty-home", caller="newcomer", path="/portal", ready=".starts"),
+    Visit(name="empty-jobs", caller="newcomer", path="/portal/jobs", ready=".empty"),
+    Visit(name="empty-new-job", caller="newcomer", path="/portal/jobs/new", ready="#ready"),
+    Visit(name="empty-data", caller="newcomer", path="/portal/data", ready=".empty"),
+    Visit(name="empty-models", caller="newcomer", path="/portal/models", ready=".empty"),
+    Visit(name="empty-playground", caller="newcomer", path="/portal/playground", ready="#answers"),
+    Visit(name="empty-settings", caller="newcomer", path="/portal/settings", ready="#you"),
+    Visit(name="empty-screen", caller="newcomer", path="/portal/screen", ready="#screen"),
+    # A key that may only read.
+    Visit(name="viewer-home", caller="viewer", path="/portal", ready="#home"),
+    Visit(name="viewer-jobs", caller="viewer", path="/portal/jobs", ready="#jobs"),
+    Visit(
+        name="viewer-job",
+        caller="viewer",
+        path="/portal/jobs/{failed}",
+        ready="[data-main] .uplot",
+    ),
+    Visit(name="viewer-new-job", caller="viewer", path="/portal/jobs/new", ready=".empty"),
+    Visit(name="viewer-data", caller="viewer", path="/portal/data", ready="#rows"),
+    Visit(
+        name="viewer-data-file",
+        caller="viewer",
+        path="/portal/data/{file train}",
+        ready=".data-row",
+    ),
+    Visit(
+        name="viewer-model",
+        caller="viewer",
+        path="/portal/models/{model of succeeded}",
+        ready=".verdict .num",
+    ),
+    Visit(name="viewer-playground", caller="viewer", path="/portal/playground", ready=".empty"),
+    Visit(
+        name="viewer-links", caller="viewer", path="/portal/jobs/{running}/links", ready="#share"
+    ),
+    Visit(name="viewer-settings", caller="viewer", path="/portal/settings", ready="#you"),
+    # A browser that is signed in for display.
+    Visit(name="display-screen", caller="display", path="/portal/screen", ready="#screen"),
+    Visit(name="display-home", caller="display", path="/portal", ready="#home"),
+    Visit(
+        name="display-job",
+        caller="display",
+        path="/portal/jobs/{running}",
+        ready="[data-main] .uplot",
+    ),
+    Visit(name="display-playground", caller="display", path="/portal/playground", ready=".empty"),
+    Visit(name="display-settings", caller="display", path="/portal/settings", ready="#you"),
+    # Errors.
+    Visit(
+        name="error-403",
+        caller="viewer",
+        path="/portal/jobs/{running}",
+        status=403,
+        sends="/portal/jobs/{running}/pause",
+        ready=".failure",
+    ),
+    Visit(
+        name="error-429",
+        caller="limited",
+        path="/portal/jobs",
+        status=429,
+        fault=faults.spent,
+        ready=".failure",
+    ),
+    Visit(
+        name="error-500",
+        path="/portal/workers",
+        status=500,
+        fault=faults.broken,
+        ready=".failure",
+    ),
+    Visit(
+        name="error-503",
+        path="/portal/jobs/{reinforced}/completions",
+        status=503,
+        fault=faults.away,
+        ready=".failure",
+    ),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import chromium, installed
-from .pages import VISITS
+from .pages import VISITS, Visit
 from .service import Service, new_settings, serving
 from .signing_in import SignedIn, sign_in
 
@@ -50,7 +50,7 @@ def main() -> int:
         serving(new_settings(Path(folder))) as service,
         chromium.running(files) as running,
     ):
-        mine = any(not visit.anonymous for visit in visits)
+        mine = any(visit.caller == "ann" for visit in visits)
         signed_in = sign_in(running, service) if mine else {}
         if given.readme:
             _readme(running, service, signed_in, given.out)
@@ -58,10 +58,10 @@ def main() -> int:
         for visit in visits:
             for size, (width, height) in chromium.SIZES.items():
                 for theme in chromium.THEMES:
-                    state = {"storage_state": {} if visit.anonymous else signed_in}
                     context = chromium.new_context(
-                        running, size=size, theme=theme, base_url=service.url, **state
-                    )
+                        running, size=size, theme=theme, base_url=service.url,
+                        storage_state=_state(visit, service, signed_in),
+                    )  # fmt: skip
                     page = context.new_page()
                     visit.open(page, service)
                     tall = page.evaluate("document.documentElement.scrollHeight")
@@ -72,6 +72,10 @@ def main() -> int:
                     context.close()
                     print(path)  # noqa: T201  a program
     return 0
+
+
+def _state(visit: Visit, service: Service, signed_in: SignedIn) -> SignedIn:
+    return signed_in if visit.caller == "ann" else service.profile(visit.caller)
 
 
 def _readme(running: Running, service: Service, signed_in: SignedIn, out: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 
@@ -18,6 +19,7 @@ from tunesmith_server.models import ApiKeyRow
 from tunesmith_server.services import keys
 
 from ..server.live import listening
+from . import callers
 from .seeding import World, fill
 from .seeding.world import MODEL
 
@@ -34,6 +36,11 @@ class Service:
     database: Database
     storage: Storage
     world: World
+    secrets: callers.Secrets = field(default_factory=dict)
+
+    def profile(self, caller: callers.Caller) -> dict[str, Any]:  # Any: JSON
+        """Return the browser profile of a caller; `ann` gets hers when she signs in."""
+        return {} if caller == "nobody" else callers.cookies(self.secrets, caller, self.url)
 
 
 def new_settings(folder: Path) -> Settings:
@@ -66,11 +73,13 @@ def serving(settings: Settings, *, filled: bool = True) -> Iterator[Service]:
             first = owner is None
             if first:
                 owner = keys.create(session, "ann", key, role="admin")[0].id
-        world = World()
+        world, secrets = World(), callers.Secrets()
         if filled and first:
             assert owner is not None, "the key was just created"
             world = fill(settings, state.database, state.storage, owner)
+            with state.database.write.begin() as session:
+                secrets = callers.create(session, settings, owner)
         yield Service(
             url=url.rstrip("/"), key=key, settings=settings, database=state.database,
-            storage=state.storage, world=world,
+            storage=state.storage, world=world, secrets=secrets,
         )  # fmt: skip

@@ -72,7 +72,7 @@ def test_a_dialog_and_the_sign_in_say_that_nothing_was_sent(
     dialog.get_by_role("button", name="Cancel").click()
     dialog.locator(".notice", has_text="Nothing was sent").wait_for()
     assert dialog.is_visible()
-    anonymous, watch = page_of(anonymous=True)
+    anonymous, watch = page_of(caller="nobody")
     watch.expected = {401, 502}
     anonymous.goto("/portal/sign-in")
     refuse_changes(anonymous)

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.browser
 LOOKS = [("light", "wide"), ("dark", "phone")]
 WIDTHS = (1440, 720, 390, 320)
 """720 pixels are 1440 pixels at a zoom of 200 %."""
-each_page = pytest.mark.parametrize("visit", VISITS, ids=[visit.name for visit in VISITS])
+_PAGES = [visit for visit in VISITS if not visit.is_state]
+_STATES = [visit for visit in VISITS if visit.is_state]
+each_page = pytest.mark.parametrize("visit", _PAGES, ids=[visit.name for visit in _PAGES])
+each_state = pytest.mark.parametrize("visit", _STATES, ids=[visit.name for visit in _STATES])
 
 
 @pytest.mark.parametrize(("theme", "size"), LOOKS, ids=["-".join(look) for look in LOOKS])
@@ -27,7 +30,7 @@ def test_a_page_is_accessible_and_silent(
     service: Service,
     browser_files: installed.Browser,
 ) -> None:
-    page, watch = page_of(anonymous=visit.anonymous, theme=theme, size=size)
+    page, watch = page_of(caller=visit.caller, theme=theme, size=size)
     watch.expected = {visit.status} - {200}
     visit.open(page, service)
     assert page.evaluate(f"'{PWNED}' in window") is False, "a hostile text ran as a script"
@@ -41,7 +44,7 @@ def test_a_page_is_accessible_in_the_other_looks(
     visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
 ) -> None:
     """Light on a phone; then the open page gets dark and wide."""
-    page, watch = page_of(anonymous=visit.anonymous, theme="light", size="phone")
+    page, watch = page_of(caller=visit.caller, theme="light", size="phone")
     watch.expected = {visit.status} - {200}
     visit.open(page, service)
     if visit.axe:
@@ -53,10 +56,17 @@ def test_a_page_is_accessible_in_the_other_looks(
 
 
 @each_page
-def test_a_page_never_scrolls_sideways(visit: Visit, page_of: OpenPage, service: Service) -> None:
-    page, watch = page_of(anonymous=visit.anonymous)
+def test_a_page_respects_the_settings_of_its_reader(
+    visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
+) -> None:
+    """Forced colours, no motion, and windows of all widths, in which no page scrolls sideways."""
+    page, watch = page_of(caller=visit.caller, forced_colors="active", reduced_motion="reduce")
     watch.expected = {visit.status} - {200}
     visit.open(page, service)
+    moving = "document.getAnimations().filter(motion => motion.playState === 'running').length"
+    if visit.axe:
+        assert page.evaluate(moving) == 0
+        assert axe.violations(page, browser_files.axe) == []
     wider = {}
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
@@ -64,17 +74,18 @@ def test_a_page_never_scrolls_sideways(visit: Visit, page_of: OpenPage, service:
     assert wider == dict.fromkeys(WIDTHS, 0)
 
 
-@each_page
-def test_a_page_respects_the_settings_of_its_reader(
+@each_state
+def test_a_page_in_another_state_is_accessible_silent_and_not_too_wide(
     visit: Visit, page_of: OpenPage, service: Service, browser_files: installed.Browser
 ) -> None:
-    """Forced colours, and no motion."""
-    page, watch = page_of(
-        anonymous=visit.anonymous, forced_colors="active", reduced_motion="reduce"
-    )
+    """Light and wide; then the open page gets dark and narrow."""
+    page, watch = page_of(caller=visit.caller)
     watch.expected = {visit.status} - {200}
     visit.open(page, service)
-    moving = "document.getAnimations().filter(motion => motion.playState === 'running').length"
-    if visit.axe:
-        assert page.evaluate(moving) == 0
-        assert axe.violations(page, browser_files.axe) == []
+    assert axe.violations(page, browser_files.axe) == []
+    page.emulate_media(color_scheme="dark")
+    width, height = chromium.SIZES["phone"]
+    page.set_viewport_size({"width": width, "height": height})
+    assert axe.violations(page, browser_files.axe) == []
+    assert axe.sideways_pixels(page) == 0
+    watch.check()

@@ -28,7 +28,7 @@ def tab_to(page: Page, name: str) -> None:
 
 
 def test_a_user_signs_in_and_out_by_keyboard(page_of: OpenPage, service: Service) -> None:
-    page, _ = page_of(anonymous=True)
+    page, _ = page_of(caller="nobody")
     page.goto("/portal/jobs")
     page.wait_for_url(f"**{SIGN_IN}?*")
     tab_to(page, "key")
@@ -45,7 +45,7 @@ def test_a_user_signs_in_and_out_by_keyboard(page_of: OpenPage, service: Service
 
 
 def test_a_wrong_key_is_refused_and_said_at_its_field(page_of: OpenPage) -> None:
-    page, watch = page_of(anonymous=True)
+    page, watch = page_of(caller="nobody")
     watch.expected = {401, 403}
     page.goto(SIGN_IN)
     page.get_by_label("API key").fill("tunesk-wrong")
@@ -58,7 +58,7 @@ def test_a_wrong_key_is_refused_and_said_at_its_field(page_of: OpenPage) -> None
 
 
 def test_signing_out_ends_the_session_in_every_tab(page_of: OpenPage, service: Service) -> None:
-    page, _ = page_of(anonymous=True)
+    page, _ = page_of(caller="nobody")
     enter_key(page, service.key)
     other = page.context.new_page()
     other.goto("/portal/jobs")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tunesmith_server.core.errors import unhandled_error_response
 
-from . import rendering
+from . import rendering, security
 
 _TITLES = {
     403: "Not allowed",
@@ -37,7 +37,8 @@ async def respond(request: Request, error: Exception) -> Response:
         status=status,
         headers=headers,
         title=_TITLES.get(status, "This did not work" if status < 500 else "Something failed"),
-        status_code=status,
+        again=_again(request, status),
+        is_get=request.method == "GET",
         error=body,
         signed_in=signed_in,
         visit=None,
@@ -45,6 +46,16 @@ async def respond(request: Request, error: Exception) -> Response:
         page_keys=(),
         origin="",
     )
+
+
+def _again(request: Request, status: int) -> str:
+    """Return the address that "Try again" opens: after a form, the page with the form; empty if the
+    page would fail again."""
+    if request.method != "GET":
+        return security.referring_page(request)
+    if status in (403, 404):
+        return ""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 async def _as_of_the_api(request: Request, error: Exception) -> tuple[dict[str, Any], Response]:

@@ -12,6 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tunesmith_server.services.sessions import SignedIn
+
 from . import assets, cookies, navigation, security, text, view
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -60,14 +62,18 @@ def respond(
     *,
     status: int = 200,
     headers: dict[str, str] | None = None,
+    signed_in: SignedIn | None = None,
     **context: Any,  # Any: what the template names
 ) -> Response:
     """Render a template as the response to a request."""
+    paths = request.app.state.portal_paths
     shown = {
         "theme": cookies.theme_of(request),
         "path": request.url.path,
-        "navigation": navigation.entries(request.app.state.portal_paths),
-        "has_page": request.app.state.portal_paths.__contains__,
+        "signed_in": signed_in,
+        "is_display": signed_in is not None and signed_in.kind == "display",
+        "navigation": navigation.entries(paths),
+        "has_page": navigation.offered(paths, signed_in).__contains__,
         **context,
     }
     return html(request, render(name, **shown), status=status, headers=headers)

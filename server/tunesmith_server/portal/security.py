@@ -91,6 +91,12 @@ def own_path(address: str) -> str:
     return quote(address, safe="%/?#[]@:!$&'()*+,;=")
 
 
+def referring_page(request: Request) -> str:
+    """Return the address of the portal's page that sent the request, else of its first page."""
+    came_from = urlsplit(request.headers.get("referer", ""))
+    return own_path(came_from.path + (f"?{came_from.query}" if came_from.query else ""))
+
+
 class FailedSignIns:
     """Failed sign-ins of each client address. Each API process counts for itself."""
 

@@ -172,7 +172,7 @@ def test_pages_without_a_right_without_inference_and_without_a_model(
     made = chatting.user.post("/v1/sessions", json={"name": "wall"}).json()
     screen = Browser(chatting)
     screen.post("/portal/sign-in", data={"link": made["path"].partition("link=")[2]})
-    assert "Your key may not chat" in screen.page(HERE)
+    assert "This browser is signed in for display" in screen.page(HERE)
     assert screen.post(f"{HERE}/answers", json=body((BASE, "hello"))).status_code == 403
     off = check_page(signed_in(server).page(HERE)).all("main")[0].text
     assert "This server has no inference" in off

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from httpx2 import Response
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 
 from tunesmith_schema import Role
 from tunesmith_server.identity.policy import RULES
@@ -19,6 +20,7 @@ from tunesmith_server.portal.visit import Page
 from ..actors import Server
 from ..teams import Team, caller, two_teams
 from .browser import Browser, signed_in
+from .page_checks import Document
 from .registered import OTHERS, name_of, registered
 
 VERBS = {
@@ -74,13 +76,7 @@ def test_every_page_stands_for_routes_with_a_rule() -> None:
 @pytest.mark.parametrize("role", ["display", "viewer", "member", "lead", "admin"])
 def test_each_page_answers_by_role(server: Server, role: str) -> None:
     _, own, _ = two_teams(server)
-    as_role: Role = "lead" if role == "display" else role  # type: ignore[assignment]  # a role
-    user = caller(server, as_role)
-    browser = signed_in(server, user)
-    if role == "display":
-        link = user.post("/v1/sessions", json={"name": "wall"}).json()["path"].partition("=")[2]
-        browser = Browser(server)
-        assert browser.post("/portal/sign-in", data={"link": link}).status_code == 303
+    browser = open_as(server, role)
     for page in closed_pages():
         reply = send(browser, page, own)
         needed = {RULES[route] for route in page.needs}
@@ -91,6 +87,51 @@ def test_each_page_answers_by_role(server: Server, role: str) -> None:
         else:
             assert reply.status_code == 403, detail
         assert not reply.headers.get("location", "").startswith("/portal/sign-in"), detail
+
+
+def open_as(server: Server, role: str) -> Browser:
+    """Return a browser that is signed in with a key of this role, or for display."""
+    user = caller(server, "lead" if role == "display" else role)  # type: ignore[arg-type]  # a role
+    if role != "display":
+        return signed_in(server, user)
+    link = user.post("/v1/sessions", json={"name": "wall"}).json()["path"].partition("=")[2]
+    browser = Browser(server)
+    assert browser.post("/portal/sign-in", data={"link": link}).status_code == 303
+    return browser
+
+
+def sent_to(document: Document) -> set[str]:
+    """Return the paths to which the forms and buttons of a page send changes."""
+    posting = (item.attributes for item in document.elements)
+    found = {
+        item.get("action", "") if item.get("method") == "post" else item.get("hx-post", "")
+        for item in posting
+    }
+    return {path.partition("?")[0] for path in found} - {""}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("role", ["display", "viewer", "member"])
+def test_no_page_shows_a_control_that_its_visitor_may_not_use(server: Server, role: str) -> None:
+    _, own, _ = two_teams(server)
+    waiting = replace(own, job_id=own.server.create_job(own.file_id))
+    browser = open_as(server, role)
+    changes = [page for page in registered() if page.method != "GET"]
+    asked = 0
+    for page, team in product(closed_pages(), (own, waiting)):
+        reply = send(browser, page, team) if page.method == "GET" else None
+        if reply is None or not reply.headers.get("content-type", "").startswith("text/html"):
+            continue
+        document = Document(reply.text)
+        asked += 1
+        for path in sent_to(document):
+            [change] = [item for item in changes if compile_path(item.path)[0].match(path)]
+            needed = {RULES[route] for route in change.needs}
+            may = change.is_public or (needed <= VERBS[role] and role != "display")
+            assert may or name_of(change) in READS_ONLY, (role, page.path, path)
+        linked = {item.attributes.get("href", "").partition("?")[0] for item in document.all("a")}
+        assert "write" in VERBS[role] or "/portal/jobs/new" not in linked, (role, page.path)
+    assert asked > 20
 
 
 @pytest.mark.parametrize("role", ["lead", "admin"])

@@ -47,7 +47,7 @@ def show(visit: Visit) -> Response:
     finished = _jobs(visit, JobState.SUCCEEDED, since=time.time() - _WEEK)
     lines = sorted(map(line_of, running), key=lambda line: line.owner != name)
     seen = devices.read(visit, waiting=_MOST)
-    is_new = not (lines or seen.num_waiting or jobs_exist(visit))
+    is_new = not (lines or jobs_exist(visit))
     now = time.time()
     since = away.since(visit, now)
     response = visit.show(

@@ -3,8 +3,6 @@ first appears in the wrong theme."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from starlette.responses import Response
 
 from tunesmith_server.portal import cookies, security
@@ -12,9 +10,7 @@ from tunesmith_server.portal.visit import Page, Visit
 
 
 def choose(visit: Visit) -> Response:
-    came_from = urlsplit(visit.request.headers.get("referer", ""))
-    address = came_from.path + (f"?{came_from.query}" if came_from.query else "")
-    response = visit.go(security.own_path(address))
+    response = visit.go(security.referring_page(visit.request))
     cookies.set_theme(visit.request, response, visit.field("theme"))
     return response
 
