@@ -1,7 +1,7 @@
 """Measure one side of grpo.py, in a separate process. Prints one JSON line.
 
-Our side trains a run directory with the code of `tunesmith run`. The other side is TRL's
-GRPOTrainer on the same model. The model is random, so both sides force the completion lengths.
+Our side trains a run directory with the code of `tunesmith run`. TRL's side trains the same model
+with GRPOTrainer. The model is random, so both sides force the completion lengths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs, devices, worker deaths and clock steps of a simulated week, sampled with a seed."""
+"""Jobs, devices, worker deaths and clock changes of a simulated week, sampled with a seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Week:
-    """Inputs of the simulation: projects, devices, jobs, worker deaths and clock steps."""
+    """Inputs of the simulation: projects, devices, jobs, worker deaths and clock changes."""
 
     hours: float
     users: int
@@ -42,7 +42,7 @@ class Week:
     """Worker deaths: pairs of a time and the index of the worker's device. Soon after a death, a
     new worker starts on the device."""
     clock_steps: tuple[tuple[float, float], ...] = field(default=())
-    """Times and sizes of steps of the wall clock, in seconds."""
+    """Sudden changes of the wall clock: pairs of a time and a change, both in seconds."""
 
 
 def draw(

@@ -152,8 +152,8 @@ class DataRow(Response):
     """A line of a JSONL file."""
 
     id: str
-    """Position after the row: the numbers of lines and bytes up to there, as `LINES-BYTES`. The id
-    is also a cursor for the parameter `after`."""
+    """Position after the row, as `LINES-BYTES`: the number of lines and the number of bytes before
+    this position. The id is also a cursor for the parameter `after`."""
     object: Literal["file.row"] = "file.row"
     line: int
     """Line number, from 1. The line number equals the row number in the result of the

@@ -51,7 +51,8 @@ class GRPORecipe(Request):
     """Upper clipping bound: the probability ratio is clipped to at most 1 + `epsilon_high`, or to
     at most `epsilon_high` with `cispo`. `epsilon_high=None` means the value of `epsilon`."""
     delta: Annotated[float, Field(gt=1.0, le=1e6, allow_inf_nan=False)] | None = None
-    """Upper bound of the unclipped probability ratio (two-sided clipping); None sets no bound."""
+    """Upper bound of the probability ratio in the loss term that `epsilon` and `epsilon_high` do
+    not clip (two-sided clipping); None sets no bound."""
     num_iterations: int = Field(default=1, ge=1, le=64)
     """Number of optimiser steps on the same completions."""
     importance_sampling_level: Literal["token", "sequence"] = "token"

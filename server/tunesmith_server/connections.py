@@ -55,8 +55,8 @@ class ConnectionGuard:
         self._next_warning = 0.0
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection. If there are too many, close the oldest waiting connection;
-        return False if that is the new connection."""
+        """Count a new connection. If there are too many connections, remove the oldest waiting
+        connection. Return False if this is the new connection itself; the caller then closes it."""
         address = self._address_of(connection.client)
         self._open[connection] = self._waiting[connection] = address
         self._counts[address] += 1

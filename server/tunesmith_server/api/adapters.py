@@ -18,7 +18,7 @@ router = APIRouter(prefix="/adapters", tags=["adapters"], route_class=KeyRoute)
 
 @router.get("", response_model=None, responses={200: {"model": Page[Adapter]}})
 def list_adapters(caller: CallerDep, session: ReaderDep, cursor: CursorDep) -> Response:
-    """List the trained weights of all jobs, results and checkpoints, with their files, newest
+    """List the trained weights of all jobs (results and checkpoints) with their files, newest
     first."""
     return send_page(
         adapters.list_adapters(session, after=cursor.after, limit=cursor.limit, order=cursor.order)

@@ -11,8 +11,8 @@ from .deps import State
 
 
 def announce(state: State, name: str, size: int) -> None:
-    """Commit the database row of content that is about to be written, so that garbage collection
-    includes this content."""
+    """Commit the database row of content before the content is written. Garbage collection then
+    knows the content even if the write is interrupted."""
     with state.database.write.begin() as session:
         blobs.announce(session, name, size)
 

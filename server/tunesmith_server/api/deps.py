@@ -109,7 +109,7 @@ _ENDS_TRANSACTION = "_ends_transaction"
 _ENTRY = "audit_entry"
 """Key in `session.info`: the request's entry in the audit log."""
 _USE = "use"
-"""Name in `session.info` of the caller's API key and project."""
+"""Key in `session.info`: the caller's API key and project."""
 _IS_BULK = "_is_bulk"
 
 

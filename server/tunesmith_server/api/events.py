@@ -125,7 +125,8 @@ def self_check(
     job_id: IdPath,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_STEP)] = None,
 ) -> SelfCheck:
-    """Return the self-check of `attempt` (default: the newest one): checks, states, details."""
+    """Return the self-check of `attempt` (default: the newest), with state and detail of each
+    check."""
     return self_checks.retrieve(session, jobs.retrieve(session, job_id), attempt)
 
 

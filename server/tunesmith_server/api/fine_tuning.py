@@ -30,11 +30,11 @@ def stream_events(
 ) -> StreamingResponse:
     """Send the events of many jobs as SSE.
 
-    `jobs` is a comma-separated list. `ID` requests all events of a job, and `ID:NUMBER` only the
-    events after this number; at most 20 jobs. `*` requests a message `job` with state and progress
-    for each job that is unfinished or has just ended. The id of a message is the position after the
-    message. To miss no event, a client reconnects with the id of its last message as
-    `Last-Event-ID` or as `jobs`.
+    `jobs` is a comma-separated list of at most 20 jobs. The item `ID` requests all events of a job,
+    and `ID:NUMBER` only the events after this number. The item `*` requests a message named `job`
+    for each job that is unfinished or has just ended; the message has the job's state and progress.
+    The id of a message is the position after the message. To miss no event, a client reconnects
+    with the id of its last message as `Last-Event-ID` or as `jobs`.
     """
     position = watches.parse(jobs_)
     if last_event_id:

@@ -96,9 +96,9 @@ def claim(
 @router.post("/jobs/{job_id}/report")
 def report(state: StateDep, worker: WorkerDep, job_id: IdPath, body: ReceivedReport) -> ReportReply:
     """Renew the lease, store the events and answer with a command. If the database or the storage
-    fails, only renew the lease and answer with the command; the worker sends the events again. A
-    final report has an outcome: if it cannot be stored, answer with the error, and the worker
-    repeats the report until it is stored."""
+    fails, only renew the lease and answer with the command; the worker sends the events again. If
+    the outcome in a final report cannot be stored, answer with the error; the worker then repeats
+    the report."""
 
     worker_access.check_self(worker, body.worker_id)
 

@@ -45,8 +45,8 @@ class Position:
         return ",".join(parts).encode()
 
     def moved_to(self, last_event_id: str) -> Position:
-        """Return the position after the SSE message with this id. Ignore the parts of the id that
-        are invalid or name other jobs."""
+        """Return the position after the SSE message with this id. Parts of `last_event_id` that are
+        invalid or name other jobs are ignored."""
         known = Position(dict(self.seqs), set(self.ended), self.everything, self.since)
         names = {*self.seqs, ALL} if self.everything else self.seqs.keys()
         for part in last_event_id.split(","):

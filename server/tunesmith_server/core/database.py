@@ -40,8 +40,8 @@ READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""Escape sequence of NUL in JSON. An odd number of further backslashes before the sequence escapes
-its backslash; the sequence is then plain text and does not match.
+"""Escape sequence of NUL in JSON. If an odd number of backslashes comes before the sequence, its
+own backslash is escaped. The sequence is then plain text, and the pattern does not match.
 """
 _KEPT_CONNECTIONS = 16
 

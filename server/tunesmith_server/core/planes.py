@@ -43,10 +43,9 @@ THREADS = {
     Plane.HEALTH: 2,
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
-"""Largest number of connections of one process.
-
-A thread of one plane never waits for a connection that another plane uses. The other four
-connections are for the janitor and for health checks of the pool.
+"""Maximum number of database connections of one process. Each thread has its own connection, so
+that no plane waits for another plane. Four further connections are for the janitor and for health
+checks of the pool.
 """
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")

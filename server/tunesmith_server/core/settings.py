@@ -37,7 +37,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of all data without a separate setting. Other users must not have access."""
+    """Folder of the server's data, except data that has its own setting. Other users must not have
+    access to it."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""

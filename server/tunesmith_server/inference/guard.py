@@ -1,7 +1,8 @@
 """Run a program as a child in this process's group: `python -m tunesmith_server.inference.guard
 COMMAND`. At SIGTERM, end the whole group; Linux also sends SIGTERM when `tunesmith serve` ends.
 
-While vLLM starts, it does not act on SIGTERM, and its processes do not end with their parent.
+The guard is needed because vLLM ignores SIGTERM while it starts, and because vLLM's processes do
+not end with their parent.
 """
 
 from __future__ import annotations

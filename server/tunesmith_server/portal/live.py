@@ -78,7 +78,7 @@ class Rows:
 
 
 class _RowFeed:
-    """Changed rows of one project, which is the project of the first watcher."""
+    """Changed rows of the list of jobs in one project, for all watchers of this project."""
 
     def __init__(self, app: Starlette, principal: Principal) -> None:
         self.watchers: set[asyncio.Queue[bytes]] = set()

@@ -1,5 +1,5 @@
-"""Estimates of durations. The estimate of a running job uses its progress, that of a waiting job
-uses ended jobs."""
+"""Estimates of durations. The remaining time of a running job is estimated from its progress, and
+the time of a waiting job from jobs that have ended."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """Column of jobs and of usage rows that refers to the table with the limits."""
+    """Reference from a job or a usage row to the project or API key that has the limits."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow
@@ -100,7 +100,8 @@ def _check(session: Session, column: str, value: str, limit: int | None, name: s
 
 
 def may_run(session: Session, project: Project, owner: str, of_key: int | None) -> bool:
-    """Return True if the limits allow another running job or evaluation. The project is locked.
+    """Return True if the limits allow another running job or evaluation. The caller has locked the
+    project.
     `of_key`: maximum number of running jobs of the key `owner`."""
     if project.archived_at is not None:
         return False

@@ -132,8 +132,8 @@ def _references(session: Session) -> Iterator[str]:
 
 
 def start_deleting(session: Session, names: list[str], older_than: timedelta) -> dict[str, float]:
-    """Mark contents for deletion; return the time of the mark of each content. Content that was
-    used in the meantime is not marked, because its `last_used_at` is too new.
+    """Mark contents for deletion, and return the time of each mark. Content that was used in the
+    meantime is not marked, because its `last_used_at` is too new.
     """
     marked = session.execute(
         update(BlobRow)

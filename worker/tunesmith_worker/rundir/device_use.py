@@ -137,8 +137,8 @@ class TrainerUse:
         return False
 
     def settle(self, peak_bytes: int) -> None:
-        """Announce the predicted peak of this process's memory. Chat may use the remaining memory
-        again."""
+        """Record the predicted peak of this process's memory, so that chat processes may use the
+        remaining memory again."""
         if self._announced is not None:
             use = replace(self._announced.use, everything=False, bytes=peak_bytes)
             self._announced.update(use)

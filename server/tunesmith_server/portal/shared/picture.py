@@ -1,7 +1,8 @@
 """Picture of a curve as PNG, for chat programs, which show no SVG.
 
-The picture has 256 shades between the background and the colour of the line. Pixels are drawn by
-columns, because a line crosses each column in one stretch; the file stores rows.
+The picture has 256 shades between the background and the colour of the line. The curve is drawn
+column by column, because it covers one connected range of pixels in each column. The PNG file
+stores the pixels row by row.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return a text about the job `user`, to show to the project `project_id`. The text does not
-    name a job of another project.
+    """Return the words for a job in a message to the project `project_id`. The words do not name a
+    job of another project.
     """
     if user.project_id != project_id:
         return "a job of another project"

@@ -118,7 +118,7 @@ def _may_retry(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
 
 
 def _readable(failures: object) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the earlier failures. A damaged list counts as empty, so that the new failure is
+    """Return the earlier failures. A damaged list counts as empty, so that the new failure can be
     stored."""
     fields = {"attempt", "at", "code", "message"}
     listed = failures if isinstance(failures, list) else []

@@ -1,7 +1,8 @@
 """Metrics in packed form: chunks of 512 steps, written in the transaction that stores the metrics.
 
 All metrics of steps below `jobs.sealed_step` are in chunks; all other metrics are read from
-`job_metrics`. `job_metrics` keeps every value, so a chunk can always be made again.
+`job_metrics`. `job_metrics` keeps every value, so a chunk can always be made again. Void chunks
+have the metrics of steps that a later attempt repeated.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """Return the state that a released job gets because of its user's command, and a text for the
-    event. Returns None if the training should continue."""
+    """Return the next state of a job that its worker has released, and the text of the event, if a
+    user has asked to cancel, pause or stop the job. Return None if the training should continue."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:

@@ -72,7 +72,8 @@ class Scheduler:
         self._publish()
 
     def figures(self) -> Figures:
-        """Return the state after the last step or change. Any thread may call it."""
+        """Return the latest numbers of requests and cached tokens. Any thread may call this
+        method."""
         return self._figures
 
     def _publish(self) -> None:

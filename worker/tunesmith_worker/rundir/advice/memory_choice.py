@@ -22,8 +22,8 @@ class KeepAllEstimate:
 
 
 def keep_all_estimate(report: RunReport) -> KeepAllEstimate | None:
-    """Return the estimate; None if no memory plan exists or if memory ran out in spite of the
-    plan."""
+    """Return the estimate for a run that keeps all activations. Return None if the report has no
+    memory plan, or if the memory ran out in spite of the plan."""
     for choice in report.choices:
         if choice.name != NAME or choice.reason.startswith("out of memory"):
             continue

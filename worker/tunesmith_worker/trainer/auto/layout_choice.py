@@ -39,9 +39,10 @@ _SIMULATED_STEPS = 64
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     kind: Kind
-    """Arrangement of a micro-batch. `padded` pads `rows` examples and uses the model's own layers.
-    `padding_free` concatenates about `rows` examples. `packed` concatenates examples of at most
-    `tokens` tokens in total."""
+    """Arrangement of the examples of a micro-batch. `padded`: the examples are padded to equal
+    length, and the model's own layers compute them. `padding_free`: the examples are concatenated;
+    the micro-batch has about `rows` examples. `packed`: the examples are concatenated; the
+    micro-batch has at most `tokens` tokens."""
     rows: int | None = None
     """Number of examples in a micro-batch; None if packed."""
     tokens: int | None = None

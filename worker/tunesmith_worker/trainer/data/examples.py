@@ -44,7 +44,8 @@ class Counts:
     dropped_untrainable: int = 0
     """Rows without a token that carries loss, at any length."""
     dropped_truncated: int = 0
-    """Rows whose examples have no token with loss after the cut to max_seq_length."""
+    """Rows whose examples lost all tokens that carry loss, because they were cut to
+    max_seq_length."""
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     answers_cut: int = 0

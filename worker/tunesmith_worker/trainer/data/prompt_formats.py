@@ -43,7 +43,7 @@ class ParsedPrompt:
     """One row of a prompt file."""
 
     row: Row
-    """The prompt. The row's `text` is empty, or None for a conversation."""
+    """The prompt. `row.text` is None for a conversation, and empty for any other prompt."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 

@@ -46,7 +46,8 @@ class _Pass:
 
 
 def explain_rows(trainer: Untyped, step: StepRecord) -> RunError:
-    """Return the error for a supervised step; clears the gradients."""
+    """Return an error that explains a loss or gradient that is not finite in a supervised step. The
+    model's gradients are cleared."""
     with _restored_afterwards(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
         passes = [_rerun(trainer, rows, step) for rows in _each_row(step.rows)]

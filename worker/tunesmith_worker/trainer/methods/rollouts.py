@@ -111,7 +111,7 @@ class RolloutRunner:
         self.engine.close()
 
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-        """Return the requests for these prompts, as in the first step."""
+        """Return one request for each prompt, with the seeds of the first step."""
         return [self._request(ids, ("train", 0, index)) for index, ids in enumerate(prompts)]
 
     def start(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Rollout:

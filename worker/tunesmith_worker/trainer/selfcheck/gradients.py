@@ -1,4 +1,5 @@
-"""Tripwires on gradients: each trained unit and each used embedding row must get a gradient.
+"""Tripwires on gradients: each group of trained parameters and each used embedding row must get a
+gradient.
 
 Each check copies all values to the host as one tensor.
 """
@@ -30,7 +31,7 @@ _SHOWN = 3
 class Unit:
     """Parameters that are checked together: an adapter's A and B, or all experts of a layer.
 
-    In full tuning, a unit without experts is a single tensor.
+    In full tuning, each tensor outside experts is a unit.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Unit:
 
 
 def trained_units(model: Untyped) -> list[Unit]:
-    """List the units of all trained parameters and of frozen adapters."""
+    """Group all trained parameters, and also those of frozen adapters, into units."""
     units: dict[str, dict[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or ".lora_" in name:

@@ -55,7 +55,7 @@ class Generated:
     def log_probs_at(
         self, logits: Sequence[torch.Tensor], temperature: float | None = None
     ) -> torch.Tensor:
-        """Return the tokens' log-probabilities [N] under `logits`, which are [C, V] per row.
+        """Return the log-probabilities [N] of the tokens. `logits` has one tensor [C, V] per row.
 
         `temperature`: replaces the temperature of sampled rows; None keeps the rows' temperature.
         """

@@ -84,8 +84,8 @@ def make_sample_batch(context: SupervisedContext) -> SampleBatch:
 
 
 def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
-    """Return parts of evenly spaced rows, each around the row's first label, and a row of `longest`
-    tokens.
+    """Return short parts of some rows, and one row of `longest` tokens. The short parts come from
+    evenly spaced rows; each part contains the first label of its row.
 
     The long row comes last: if rows wrongly attend to earlier rows, most labels are affected. Rows
     without a label are skipped; `check_labels` fails if no row has a label."""

@@ -24,8 +24,8 @@ Untyped = Any  # Any: transformers and peft are not typed
 def embedding_learning_rate(
     model: Untyped, recipe: Recipe, learning_rate: float, choices: Choices
 ) -> float | None:
-    """Return the learning rate of embedding and head parameters. None means that these parameters
-    are frozen or have the same learning rate as all others."""
+    """Return the learning rate of embedding and head parameters. Return None if the embedding and
+    the head are frozen or have the same learning rate as all other parameters."""
     requested = recipe.embedding_learning_rate
     if not embedding_parameters(model) or (recipe.tuning == "full" and requested == "auto"):
         return None

@@ -97,7 +97,8 @@ class ServedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions, and call `on_end` for each. Return 0: steps are not counted."""
+        """Generate completions, and call `on_end` for each. Return 0 instead of a number of steps,
+        because vLLM's steps are not counted."""
 
         async def run() -> None:
             try:
