@@ -2,12 +2,13 @@
 
     python -m benchmarks.precision
 
-loss: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
-      (`tunesmith run`): 300 steps of tiny-math on GSM8K.
-cost: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, for our optimizer and
-      for torch's fused fp32 AdamW. The benchmark alternates between the two optimizers. The
-      difference of their times is divided by the time of a whole training step (2 x 1,024 tokens in
-      bf16 with our kernels). The benchmark also counts the bytes of weights and optimizer state.
+`loss`: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
+(`tunesmith run`): 300 steps of tiny-math on GSM8K.
+
+`cost`: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, for our optimizer
+and for torch's fused fp32 AdamW. The benchmark alternates between the two optimizers. The
+difference of their times is divided by the time of a whole training step (2 x 1,024 tokens in bf16
+with our kernels). The benchmark also counts the bytes of weights and optimizer state.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.

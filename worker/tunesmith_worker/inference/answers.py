@@ -158,8 +158,8 @@ class Answer:
     def _add_prompt(self, output: Output, index: int) -> None:
         """Put the prompt before the first output of a choice.
 
-        The engine generates at least one token. If the request asks for zero tokens, this token is
-        dropped.
+        The engine generates at least one token. If the request asks for zero tokens, the generated
+        token is dropped.
         """
         if self._params.max_tokens == 0:
             output.text, output.token_ids, output.scores = "", (), ()

@@ -116,7 +116,7 @@ class TrainerUse:
             self._announced = Announcement(DeviceUse(kind="trainer", gpu=gpu), self._folder)
 
     def make_room(self, *, everything: bool = False) -> bool:
-        """Wait until chat has freed its unused memory, or all memory; chat then takes no more
+        """Wait until chat has freed its unused memory, or all its memory. Chat then takes no more
         memory until `settle` is called. Return False if no chat process exists, or if chat does not
         confirm in time."""
         if self._announced is None:

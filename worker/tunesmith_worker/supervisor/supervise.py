@@ -1,4 +1,4 @@
-"""Run the train task: claim a job, run its trainer, report events, obey the server's commands.
+"""Run a training task: claim a job, run its trainer, report events, obey the server's commands.
 
 `supervise` is the worker's main function; read it from top to bottom.
 """

@@ -37,8 +37,8 @@ def greedy_answers(
 ) -> list[Answer]:
     """Generate the most likely continuation of each prompt, token by token, in one batch.
 
-    prompts: token ids of at most MAX_ANSWERS prompts. end_tokens: tokens that end an answer.
-    max_tokens: maximum length of an answer. max_seconds: time limit in seconds, after which all
+    `prompts`: token ids of at most MAX_ANSWERS prompts. `end_tokens`: tokens that end an answer.
+    `max_tokens`: maximum length of an answer. `max_seconds`: time limit in seconds, after which all
     unfinished answers end. The function does not change the model's training or evaluation mode.
     Raises ValueError for an empty or for too many prompts."""
     if len(prompts) > MAX_ANSWERS or not all(map(len, prompts)):

@@ -94,11 +94,11 @@ def compare_losses(first: RowScores, second: RowScores, *, seed: int, of: int = 
 def compare(gains: Values, weights: Values | None = None, *, seed: int, of: int = 1) -> Difference:
     """Return `sum(gains) / sum(weights)` with its confidence interval.
 
-    gains: how much better the first model is on each row, [n]. weights: weight of each row, [n];
-    None gives every row the weight 1. seed: seed of the resampling. of: number of comparisons in
-    the evaluation; the confidence level of each interval is 1 - (1 - LEVEL) / of (Bonferroni), so
-    that all intervals contain their true differences with probability LEVEL. Raises ValueError
-    without rows."""
+    `gains`: advantage of the first model on each row, [n]. `weights`: weight of each row, [n]; None
+    gives every row the weight 1. `seed`: seed of the resampling. `of`: number of comparisons in the
+    evaluation. The confidence level of each interval is 1 - (1 - LEVEL) / of (Bonferroni).
+    Therefore, all intervals together contain their true differences with probability LEVEL. Raises
+    ValueError without rows."""
     n = len(gains)
     if n == 0:
         raise ValueError("there are no rows to compare")

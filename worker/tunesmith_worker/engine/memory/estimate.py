@@ -294,7 +294,7 @@ def _eight_bit_inputs(shape: ModelShape, tuning: Tuning) -> int:
 def _layer_workspaces(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[int, int]:
-    """Temporary bytes in a layer's backward pass, as (MLP, attention).
+    """Temporary bytes in a layer's backward pass, as a pair (MLP, attention).
 
     During the MLP's backward, the layer still keeps all activations. During the attention's
     backward, the MLP's activations are already freed."""
@@ -318,7 +318,7 @@ def _layer_workspaces(
 
 
 def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, int]:
-    """Bytes of dequantised 4-bit weights that exist at the same time, as (MLP, attention).
+    """Bytes of dequantised 4-bit weights that exist at the same time, as a pair (MLP, attention).
 
     Our MLP dequantises gate and up together. Our attention dequantises q, k and v together. Stock
     layers dequantise one weight at a time."""

@@ -1,8 +1,8 @@
 """Read a saved LoRA adapter for the native engine.
 
 The module reads only plain LoRA on linear layers and trained token rows. For every other adapter,
-UnsupportedAdapter is raised with the reason. Then the engine `transformers` serves the adapter with
-PEFT.
+UnsupportedAdapter is raised with the reason. The engine `transformers` then serves this adapter
+with PEFT.
 """
 
 from __future__ import annotations

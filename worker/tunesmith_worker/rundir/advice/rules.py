@@ -139,8 +139,8 @@ def _wider(every: int, seconds: float, report: RunReport) -> tuple[int, float] |
     """Return a longer interval for evaluations or checkpoints, and the seconds that it saves.
 
     `every`: current interval in steps. `seconds`: time that evaluations or checkpoints took. At the
-    new interval, they take the share GOAL of the wall time. Return None if no longer interval
-    helps."""
+    new interval, evaluations or checkpoints take the share GOAL of the wall time. Return None if no
+    longer interval helps."""
     rest = report.wall_seconds - seconds
     factor = math.ceil(seconds * (1 - GOAL) / (GOAL * rest)) if rest > 0 else report.steps
     wider = min(every * factor, report.total_steps or every * factor)

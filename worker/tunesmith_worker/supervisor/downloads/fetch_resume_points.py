@@ -71,8 +71,8 @@ def clean_run_directory(root: Path, outcome: Outcome) -> None:
 def _earlier(root: Path, attempt: int) -> list[Path]:
     """Return the run directories of the attempts just before `attempt`, newest first.
 
-    The list ends before the first attempt without a folder. This attempt ran on another host, so
-    the resume points of older attempts are out of date."""
+    The list ends before the first attempt without a folder. An attempt without a folder ran on
+    another host, so the resume points of older attempts are out of date."""
     folders = []
     for number in range(attempt - 1, 0, -1):
         folder = root.with_name(f"attempt-{number}")
