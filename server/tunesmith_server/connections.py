@@ -40,7 +40,7 @@ class Connection(Protocol):
 
 
 class ConnectionGuard:
-    """Open connections of one process. Only the event loop's thread uses it."""
+    """Open connections of one process. Only the event loop's thread uses this object."""
 
     def __init__(self, *, per_address: int, total: int, trusted_proxies: str = "") -> None:
         self._per_address, self._total = per_address, total
@@ -56,7 +56,8 @@ class ConnectionGuard:
 
     def add(self, connection: Connection) -> bool:
         """Count a new connection. If there are too many connections, remove the oldest waiting
-        connection. Return False if this is the new connection itself; the caller then closes it."""
+        connection. Return False if the removed connection is the new connection; the caller then
+        closes the new connection."""
         address = self._address_of(connection.client)
         self._open[connection] = self._waiting[connection] = address
         self._counts[address] += 1

@@ -56,7 +56,7 @@ class SharedJob:
 def create(
     session: Session, principal: Principal, job_id: str, body: JobLinkCreate
 ) -> JobLinkCreated:
-    """Create a link. Only this call returns its path."""
+    """Create a link. Only this call returns the path of the link."""
     jobs.lock(session, job_id)
     now, secret = time.time(), secrets.token_urlsafe(32)
     count = select(func.count()).select_from(JobLinkRow).where(*_current(job_id, now))

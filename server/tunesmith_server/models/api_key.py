@@ -23,8 +23,8 @@ class ApiKeyRow(Base):
     project_id: Mapped[str] = mapped_column(String(40), index=True, server_default=DEFAULT_PROJECT)
     """Project to which the key gives access.
 
-    An admin key gives access to every project. If its request names no project, the request uses
-    this project.
+    An admin key gives access to every project. If a request with an admin key names no project, the
+    request uses this project.
     """
     role: Mapped[str] = mapped_column(String(16), server_default="lead")
     """Role of the key: `viewer`, `member`, `lead` or `admin`. A user's key never has more rights

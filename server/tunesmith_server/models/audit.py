@@ -1,4 +1,4 @@
-"""Table of the audit log. The database refuses to change or delete its rows."""
+"""Table of the audit log. The database refuses to change or delete rows of this table."""
 
 from __future__ import annotations
 

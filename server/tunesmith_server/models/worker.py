@@ -1,5 +1,5 @@
-"""Table of workers that have reported. It serves readiness checks and the choice of jobs for
-workers; it does not determine the state of jobs."""
+"""Table of workers that have reported. The table is used for readiness checks and for the choice of
+jobs for workers. It does not determine the state of jobs."""
 
 from __future__ import annotations
 

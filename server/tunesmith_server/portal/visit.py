@@ -129,7 +129,7 @@ class Page:
     is_bulk: bool = False
     """True if the page reads or stores contents of files, which may take time.
 
-    Such a page runs in the thread pool for bulk transfers. If the page only reads, its audit log
+    A bulk page runs in the thread pool for bulk transfers. If a bulk page only reads, its audit log
     entry is appended afterwards.
     """
     takes_file: bool = False

@@ -27,8 +27,9 @@ class PageBuilder:
         self._items: list[bytes] = []
         self.has_more = False
         self.cursor: str | None = None
-        """Value of `last_id` in the response; None means the id of the last item. A search sets it
-        to the last row that was searched, because this row may come after the last item found."""
+        """Value of `last_id` in the response; None means the id of the last item. A search sets the
+        cursor to the last row that was searched, because this row may come after the last item
+        found."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -18,8 +18,8 @@ _TRAINS_ANYWAY = "training and download work; only chat refuses the model"
 
 def find_warnings(settings: Settings, recipe: Recipe) -> list[RequestProblem]:
     """Return the reasons why the inference server will not load a model of this recipe. The list is
-    empty if TUNESMITH_INFERENCE_MAX_LORA_RANK is not set. It is also empty if `serve` starts vLLM,
-    because Tunesmith's own inference process then answers for the models that vLLM does not
+    empty if TUNESMITH_INFERENCE_MAX_LORA_RANK is not set. The list is also empty if `serve` starts
+    vLLM, because Tunesmith's own inference process then answers for the models that vLLM does not
     load."""
     if not settings.inference_max_lora_rank or settings.inference_vllm_model:
         return []

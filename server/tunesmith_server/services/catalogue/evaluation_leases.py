@@ -4,8 +4,8 @@ and reports the end.
 A write with the number of an older claim is refused, so only the newest claim of an evaluation can
 store a result. Only the janitor ends the lease of a silent worker.
 
-Evaluations wait in the queue like jobs of their project. They count for the limits of running jobs
-and of device-hours. Each renewal of a lease charges the project for device-time."""
+Evaluations wait in the queue like jobs of their project. Evaluations also count towards the limits
+of running jobs and of device-hours. Each renewal of a lease charges the project for device-time."""
 
 from __future__ import annotations
 

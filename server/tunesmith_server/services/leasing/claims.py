@@ -2,7 +2,7 @@
 
 One query chooses the job, locks the job's project and reads all values that the lease needs. A
 claim reads everything before it writes. If a job's row cannot be read, the claim has written
-nothing that it must undo, so it needs no savepoint.
+nothing that it must undo, so the claim needs no savepoint.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def insert(
 def queue_if_validated(
     session: Session, wake_ups: WakeUps, job: JobRow, file_rows: list[FileRow]
 ) -> None:
-    """Queue a job if all its files are valid, and fail it if a file is invalid. Otherwise the job
+    """Queue a job if all its files are valid; fail the job if a file is invalid. Otherwise the job
     stays unchanged."""
     method = stored_job.method_of(job)
     for param, file in zip(("training_file", "validation_file"), file_rows, strict=False):
