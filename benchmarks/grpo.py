@@ -146,7 +146,7 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """For each round, divide the result `of` in `above` by the same result in `below`."""
+    """Return the ratio `of(above) / of(below)` for each round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -7,7 +7,7 @@ Each block of B weights has one scale a in fp32. The scales may also be quantise
 
     a[j] = code2[b_j] a2[j // 256] + offset
 
-The product is computed in fp32 and rounded once, so the weights have the same bits as the weights
+Each weight is computed in fp32 and rounded once, so the weights have the same bits as the weights
 of bitsandbytes. NF4 is defined in "QLoRA" (Dettmers et al., https://arxiv.org/abs/2305.14314),
 section 3 and appendix E.
 """

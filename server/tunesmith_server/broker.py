@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SOCKET_PATH_BYTES = 100
-"""Longest path of a Unix socket. Linux allows 107 bytes, macOS 103."""
+"""Longest path of a Unix socket. A socket path may have 107 bytes on Linux, and 103 bytes on
+macOS."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,8 @@ class Page:
     is_public: bool = False
     """True if the page needs no sign-in."""
     per_minute: int = 0
-    """Maximum requests per minute of one client address to such pages; 0 means no limit."""
+    """Maximum requests per minute from one client address to pages with this limit; 0 means no
+    limit."""
     is_bulk: bool = False
     """True if the page reads or stores contents of files, which may take time.
 

@@ -164,8 +164,8 @@ def used_row_gradients(
     gradient element.
 
     Rows are given as token ids; the largest elements are a tensor [k] on the device. `predicting`:
-    ids of tokens that predict a labelled token. The result has only rows of these tokens, because
-    each of these rows must have a gradient.
+    ids of tokens that predict a labelled token. The result has only the rows of tokens in
+    `predicting`, because each of these rows must have a gradient.
     """
     used = set(predicting.tolist())
     gradients = {}
