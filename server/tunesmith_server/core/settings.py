@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of the server's data, except data that has its own setting. Other users must not have
+    """Folder of all data that has no setting of its own. Other users must not have
     access to it."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a

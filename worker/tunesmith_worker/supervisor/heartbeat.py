@@ -68,7 +68,7 @@ class HeartbeatThread(threading.Thread):
         )
 
     def start_with(self, pool: Pool) -> None:
-        """Start the thread; wake `pool`."""
+        """Start the thread, which wakes `pool` if work waits."""
         self._pool = pool
         self.start()
 

@@ -21,7 +21,7 @@ from .settings import WorkerSettings
 
 DRAINING = "draining"
 CLAIM_SECONDS = 1.0
-"""Seconds in which a worker that is claiming a job writes its claim record."""
+"""Maximum seconds until a worker that is claiming a job has written its claim record."""
 
 
 class ShutdownState:

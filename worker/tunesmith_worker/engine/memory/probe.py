@@ -6,8 +6,8 @@ optimiser step.
 On a GPU, the trial pass reads the allocator's statistics. On a CPU, torch's profiler records every
 tensor allocation, also inside operations; recording takes about a tenth of the time of the forward
 and backward pass. On a CPU, resident memory is larger than the tensors, because glibc keeps freed
-blocks and memory becomes fragmented. A second pass on the CPU, without the profiler, measures the
-peak of resident memory.
+blocks and memory becomes fragmented. On a CPU, a second forward and backward pass, without the
+profiler, measures the peak of resident memory.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ class _HalfNorm:
         return self._module is not None
 
     def of(self, x: torch.Tensor, normed: torch.Tensor | None) -> tuple[torch.Tensor, Norm | None]:
-        """Return a tensor, and the norm that the projections' kernel must apply to it (None: no
-        norm)."""
+        """Return the input of the projections, and the norm that their kernel must apply to this
+        input. The norm is None if the input is already normalised."""
         if normed is not None:
             return normed, None
         if self._kind is None and self._module is not None:

@@ -23,8 +23,8 @@ class SamplingParams:
     """Softmax temperature. 0 means greedy decoding; of equally likely tokens, the lowest id is
     chosen."""
     top_k: int = 0
-    """Sample from the k most likely tokens, and all tokens as likely as the k-th. 0 means all
-    tokens."""
+    """Sample only from the k most likely tokens, and from tokens that are as likely as the k-th
+    token. 0 means all tokens."""
     top_p: float = 1.0
     """Nucleus sampling: sample from the smallest set of tokens whose probability sums to at least
     `top_p`."""

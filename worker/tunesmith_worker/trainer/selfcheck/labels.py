@@ -251,7 +251,7 @@ class _Answer:
     parts: tuple[str, ...]
     """Text of each turn; for a tool call, the tool's name."""
     is_complete: bool
-    """False if the template adds words to the answer. Templates add words to tool calls."""
+    """False if the template adds words to the answer, as templates do for tool calls."""
 
 
 def _answer_of(row: Row, *, has_template: bool) -> _Answer:

@@ -27,8 +27,8 @@ ROWS = 16
 COLUMNS = 4096
 """Number of columns to copy from the start of each copied row."""
 SHARE = 0.25
-"""Minimum size of an element's first update, as a share of the learning rate. AdamW's first update
-is larger than this share of the learning rate."""
+"""Minimum size of an element's first update, as a share of the learning rate; a correct first
+update is at least half of the learning rate."""
 CHANCES = 40.0
 """Minimum expected number of weight changes by stochastic rounding. With 40 expected changes, the
 probability of no change at all is e^-40."""

@@ -40,8 +40,8 @@ The largest measured difference over all model families is 1e-5.
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
 """Limits in fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
-"""Limits in 16 bits without an fp32 reference: the base model is quantized or memory is too
-small."""
+"""Limits in 16 bits if there is no fp32 reference, because the base model is quantized or memory is
+too small."""
 SMALL = 1e-6
 """A tensor's gradient difference up to this share of the whole gradient's norm is ignored.
 

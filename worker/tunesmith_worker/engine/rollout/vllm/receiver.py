@@ -90,7 +90,7 @@ class WeightReceiver:
 
 
 class _BaseModel:
-    """Weights in the base model's folder with which the server was started."""
+    """Weights of the base model that the server was started with, read from the model's folder."""
 
     def __init__(self, runner: Untyped) -> None:
         self._dtype: torch.dtype = runner.model_config.dtype
