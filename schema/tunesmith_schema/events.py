@@ -97,8 +97,8 @@ class MetricPoint(Response):
     `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
     once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
     `log_probs_share`, `forward_share` and `backward_share`. The metrics that end in `_share` are
-    shares of the time without evaluations and checkpoints. `idle_share` is the share of time
-    without generation, weight sync or training, for example while the trainer waits for graders.
+    shares of the time without evaluations and checkpoints. `idle_share` is the share in which the
+    trainer waits for batches or graders, writes metrics, or runs its loop.
     `generated_tokens_per_second` covers only the time of generation.
     """
 

@@ -163,8 +163,8 @@ class Rollouts(Response):
     truncated_share: float | None = None
     """Share of completions cut at `recipe.grpo.max_completion_length`."""
     idle_share: float | None = None
-    """Share of step time without generation, weight sync or training. In this time, the trainer
-    waits for graders or batches, writes logs, or runs its loop."""
+    """Share of step time in the phases `data_wait`, `grade`, `logging` and `train`: the trainer
+    waits for batches or graders, writes metrics, or runs its loop."""
     ungraded_share: float | None = None
     """Share of completions that no grader could score; training excludes these completions."""
     zero_std_share: float | None = None

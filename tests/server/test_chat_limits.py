@@ -58,7 +58,7 @@ def test_the_form_of_a_new_job_shows_the_warning(limited: Server) -> None:
     assert "data-field" not in warning.attributes, "the field is not marked as wrong"
     assert document.with_id("f-recipe.lora.r"), "the warning links to the field"
     assert "loads adapters up to rank 16" in warning.text
-    assert "only chat refuses the model" in warning.text
+    assert "but not chat with it" in warning.text
     assert "would accept this request now" in document.with_id("ready").text
     check_links(browser, document)
     document = check_page(browser.post(CHECK, data=data | {"recipe.lora.r": "16"}).text)

@@ -72,7 +72,7 @@ def parse(text: str) -> Position:
     for part in text.split(","):
         found = _PART.match(part)
         if found is None:
-            raise _invalid(f"{part[:60]!r} is not a position in a job")
+            raise _invalid(f"{part[:60]!r} is not a job id with an optional event number, or *")
         position._set(found[1], found[2])
     if len(position.seqs) > MAX_JOBS:
         raise _invalid(f"a stream has the events of at most {MAX_JOBS} jobs")
@@ -84,5 +84,6 @@ def _invalid(reason: str) -> BadRequest:
         ErrorCode.INVALID_REQUEST,
         f"jobs: {reason}",
         param="jobs",
-        hint="give positions separated by commas: ID, ID:NUMBER, or * for the progress of all jobs",
+        hint="separate by commas: ID for all events of a job, ID:NUMBER for the events after this "
+        "number, * for the progress of all jobs",
     )

@@ -70,7 +70,12 @@ class WakeUps:
         try:
             self._unsent.put_nowait((task, subject_id))
         except queue.Full:
-            log.warning("wake-up %s for %s dropped: %d wait", task, subject_id, MAX_UNSENT)
+            log.warning(
+                "wake-up %s for %s dropped: %d wake-ups are not sent yet",
+                task,
+                subject_id,
+                MAX_UNSENT,
+            )
 
     def _run(self) -> None:
         while message := self._unsent.get():

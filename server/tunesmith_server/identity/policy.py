@@ -152,7 +152,9 @@ def check(principal: Principal, method: str, path: str, values: Mapping[str, str
     verb = RULES.get(route)
     if verb is None:
         raise Forbidden(
-            ErrorCode.PERMISSION_DENIED, f"{route} has no rule", hint="report this to the operator"
+            ErrorCode.PERMISSION_DENIED,
+            f"the server has no permission rule for {route}",
+            hint="report this bug to the operator",
         )
     require(principal, verb, route)
     project_id = values.get("project_id")

@@ -92,5 +92,7 @@ def test_reinforcement_generates_by_transformers(
     assert run.error is None
     assert len(run.losses) == 2
     events = (tmp_path / "run" / "events.jsonl").read_text()
-    assert "Generation is slower: transformers generates" in events
-    assert ("The loss has no load-balancing part" in events) == (model_type == "mixtral")
+    assert "Generation is slow: it uses transformers" in events
+    assert ("The loss does not include the load-balancing loss" in events) == (
+        model_type == "mixtral"
+    )

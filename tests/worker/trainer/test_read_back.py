@@ -46,8 +46,8 @@ FULL = FAST | {"tuning": "full", "lora": None}
 
 FAULTS: list[tuple[str, faults.Fault | None, dict[str, Any], str]] = [
     ("module missing", faults.lose_a_module, FAST, "up_proj"),
-    ("alpha doubled", faults.double_alpha, FAST, "scales LoRA in 14 of 14 layers"),
-    ("stale weights", None, FAST, "lacks the values of 28 of 28 trained tensors"),
+    ("alpha doubled", faults.double_alpha, FAST, "scales LoRA wrongly in 14 of 14 layers"),
+    ("stale weights", None, FAST, "does not contain the trained values of 28 of 28 tensors"),
     ("wrong base named", faults.name_another_base, FAST, "'acme/other' instead of 'acme/tiny'"),
     ("rows of new tokens lost", faults.lose_token_rows, NEW, "trainable_tokens_delta"),
     ("head untied", faults.untie_the_head, FULL, "lm_head.weight"),
@@ -162,7 +162,9 @@ def test_swapped_layers_are_refused_although_bf16_logits_hide_them(
     shutil.copytree(honest(BF16) / "adapter", download)
     faults.swap_two_layers(download)
     relabel(download)
-    with pytest.raises(ResultMismatch, match=r"the values of 2 of them are under another name"):
+    with pytest.raises(
+        ResultMismatch, match=r"the values of 2 of them are stored under another name"
+    ):
         verify(download, str(tiny_model))
     forget_record(download)
     relabel(download)
@@ -342,8 +344,8 @@ def test_a_full_result_that_was_not_read_back_says_why_it_has_no_evaluation(
     run = make_run(QUESTIONS, recipe=FULL | {"evaluate": True})
     assert main(run) == 0
     reason = (
-        "with full tuning, reading the result back replaces the trained weights in memory, and "
-        "the result could not be read back"
+        "the saved result could not be read back, and with full tuning the attempt has already "
+        "replaced the trained weights in memory"
     )
     report = RunReport.model_validate_json((run / "report.json").read_bytes())
     assert report.no_evaluation == reason

@@ -220,7 +220,7 @@ def test_an_engine_of_plan_json_that_cannot_serve_is_chosen_again() -> None:
     run = Run(native.choices.made)
     assert run.engine(make_gpt2()).name == "transformers"
     assert "plan.json says rollout_engine=native, but the native engine does not" in run.warnings[0]
-    assert run.warnings[1].startswith("Generation is slower: transformers generates, in ")
+    assert run.warnings[1].startswith("Generation is slow: it uses transformers, which takes ")
     assert run.events == ["transformers", "in_place"]
 
 

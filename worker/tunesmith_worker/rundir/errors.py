@@ -62,8 +62,8 @@ def failure_of(error: BaseException, writable: Path | None = None) -> JobFailure
         return error.failure
     if is_out_of_memory(error):
         advice = (
-            "Use a smaller model, recipe.precision='bf16' (full tuning: 'bf16_sr8'), or for LoRA "
-            "recipe.quantization='nf4'."
+            "Use a smaller model, or set recipe.precision='bf16' (full tuning: 'bf16_sr8'). With "
+            "LoRA, you can also set recipe.quantization='nf4'."
         )
         return _out_of_memory("before training", error, advice).failure
     if is_disk_full(error):
@@ -140,8 +140,8 @@ def storage_read_only(cause: str) -> JobFailure:
         ErrorCode.STORAGE_READ_ONLY,
         f"The worker's storage is not writable: {cause}",
         category=ErrorCategory.INFRASTRUCTURE,
-        hint="Check if the file system of the worker's data directory is mounted read-only (after "
-        "a disk error, see `dmesg`) or if the directory belongs to another user.",
+        hint="Check if the worker's data directory belongs to another user, or if its file system "
+        "is mounted read-only. Linux does this after a disk error; `dmesg` shows the error.",
     ).failure
 
 
@@ -196,8 +196,8 @@ def explain_model_errors(architecture: str) -> Iterator[None]:
         raise ModelFailed(
             ErrorCode.MODEL_NOT_USABLE,
             f"{architecture} cannot be trained: {type(error).__name__}: {error_text(error)}",
-            hint="docs/reference/models.md lists the models that train. See the traceback in the "
-            "worker's log for the failing module; stock TRL may fail with the same model.",
+            hint="docs/reference/models.md lists the supported models. The traceback in the "
+            "worker's log names the failing module; TRL without Tunesmith may fail too.",
             param="model",
         ) from error
 
@@ -210,11 +210,11 @@ def explain_out_of_memory(batch_size: int) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = "Set a lower recipe.max_seq_length, or recipe.gradient_checkpointing=true."
+        advice = "Lower recipe.max_seq_length, or set recipe.gradient_checkpointing=true."
         if batch_size > 1:
             advice = (
-                f"Set recipe.per_device_train_batch_size to {batch_size // 2}, a lower "
-                "recipe.max_seq_length, or recipe.gradient_checkpointing=true."
+                f"Set recipe.per_device_train_batch_size to {batch_size // 2}, lower "
+                "recipe.max_seq_length, or set recipe.gradient_checkpointing=true."
             )
         raise _out_of_memory(f"at batch_size={batch_size}", error, advice) from error
 

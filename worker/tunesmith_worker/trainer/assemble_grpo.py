@@ -148,8 +148,8 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
         patch(trainer.ref_model, loaded.patches - ({"loss"} if own_head else set()))
     if trainer.left_out_router_loss:
         events.message(
-            f"The loss has no load-balancing part for the router of {type(base.model).__name__}. "
-            f"TRL adds this part times {trainer.left_out_router_loss:g}.",
+            f"The loss does not include the load-balancing loss of {type(base.model).__name__}'s "
+            f"router. TRL adds it with the weight {trainer.left_out_router_loss:g}.",
             level="warn",
         )
     memory = resolve_memory(context, loaded, trainer, layouts, patched)

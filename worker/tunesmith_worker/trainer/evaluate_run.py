@@ -128,8 +128,8 @@ def evaluation_of(
     def models() -> Sequence[EvaluatedModel]:
         if not intact and ready.reference is None:
             raise LeftOut(
-                "with full tuning, reading the result back replaces the trained weights in memory, "
-                "and the result could not be read back"
+                "the saved result could not be read back, and with full tuning the attempt has "
+                "already replaced the trained weights in memory"
             )
         if ready.patched is not None:
             ready.patched.redo()  # `read_back` removed the kernels

@@ -207,8 +207,8 @@ class RunEngine:
         if choice.kind.name == "transformers":
             why_not = choice.refusals.get("native", choice.reason)
             self._warn(
-                f"Generation is slower: transformers generates, in {SLOWER} the time of the native "
-                f"engine. Reason: {why_not}."
+                f"Generation is slow: it uses transformers, which takes {SLOWER} as long as the "
+                f"native engine. Reason: {why_not}."
             )
         return choice.kind, True
 

@@ -13,7 +13,7 @@ from tunesmith_server.core.settings import Settings
 REASON = "chat_cannot_load"
 """Value of `data.reason` in the warning's event."""
 _WHOLE_MATRICES = ("embed_tokens", "lm_head", "wte", "embed_out")
-_TRAINS_ANYWAY = "training and download work; only chat refuses the model"
+_TRAINS_ANYWAY = "you can train and download the model, but not chat with it"
 
 
 def find_warnings(settings: Settings, recipe: Recipe) -> list[RequestProblem]:

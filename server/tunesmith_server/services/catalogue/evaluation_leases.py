@@ -381,8 +381,8 @@ def _failure_of(error: Exception) -> JobFailure:
             category=ErrorCategory.USER,
             code=error.code,
             message=error.message[:4000],
-            hint="since the evaluation was created, it was deleted or is no longer shared; create "
-            "another evaluation",
+            hint="the file or model was deleted or is no longer shared since the evaluation was "
+            "created: create another evaluation",
             param=error.param,
         )
     refused = isinstance(error, _Refused)

@@ -134,7 +134,7 @@ def test_a_head_with_a_bias_is_refused_before_training(
     error = read_result(run).error
     assert error is not None
     assert (error.code, error.param) == (ErrorCode.RECIPE_INVALID, "recipe.add_tokens")
-    assert "head has a bias, so single rows of lm_head cannot train" in error.message
+    assert "head has a bias, so single rows of lm_head cannot be trained" in error.message
 
 
 def test_a_head_with_a_bias_keeps_its_empty_rows_and_the_embedding_learns(
@@ -143,8 +143,8 @@ def test_a_head_with_a_bias_keeps_its_empty_rows_and_the_embedding_learns(
     phi = _head_with_a_bias(tiny_model, tmp_path / "phi")
     run = make_run(ROWS, recipe=FAST, model_path=str(phi))
     assert main(run) == 0
-    assert len(messages(run, "the rows of lm_head do not train")) == 1
-    assert len(messages(run, "token rows of model.embed_tokens train, 1 in each")) == 1
+    assert len(messages(run, "single rows of lm_head cannot be trained")) == 1
+    assert len(messages(run, "token rows of model.embed_tokens are trained, 1 in each")) == 1
     tuned = load(phi, run / "adapter")
     assert_gives_the_probe(tuned, run / "adapter")
     assert not tuned.merge_and_unload().get_output_embeddings().weight[2].any()

@@ -48,8 +48,8 @@ def test_e2_empty_rows_of_the_template_are_trained_as_rows(
     (said,) = messages(run, "never learned")
     assert "2 of the tokens in the data: '<|im_start|>' (1), '<|im_end|>' (2)" in said
     (price,) = messages(run, "token rows of")
-    assert f"{matrices * 2 * H * 4:,} bytes more in the adapter" in price
-    assert f"{matrices * 2 * H * 16:,} in memory" in price
+    assert f"{matrices * 2 * H * 4:,} bytes to the adapter" in price
+    assert f"{matrices * 2 * H * 16:,} bytes of memory" in price
     assert not messages(other, "never learned")
 
     stock = load(base)

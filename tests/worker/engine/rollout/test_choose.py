@@ -84,7 +84,7 @@ def test_another_family_is_generated_by_transformers_and_the_reason_is_given() -
     chosen = choose_engine("auto", workload(model))
     assert chosen.kind.name == "transformers"
     assert "the native engine does not support GPT2LMHeadModel" in chosen.reason
-    assert "times the time of the native engine" in chosen.reason
+    assert "times as long as the native engine" in chosen.reason
     assert set(chosen.figures()) == {"not_vllm", "not_native"}
     plan = chosen.kind.plan(workload(model))
     assert isinstance(chosen.kind.make(model, plan, None), StockEngine)

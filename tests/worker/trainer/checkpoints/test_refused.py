@@ -175,7 +175,7 @@ def test_a_fork_that_does_not_fit_is_refused_by_name(copied: Callable[[], Path])
     assert error is not None
     assert error.code == "resume_mismatch"
     assert (
-        "weight is float32 [4, 96] in the resume point and float32 [8, 96] in the run"
+        "weight is float32 [4, 96] in the resume point, but float32 [8, 96] with this recipe"
         in error.message
     )
     point = found(copied(), forked=True, recipe={"max_steps": 3})

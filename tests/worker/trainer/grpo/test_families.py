@@ -57,5 +57,5 @@ def test_the_reward_does_not_fall_and_log_probs_agree(
     (engine,) = [c for c in event_data(run, EventKind.CHOICE) if c["name"] == "rollout_engine"]
     assert engine["value"] in ("native", "transformers")
     messages = [event.message for event in read_events(run)]
-    slower = any(message.startswith("Generation is slower") for message in messages)
+    slower = any(message.startswith("Generation is slow:") for message in messages)
     assert slower == (engine["value"] == "transformers")

@@ -105,8 +105,8 @@ class SavedAdapter:
 
     def summary(self) -> str:
         return (
-            f"adapter saved: {self.bytes:,} bytes; rounding to the saved dtype changed the probe's "
-            f"logits by at most {self.rounding:.1g}"
+            f"adapter saved: {self.bytes:,} bytes; rounding to the saved dtype changed the "
+            f"model's logits by at most {self.rounding:.1g}"
         )
 
     def as_data(self) -> dict[str, JsonValue]:

@@ -197,8 +197,8 @@ def _reason(name: EngineName, refusals: dict[EngineName, str]) -> str:
     words = {
         "vllm": "vLLM serves this model",
         "native": "the native engine supports this model",
-        "transformers": "transformers supports every model, and generates in "
-        f"{SLOWER} the time of the native engine",
+        "transformers": "transformers supports every model, but takes "
+        f"{SLOWER} as long as the native engine",
     }[name]
     return "; ".join([words, *refusals.values()])
 

@@ -28,7 +28,7 @@ class Comparison:
 
     def summary(self) -> str:
         return (
-            f"read back from disk: the probe's logits differ from the model in memory by at most "
+            "read back from disk: the logits of the saved and the trained model differ by at most "
             f"{scientific(self.max_difference)} (tolerance {self.tolerance:.1e})"
         )
 
@@ -37,13 +37,13 @@ def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: floa
     """Compare logits [B, n, V] with the recorded logits and return the largest difference."""
     if actual.shape != recorded.shape:
         raise ResultMismatch(
-            f"the loaded model's logits have the shape {list(actual.shape)}, the model in memory "
+            f"the saved model's logits have the shape {list(actual.shape)}, the trained model's "
             f"had {list(recorded.shape)}"
         )
     difference = float((actual.double() - recorded.double()).abs().max())
     if not difference <= tolerance:  # NaN is a mismatch too
         raise ResultMismatch(
-            f"the probe's logits differ from the model in memory by {difference:.1e} (tolerance "
+            f"the logits of the saved and the trained model differ by {difference:.1e} (tolerance "
             f"{tolerance:.1e})"
         )
     return difference
@@ -59,9 +59,9 @@ def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], wher
     present = set(saved.values())
     moved = sum(trained[name] in present for name in lost)
     raise ResultMismatch(
-        f"{where} lacks the values of {len(lost)} of {len(trained)} trained tensors "
+        f"{where} does not contain the trained values of {len(lost)} of {len(trained)} tensors "
         f"(tolerance: 0): {_some(lost)}"
-        + (f"; the values of {moved} of them are under another name" if moved else "")
+        + (f"; the values of {moved} of them are stored under another name" if moved else "")
     )
 
 
@@ -69,15 +69,15 @@ def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) 
     """Check that the saved adapter has LoRA on the trained layers, with the recorded scaling."""
     if missing := sorted(recorded.keys() ^ actual.keys()):
         raise ResultMismatch(
-            f"adapter_config.json has LoRA on other layers than in training (tolerance: 0): "
-            f"{_some(missing)}"
+            "adapter_config.json and the trained model have LoRA on different layers "
+            f"(tolerance: 0): {_some(missing)}"
         )
     other = [name for name, value in recorded.items() if actual[name] != value]
     if other:
         name = other[0]
         raise ResultMismatch(
-            f"adapter_config.json scales LoRA in {len(other)} of {len(recorded)} layers by another "
-            f"factor: {actual[name]:g} instead of {recorded[name]:g} in {name}"
+            f"adapter_config.json scales LoRA wrongly in {len(other)} of {len(recorded)} layers: "
+            f"by {actual[name]:g} instead of {recorded[name]:g} in {name}"
         )
 
 

@@ -71,7 +71,9 @@ def restore_optimizer(
         )
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
-        raise _misfit("the saved optimizer has other parameters or groups", "recipe.weight_decay")
+        raise _misfit(
+            "the saved optimizer has other parameters or parameter groups", "recipe.weight_decay"
+        )
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():
         what, _, name = key.partition("/")
@@ -100,7 +102,7 @@ def restore_scheduler(
 def _misfit(reason: str, param: str) -> RunError:
     return RunError(
         ErrorCode.RESUME_MISMATCH,
-        f"The resume point does not fit the run: {reason}.",
+        f"The resume point does not match the recipe: {reason}.",
         hint=f"Restore the former value of {param}, or start a new job.",
         param=param,
     )

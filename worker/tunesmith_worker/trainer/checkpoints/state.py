@@ -147,10 +147,10 @@ def _check_fit(saved: dict[str, torch.Tensor], trained: dict[str, torch.nn.Param
         if before != now:
             raise RunError(
                 ErrorCode.RESUME_MISMATCH,
-                f"The resume point does not fit the run: {name} is {before} in the resume "
-                f"point and {now} in the run.",
-                hint="recipe.tuning, recipe.lora, recipe.add_tokens and recipe.precision decide "
-                "which tensors train: restore their former values, or start a new job.",
+                f"The resume point does not match the recipe: the tensor {name} is {before} in the "
+                f"resume point, but {now} with this recipe.",
+                hint="Restore the former values of recipe.tuning, recipe.lora, recipe.add_tokens "
+                "and recipe.precision, or start a new job.",
                 param="recipe",
             )
 

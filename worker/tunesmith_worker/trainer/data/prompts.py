@@ -56,7 +56,7 @@ class PromptCounts:
         if self.dropped_too_long:
             yield (
                 f"{name}: {self.dropped_too_long} of {self.rows} prompts dropped, longer than the "
-                f"prompt limit of {limit} tokens (context minus completion)"
+                f"prompt limit of {limit} tokens (max_seq_length minus max_completion_length)"
             )
         if self.without_template:
             yield (
@@ -202,7 +202,7 @@ def _encode(rendered: Sequence[tuple[str, bool]], tokenizer: Tokenizer) -> list[
 def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
     return DataError(
         f"{name}, row {row.number} has {len(row.prompt_ids)} tokens, more than the prompt limit "
-        f"of {limit} tokens (context minus completion).",
+        f"of {limit} tokens (max_seq_length minus max_completion_length).",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompt, lower recipe.grpo.max_completion_length, {remedy}, or set "
         "recipe.overlong to 'drop'.",
@@ -212,7 +212,7 @@ def _too_long(name: str, row: PromptRow, limit: int, remedy: str) -> DataError:
 def _nothing_left(name: str, counts: PromptCounts, limit: int | None, remedy: str) -> DataError:
     return DataError(
         f"{name}: all {counts.rows} prompts were dropped, longer than the prompt limit of "
-        f"{limit} tokens (context minus completion).",
+        f"{limit} tokens (max_seq_length minus max_completion_length).",
         code=ErrorCode.ROW_TOO_LONG,
         hint=f"Shorten the prompts, lower recipe.grpo.max_completion_length, or {remedy}.",
     )

@@ -102,11 +102,10 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
     """Choose the layout by the token ratio."""
     ratio = token_ratio(groups)
     layout: GroupLayout = "shared" if ratio >= SHARING_PAYS else "plain"
-    relation = "at least" if layout == "shared" else "less than"
     return LayoutChoice(
         layout,
-        f"plain rows have {ratio:.2f} times the tokens of shared prompts, {relation} "
-        f"{SHARING_PAYS:g}, the ratio at which sharing becomes faster",
+        f"without shared prompts, the rows have {ratio:.2f} times the tokens; sharing is faster "
+        f"from {SHARING_PAYS:g} times",
     )
 
 

@@ -96,7 +96,7 @@ def _regex(grader: RegexGrader) -> Scorer:
         except TimeoutError as error:
             raise GraderError(
                 f"the pattern {grader.pattern[:80]!r} took more than {PATTERN_SECONDS:g} s on one "
-                "completion: it backtracks too much, as (a+)+ does"
+                "completion: it tries too many ways to match. Avoid nested repetition such as (a+)+"
             ) from error
         return float(match is not None)
 

@@ -145,7 +145,8 @@ def check_units(
     alone = [u.name for u in zero if u.kind in seen_kinds or not u.is_layered]
     if alone:
         yield _finding(
-            f"the gradient of {list_names(alone)} is exactly zero, but other modules have one."
+            f"the gradient of {list_names(alone)} is exactly zero, but the gradients of other "
+            "modules are not."
         )
     everywhere = sorted({u.kind for u in zero if u.name not in alone})
     if everywhere and not first:
@@ -182,8 +183,8 @@ def check_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[Fi
     without = [id_ for id_, size in zip(ids, sizes, strict=True) if size == 0.0]
     if without:
         yield _finding(
-            f"rows of {name} have no gradient although their tokens occur in the step: token ids "
-            f"{list_names([str(id_) for id_ in without])}."
+            f"some rows of {name} get no gradient, although the step trains on the tokens of these "
+            f"rows: token ids {list_names([str(id_) for id_ in without])}."
         )
 
 

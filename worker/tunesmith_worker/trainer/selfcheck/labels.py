@@ -34,8 +34,8 @@ WRAPPING = 40
 """Maximum characters that a template may add to an answer, such as an empty think block."""
 
 _HINT = (
-    "The tokenizer's chat template does not fit the data. Check the chat template and the rows; "
-    "labels follow the template's turns."
+    "The tokenizer's chat template determines which tokens are labels. Check that it supports the "
+    "roles and turns of the rows."
 )
 
 
@@ -140,7 +140,7 @@ def check_answers(context: SupervisedContext) -> Outcome:
         )
     least = min(scores)
     return make_outcome(
-        "answers", findings, f"at least {least:.0%} of the assistant's text in labels"
+        "answers", findings, f"labels contain at least {least:.0%} of the assistant's text"
     )
 
 

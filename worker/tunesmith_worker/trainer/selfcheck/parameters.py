@@ -184,8 +184,8 @@ def check_weights(context: CheckContext) -> Outcome:
                 "weights",
                 f"{len(broken)} of {len(named)} tensors contain NaN or infinity (tolerance: 0): "
                 f"{', '.join(broken[:_SHOWN])}.",
-                "Download the base model again. If the model is your own, the run that saved it "
-                "had diverged.",
+                "Download the base model again. If you trained the model yourself, its training "
+                "diverged: use an earlier checkpoint.",
                 param="model",
             )
         )

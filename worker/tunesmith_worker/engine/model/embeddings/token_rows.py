@@ -68,9 +68,9 @@ def train_token_rows(
     _attach(model, chosen, rows)
     count = len(rows) * sum(matrix.weight.shape[1] for matrix in chosen)
     events.message(
-        f"token rows of {' and '.join(matrix.name for matrix in chosen)} train, {len(rows)} in "
-        f"each: {count * adapter_itemsize:,} bytes more in the adapter, "
-        f"{count * TRAINING_BYTES:,} in memory.",
+        f"token rows of {' and '.join(matrix.name for matrix in chosen)} are trained, {len(rows)} "
+        f"in each: they add {count * adapter_itemsize:,} bytes to the adapter and need "
+        f"{count * TRAINING_BYTES:,} bytes of memory.",
         data={
             "token_ids": list(rows),
             "matrices": [matrix.name for matrix in chosen],
@@ -140,8 +140,8 @@ def _report_untrained(events: EventLog, tokenizer: Untyped, rows: Sequence[int])
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     events.message(
         f"the base model never learned {len(rows)} of the tokens in the data: "
-        f"{', '.join(names)}{more}. Rows that are zero, constant or not finite start as the "
-        "mean of the trained rows.",
+        f"{', '.join(names)}{more}. If a token's row in a matrix is zero, constant or not finite, "
+        "it starts as the mean of the rows that the base model learned.",
         data={"token_ids": list(rows)},
     )
 
@@ -151,13 +151,13 @@ def _report_frozen(frozen: Sequence[Matrix], new: NewTokens, events: EventLog) -
     if new.ids:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
-            f"recipe.add_tokens: the head has a bias, so single rows of {names} cannot train.",
+            f"recipe.add_tokens: the head has a bias, so single rows of {names} cannot be trained.",
             hint=f"Train the whole matrix: add {names} to recipe.lora.target_modules and set "
             "recipe.allow_full_embeddings=true.",
             param="recipe.add_tokens",
         )
     events.message(
-        f"the model's head has a bias: the rows of {names} do not train, and the model may not "
-        "learn to generate these tokens.",
+        f"the model's head has a bias, so single rows of {names} cannot be trained: the model may "
+        "not learn to generate the tokens that the base model never learned.",
         level="warn",
     )

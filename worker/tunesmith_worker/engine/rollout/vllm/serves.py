@@ -42,14 +42,14 @@ def why_not(
     if activation not in _ACTIVATIONS:
         return f"vLLM does not compute the activation {activation}"
     if quantization != "none" and server_address() is not None:
-        return "a vLLM server has the base model's weights before quantization"
+        return "a vLLM server cannot use the trainer's quantized weights"
     if quantization == "int8":
-        return "vLLM cannot serve a base model in int8 as the trainer computes it"
+        return "vLLM and the trainer compute int8 base models differently"
     if precision == "fp16" and device.type == "cpu":
         return "vLLM has no fp16 on a CPU"
     for kind in _rope_types(config.get_text_config()):
         if kind not in _FIXED_ROPE:
-            return f"vLLM does not recompute RoPE frequencies of type {kind} with the length"
+            return f"vLLM does not adapt RoPE frequencies of type {kind} to the length"
     return None
 
 

@@ -87,8 +87,8 @@ def decode(
     for token, value in zip(tokens, values, strict=True):
         if value[token] == OTHER_WEIGHTS:
             raise EngineLost(
-                "the vLLM server has lost this run's weights in a rollout: it has started again, "
-                "or another job uses it; only one worker may have its URL"
+                "the vLLM server lost this run's weights during a rollout, because it was "
+                "restarted or another job uses it: give its URL to only one worker"
             )
         if value[token] == NOT_FINITE:
             raise NotFinite(

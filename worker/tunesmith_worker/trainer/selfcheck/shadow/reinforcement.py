@@ -117,8 +117,9 @@ class ReinforcementStep:
         wrong = [i for i, (a, b) in enumerate(zip(expected, trained, strict=False)) if a != b]
         if wrong or len(expected) != len(trained):
             yield fault(
-                f"{len(wrong)} of {len(expected)} completions are trained at another position "
-                f"than they were generated (tolerance: 0; {len(trained)} are trained).",
+                f"the training batch has {len(trained)} completions, the rollout has "
+                f"{len(expected)}: at {len(wrong)} positions, their prompts or completions differ "
+                "(tolerance: 0).",
                 "advantages",
             )
 
