@@ -24,6 +24,13 @@ from typing import Any
 
 from . import fake_inference
 
+RANK = (
+    500,
+    "Call to add_lora method failed: Worker failed with error 'LoRA rank 99 is greater than "
+    "max_lora_rank 64.', please check the stack trace above for the root cause",
+)
+"""Status and message of vLLM 0.32 about an adapter with too large a rank."""
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -33,7 +40,11 @@ class Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
     def do_GET(self) -> None:
-        self.reply(200, {"data": []} if self.path == "/v1/models" else None)
+        models = [
+            {"id": name, "parent": "base" if files else None}
+            for name, files in self.server.models.items()
+        ]
+        self.reply(200, {"data": models} if self.path == "/v1/models" else None)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -55,13 +66,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def load(self, name: str, path: Path) -> None:
         models = self.server.models
-        problem = None
         if name in models:
             problem = f"The lora adapter '{name}' has already been loaded."
-        elif self.server.refuses_adapters:
-            problem = "LoRA rank 99 is greater than max_lora_rank 64."
-        if problem is not None:
-            self.reply(400, {"object": "error", "message": problem, "code": 400})
+            self.reply(400, {"error": {"message": problem, "code": 400}})
+            return
+        if self.server.refuses_adapters:
+            status, problem = self.server.refuses_adapters
+            self.reply(status, {"error": {"message": problem, "code": status}})
             return
         models[name] = {file.name for file in path.iterdir()}
         self.reply(200, None)
@@ -89,7 +100,7 @@ class UnixServer(ThreadingMixIn, UnixStreamServer):
 def running(server: Any, *models: str) -> Iterator[Any]:
     """Serve base models in a thread. `server`: a server with `Handler`."""
     server.models, server.calls = {name: set() for name in models}, []
-    server.refuses = server.refuses_adapters = False
+    server.refuses, server.refuses_adapters = False, None
     thread = Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -141,5 +152,5 @@ def main() -> None:
         time.sleep(600)
     server: Any = UnixServer(options.uds, _Closing)
     server.models, server.calls = {options.served_model_name: set()}, []
-    server.refuses = server.refuses_adapters = False
+    server.refuses, server.refuses_adapters = False, None
     server.serve_forever()

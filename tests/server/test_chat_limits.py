@@ -27,6 +27,7 @@ def limited(settings: Settings, wake_ups: FakeWakeUps) -> Iterator[Server]:
         ({"lora": {"r": 16}}, None),
         ({"lora": {"r": 17}}, "recipe.lora.r"),
         ({}, "recipe.lora.r"),  # the default rank is 32
+        ({"lora": {"r": 8}, "add_tokens": ["<x>"]}, "recipe.add_tokens"),
         ({"lora": {"r": 8, "bias": "all"}}, "recipe.lora.bias"),
         (
             {"lora": {"r": 8, "target_modules": ["q_proj", "lm_head"]}},

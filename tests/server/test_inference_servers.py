@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from tunesmith_server.inference import service
 
 from . import fake_inference
 from .actors import FakeWakeUps, Server, serving
-from .fake_vllm import fake_vllm
+from .fake_vllm import RANK, fake_vllm
 
 TOKEN = "a-token-of-inference-5up3r"
 CHAT = {"model": "tiny-llama", "messages": [{"role": "user", "content": "a b"}]}
@@ -75,6 +76,66 @@ def test_what_vllm_cannot_load_is_refused(beside_vllm: Server, vllm: Any) -> Non
     vllm.models.clear()
     reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert "--served-model-name" in reply.json()["error"]["hint"]
+
+
+FAILED = "Call to add_lora method failed: Worker failed with error '{}', please check the stack"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "hint"),
+    [
+        (RANK, "does not load 'ft:.*': LoRA rank 99 is greater than max_lora_rank 64", "max-lora"),
+        (
+            (500, FAILED.format("a.token_adapter.b is unsupported LoRA weight")),
+            "a.token_adapter.b is unsupported LoRA weight$",
+            "load it with PEFT, or leave TUNESMITH_INFERENCE_URL empty",
+        ),
+        (
+            (500, FAILED.format("LoRA is not enabled. Use --enable-lora to enable LoRA.")),
+            "cannot load adapters",
+            "--enable-lora",
+        ),
+        ((404, "Not Found"), "cannot load adapters", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        (
+            (404, "Loading lora a failed: No adapter found for /srv/secret/a"),
+            "does not find the files of 'ft:",
+            "TUNESMITH_INFERENCE_CACHE",
+        ),
+    ],
+)
+def test_an_adapter_that_vllm_does_not_load_is_refused_with_the_reason(
+    beside_vllm: Server, vllm: Any, answer: tuple[int, str], message: str, hint: str
+) -> None:
+    vllm.refuses_adapters = answer
+    model = tuned_model(beside_vllm)
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "model_not_usable"), error
+    assert re.search(message, error["message"])
+    assert hint in error["hint"]
+    assert "/srv" not in reply.text
+
+
+def test_a_fault_while_an_adapter_is_loaded_is_no_refusal(beside_vllm: Server, vllm: Any) -> None:
+    vllm.refuses_adapters = (500, FAILED.format("[Errno 5] I/O error: /srv/secret/a"))
+    model = tuned_model(beside_vllm)
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+    assert reply.status_code == 500
+    assert "/srv" not in reply.text
+
+
+def test_an_adapter_on_another_base_model_is_refused(beside_vllm: Server, vllm: Any) -> None:
+    """vLLM would load it if the shapes are equal, and the answers would be wrong."""
+    model = tuned_model(beside_vllm)
+    vllm.models = {"other": set()}
+    reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "model_not_usable"), error
+    assert "does not have 'tiny-llama', the base model of" in error["message"]
+    assert error["message"].endswith("it has 'other'")
+    assert "--served-model-name tiny-llama" in error["hint"]
+    assert "/v1/load_lora_adapter" not in [path for path, _ in vllm.calls]
 
 
 def test_a_model_that_the_server_does_not_keep_is_not_loaded_for_each_request(

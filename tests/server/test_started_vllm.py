@@ -15,7 +15,7 @@ from tunesmith_server.inference import process
 
 from . import fake_inference
 from .actors import FakeWakeUps, Server, serving
-from .fake_vllm import fake_vllm
+from .fake_vllm import RANK, fake_vllm
 from .test_inference_servers import CHAT, tuned_model
 
 BASE = "tiny-llama"
@@ -91,7 +91,7 @@ def test_an_adapter_that_vllm_refuses_is_answered_by_our_process(
 ) -> None:
     tuned = tuned_model(server)
     with fake_vllm(BASE, socket) as vllm:
-        vllm.refuses_adapters = True
+        vllm.refuses_adapters = RANK
         for _ in range(3):
             assert engine(server, tuned) == "native"
         loads = [path for path, _ in vllm.calls if path == "/v1/load_lora_adapter"]

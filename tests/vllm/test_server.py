@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,12 @@ import transformers
 from tests.worker.engine.patches.models import model_of, packed_batch, with_lora
 from tests.worker.trainer.test_run_engine import Run
 from tunesmith_schema import PROJECTIONS
-from tunesmith_worker.engine.rollout import Completion, EngineLost, SamplingParams
+from tunesmith_worker.engine.rollout import (
+    Completion,
+    EngineLost,
+    EngineUnavailable,
+    SamplingParams,
+)
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
 
 from .engines import PLAN, SHAPE, Engines, act_in_mid_rollout, engines_of, gap, moved, requests_of
@@ -132,10 +138,32 @@ def test_a_second_trainer_never_changes_the_completions_of_the_first(engines: En
     other.vllm.close()
 
 
-def test_another_base_model_is_refused(engines: Engines) -> None:
-    other = model_of(transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True), seed=7)
-    with pytest.raises(EngineLost, match="another base model"):
+@pytest.mark.parametrize("layers", [SHAPE["num_hidden_layers"], 5])
+def test_another_base_model_is_refused(engines: Engines, layers: int) -> None:
+    shape = SHAPE | {"num_hidden_layers": layers}
+    other = model_of(transformers.Qwen2Config(**shape, tie_word_embeddings=True), seed=7)
+    with pytest.raises(EngineUnavailable, match="another base model"):
         VLLMEngine(with_lora(other), PLAN).generate(requests_of(1, GREEDY))
+
+
+def test_another_dtype_is_refused(engines: Engines) -> None:
+    other = with_lora(_base()).bfloat16()
+    with pytest.raises(EngineUnavailable, match="in float32, but the job in bfloat16"):
+        VLLMEngine(other, PLAN).start()
+
+
+def test_a_wrong_api_key_is_found_before_training(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_TOKEN", "wrong")
+    with pytest.raises(EngineUnavailable, match="refuses the API key"):
+        VLLMEngine(engines.model, PLAN).start()
+
+
+def test_a_limit_of_tokens_below_the_longest_row_is_refused(engines: Engines) -> None:
+    with pytest.raises(EngineUnavailable, match="at most 200 tokens") as caught:
+        VLLMEngine(engines.model, replace(PLAN, row_tokens=201)).start()
+    assert "--max-model-len" in caught.value.remedy
 
 
 @pytest.mark.parametrize(("fast_inference", "then"), [(True, "vllm"), ("auto", "native")])

@@ -22,8 +22,9 @@ from tunesmith_server.core.errors import BadRequest, NotFound
 from tunesmith_server.core.planes import Plane, run_in
 from tunesmith_server.core.storage import Storage, hash_of
 
+from .adapter_refusals import adapter_refusal, wrong_base
 from .protocol import EngineStatus, ServedModel
-from .upstream import error_of, new_client, refusal, unreachable
+from .upstream import error_of, new_client, unreachable
 
 _STATUS_SECONDS = 1.5
 KEEP_SECONDS = 7 * 86400.0
@@ -57,27 +58,20 @@ class OpenAIServer:
                 hint="download the weights and start an inference server with them, or leave "
                 "TUNESMITH_INFERENCE_URL empty",
             )
+        await self._check_base(model)
         folder = await run_in(Plane.CHAT, partial(self._write_files, model))
         load = {"lora_name": model.id, "lora_path": str(folder)}
         reply = await self._request("/v1/load_lora_adapter", json=load)
         if reply.status_code == 400:
             error = await error_of(reply)
             if "already" not in error.message:
-                raise refusal(reply, error)
+                raise adapter_refusal(model, reply, error)
             # An earlier API process loaded it, perhaps with other weights.
             unload = {"lora_name": model.id}
             await (await self._request("/v1/unload_lora_adapter", json=unload)).aclose()
             reply = await self._request("/v1/load_lora_adapter", json=load)
-        if reply.status_code == 404:
-            await reply.aclose()
-            raise BadRequest(
-                ErrorCode.MODEL_NOT_USABLE,
-                f"the inference server cannot load adapters, so it cannot answer as {model.id!r}",
-                param="model",
-                hint="start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
-            )
         if not reply.is_success:
-            raise refusal(reply, await error_of(reply))
+            raise adapter_refusal(model, reply, await error_of(reply))
         await reply.aclose()
         self._folders[model.id] = folder
 
@@ -98,6 +92,22 @@ class OpenAIServer:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+    async def _check_base(self, model: ServedModel) -> None:
+        """Refuse an adapter on another base model: vLLM would load it if the shapes are equal, and
+        answer nonsense. Servers that list no models are not checked."""
+        if model.base is None or model.base.kind != "base":
+            return
+        try:
+            reply = await self._client.get("/v1/models")
+            models = reply.json()["data"] if reply.is_success else []
+            served = [str(entry["id"]) for entry in models if not entry.get("parent")]
+        except httpx.TransportError as error:
+            raise unreachable(self._url, error) from error
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        if served and model.base.id not in served:
+            raise wrong_base(model, model.base.id, served[:5])
 
     async def _request(self, path: str, **options: object) -> httpx.Response:
         request = self._client.build_request("POST", path, **options)  # type: ignore[arg-type]  # httpx checks them

@@ -22,6 +22,11 @@ ABSENT_SECONDS = 10.0
 """Pause in seconds before the next registration of a model that the server did not know in spite of
 its registration. Requests for the model fail during the pause."""
 
+_SERVE_BASE = (
+    "start the inference server with this base model and this name (vLLM: --served-model-name), or "
+    "leave TUNESMITH_INFERENCE_URL empty: our own process serves all base models"
+)
+
 
 class Registry:
     """Requests to one inference server; a model is registered when a request needs it."""
@@ -71,7 +76,7 @@ class Registry:
                 ErrorCode.MODEL_NOT_FOUND,
                 f"the inference server does not have {model.id!r}: {error.message}"[:1000],
                 param="model",
-                hint=error.hint or LIST_MODELS,
+                hint=error.hint or (_SERVE_BASE if model.kind == "base" else LIST_MODELS),
             )
             self._absent[model.id] = (model.digest, time.monotonic() + ABSENT_SECONDS, absent)
             raise absent

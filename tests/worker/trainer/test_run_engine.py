@@ -16,6 +16,7 @@ from tunesmith_schema import Choice, Plan
 from tunesmith_worker.engine.rollout import (
     Completion,
     EngineLost,
+    EngineUnavailable,
     NativeEngine,
     OnCompletion,
     Request,
@@ -23,7 +24,7 @@ from tunesmith_worker.engine.rollout import (
     UnsupportedModel,
 )
 from tunesmith_worker.engine.rollout import choose as module
-from tunesmith_worker.engine.rollout.choose import EngineKind, EngineUnavailable
+from tunesmith_worker.engine.rollout.choose import EngineKind
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.plan import Choices
 from tunesmith_worker.trainer.methods.rollouts import rollout_failures
@@ -50,7 +51,7 @@ class DyingEngine(NativeEngine):
     starts: Sequence[bool] = ()
     """True for each following start that succeeds; then all starts do."""
     problem: Exception | None = None
-    """Error of all starts."""
+    """Error of all starts and calls."""
 
     def __init__(self, *given: Untyped) -> None:
         super().__init__(*given)
@@ -60,6 +61,8 @@ class DyingEngine(NativeEngine):
         self, requests: Sequence[Request], on_completion: OnCompletion | None = None
     ) -> list[Completion]:
         kind = type(self)
+        if self.problem is not None:
+            raise self.problem
         if kind.dies is not None and kind.dies <= 0:
             return super().generate(requests, on_completion)
         if kind.dies is not None:
@@ -190,6 +193,30 @@ def test_an_engine_that_does_not_start_is_lost(
     assert (engine.name, len(run.warnings)) == (then, 2 if fast_inference is True else 1)
 
 
+WRONG = EngineUnavailable("the server computes in bfloat16", "Start it with --dtype float32.")
+
+
+@pytest.mark.parametrize("method", ["start", "generate"])
+def test_a_wrong_server_is_not_tried_again(dying: type[DyingEngine], method: str) -> None:
+    dying.problem = WRONG
+    run = Run()
+    engine = run.engine(make_model("llama"))
+    getattr(engine, method)(*([REQUESTS] if method == "generate" else []))
+    assert engine.name == "native"
+    [said] = run.warnings
+    assert said.endswith(
+        "to native: the server computes in bfloat16. Start it with --dtype float32."
+    )
+    run = Run()
+    engine = run.engine(make_model("llama"), True)
+    with pytest.raises(RunError) as caught, rollout_failures():
+        getattr(engine, method)(*([REQUESTS] if method == "generate" else []))
+    failure = caught.value.failure
+    assert (failure.code, failure.category) == ("recipe_invalid", "user"), "failed for good"
+    assert str(failure.hint).startswith("Start it with --dtype float32. With recipe.rollout.fast_")
+    assert run.warnings == []
+
+
 def test_a_model_that_vllm_does_not_support_gets_the_next_engine(dying: type[DyingEngine]) -> None:
     dying.problem = UnsupportedModel("lm_head: an adapter")
     run = Run()
@@ -262,3 +289,7 @@ def test_a_demand_that_cannot_be_met_names_the_field(monkeypatch: pytest.MonkeyP
     failure = caught.value.failure
     assert (failure.code, failure.param) == ("recipe_invalid", "recipe.rollout.fast_inference")
     assert isinstance(caught.value.__cause__, EngineUnavailable)
+    assert failure.hint == (
+        "Install vLLM in the trainer's environment. With recipe.rollout.fast_inference='auto', "
+        "another engine generates."
+    )

@@ -10,6 +10,7 @@ from tunesmith_worker.engine.rollout import (
     Completion,
     EngineLost,
     EngineName,
+    EngineUnavailable,
     ModelEngine,
     OnCompletion,
     Request,
@@ -107,8 +108,8 @@ class RunEngine:
     ) -> list[Completion]:
         """Generate completions; see `RolloutEngine`.
 
-        Raises EngineLost if no engine can continue. Other errors of an engine are raised
-        unchanged."""
+        Raises EngineLost or EngineUnavailable if no engine can continue. Other errors of an engine
+        are raised unchanged."""
         done: dict[int, Completion] = {}
         while True:
             missing = [place for place in range(len(requests)) if place not in done]
@@ -124,18 +125,24 @@ class RunEngine:
                 generated = engine.generate([requests[place] for place in missing], arrive)
             except EngineLost as error:
                 self._recover(error)
+            except EngineUnavailable as error:
+                if not self.fall_back(f"{error}. {error.remedy}"):
+                    raise
             else:
                 done.update(zip(missing, generated, strict=True))
                 return [done[place] for place in range(len(requests))]
 
     def start(self) -> None:
         """Start the current engine. If the start fails, the engine is replaced by another engine,
-        or `generate` starts it again. Raises UnsupportedModel if the recipe allows no other
-        engine."""
+        or `generate` starts it again. Raises UnsupportedModel and EngineUnavailable if the recipe
+        allows no other engine."""
         try:
             self._current.start()
         except EngineLost as error:
             self._recover(error)
+        except EngineUnavailable as error:
+            if not self.fall_back(f"{error}. {error.remedy}"):
+                raise
         except UnsupportedModel as error:
             if not self.fall_back(f"{self.name} does not support {error}."):
                 raise

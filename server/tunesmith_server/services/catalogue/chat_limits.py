@@ -38,6 +38,11 @@ def _reasons(recipe: Recipe, cap: int) -> Iterator[tuple[str, str]]:
     lora = recipe.lora or LoraRecipe()
     if lora.r > cap:
         yield "recipe.lora.r", f"the inference server (vLLM) loads adapters up to rank {cap}"
+    if recipe.add_tokens:
+        yield (
+            "recipe.add_tokens",
+            "the inference server (vLLM) loads no adapters with embeddings of added tokens",
+        )
     if lora.bias != "none":
         yield "recipe.lora.bias", "the inference server (vLLM) loads no adapters with biases"
     targets = lora.target_modules if isinstance(lora.target_modules, list) else []

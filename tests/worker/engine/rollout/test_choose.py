@@ -12,11 +12,10 @@ import torch
 
 from tests.worker.engine.patches.models import make_model, with_lora
 from tunesmith_schema import LoraRecipe
-from tunesmith_worker.engine.rollout import NativeEngine, StockEngine
+from tunesmith_worker.engine.rollout import EngineUnavailable, NativeEngine, StockEngine
 from tunesmith_worker.engine.rollout import choose as module
 from tunesmith_worker.engine.rollout.choose import (
     VLLM_MODULE,
-    EngineUnavailable,
     Workload,
     choose_engine,
     engine_kind,
@@ -96,7 +95,7 @@ def test_vllm_is_demanded_but_not_installed() -> None:
         choose_engine(True, workload(make_model("llama")))
     assert "recipe.rollout.fast_inference=True" in str(caught.value)
     assert "vLLM is not installed" in str(caught.value)
-    assert "'auto'" in caught.value.remedy
+    assert caught.value.remedy == "Install vLLM in the trainer's environment."
 
 
 def test_vllm_serves_what_it_can_if_it_is_demanded(vllm: type[FakeVLLM]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -12,7 +13,13 @@ from typing import Any
 import pytest
 
 from tests.worker.engine.patches.models import make_model, with_lora
-from tunesmith_worker.engine.rollout import EngineLost, Interrupted, Request, RolloutPlan
+from tunesmith_worker.engine.rollout import (
+    EngineLost,
+    EngineUnavailable,
+    Interrupted,
+    Request,
+    RolloutPlan,
+)
 from tunesmith_worker.engine.rollout.fold import checksum
 from tunesmith_worker.engine.rollout.protocol import UnsupportedModel
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
@@ -22,7 +29,7 @@ from tunesmith_worker.engine.rollout.vllm.wire import OTHER_WEIGHTS
 
 Untyped = Any  # Any: transformers is not typed
 
-PLAN = RolloutPlan(weights="merged", max_rows=4)
+PLAN = RolloutPlan(weights="merged", max_rows=4, row_tokens=12)
 REQUEST = Request(prompt_ids=(3, 4, 5), max_tokens=2, seed=1)
 
 
@@ -33,14 +40,24 @@ class Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
     def do_GET(self) -> None:
-        self.reply(200, "")
+        if self.path == "/v1/models" and self.headers["authorization"] != self.server.key:
+            self.reply(401, '{"error": "Unauthorized"}')
+        else:
+            self.answer(self.path)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])) or "null")
         self.server.asked.append((self.path, body))
-        method = body["method"] if self.path == "/collective_rpc" else self.path
+        if body == {} and self.server.answers.get(self.path) is not None:
+            self.reply(400, '{"error": {"message": "2 validation errors"}}')
+        else:
+            self.answer(body["method"] if self.path == "/collective_rpc" else self.path)
+
+    def answer(self, method: str) -> None:
         answer = self.server.answers.get(method)
-        if answer is None:
+        if isinstance(answer, int):
+            self.reply(answer, self.server.problem)
+        elif answer is None:
             self.reply(404, '{"detail": "Not Found"}')
         elif self.path == "/collective_rpc":
             self.reply(200, json.dumps({"results": [answer]}))
@@ -66,8 +83,10 @@ def server(model: Untyped, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     choice = {"token_ids": [7, 7], "logprobs": {"content": content}}
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server: Any = served
-    server.asked = []
+    server.asked, server.key, server.problem = [], None, ""
     server.answers = {
+        "/health": "",
+        "/v1/models": {"data": [{"id": "model", "max_model_len": 4096}]},
         "tunesmith_missing_options": {},
         "tunesmith_checksums": {n: checksum(w) for n, w in PolicyWeights(model).untrained()},
         "tunesmith_begin": {},
@@ -119,21 +138,91 @@ def test_a_missing_server_is_lost_after_a_short_time(
         engine.generate([REQUEST])
 
 
+NO_METHOD = "Worker failed with error ''CPUWorker' object has no attribute 'tunesmith_{}'"
+BASE = {"folder": "/srv/models/b", "dtype": "float32"}
+
+
 @pytest.mark.parametrize(
-    ("answers", "problem"),
+    ("answers", "problem", "remedy"),
     [
-        ({"tunesmith_missing_options": None}, r"answers 404 to /collective_rpc.*how-to/vllm\.md"),
-        ({"tunesmith_missing_options": {"--max-logprobs 2": ""}}, "without --max-logprobs 2"),
-        ({"tunesmith_checksums": {}}, "serves another base model or dtype: its"),
-        ({"/inference/v1/generate": None}, r"answers 404 to /inference/v1/generate"),
-        ({"/inference/v1/generate": "<html>"}, "vLLM failed: JSONDecodeError"),
+        ({"/health": None}, "is not vLLM's: it answers 404 to /health", "without a path"),
+        ({"/v1/models": "<html>"}, "is not vLLM's: it answers 200 to /v1/models", "without a path"),
+        (
+            {"/v1/models": 401},
+            "needs an API key, and TUNESMITH_ROLLOUT_TOKEN is empty",
+            "--api-key",
+        ),
+        (
+            {"/v1/models": {"data": [{"max_model_len": 9}]}},
+            "at most 9 tokens per completion with its prompt, but the job needs 12",
+            "--max-model-len 12",
+        ),
+        ({"tunesmith_missing_options": None}, "404 to /collective_rpc", "VLLM_SERVER_DEV_MODE=1"),
+        (
+            {"tunesmith_missing_options": {"--max-logprobs 2": ""}},
+            "was started without --max-logprobs 2",
+            "all options in docs/how-to/vllm.md",
+        ),
+        ({"tunesmith_missing_options": 500}, "without --worker-extension-cls", "version of Tune"),
+        ({"/inference/v1/generate": None}, "404 to /inference/v1/generate", "--enable-scale-out"),
+        (
+            {"tunesmith_checksums": {}, "tunesmith_base_model": BASE},
+            r"has another base model \(/srv/models/b\): its",
+            "the job's base model, or set TUNESMITH_ROLLOUT_URL",
+        ),
+        (
+            {"tunesmith_checksums": {}, "tunesmith_base_model": BASE | {"dtype": "bfloat16"}},
+            "computes in bfloat16, but the job in float32",
+            "--dtype float32",
+        ),
     ],
 )
-def test_a_wrong_server_is_named(
-    server: Any, model: Untyped, answers: dict[str, Any], problem: str
+def test_a_wrong_server_is_unavailable_with_a_remedy(
+    server: Any, model: Untyped, answers: dict[str, Any], problem: str, remedy: str
 ) -> None:
+    """Another attempt does not help, so the error is not EngineLost. It comes before training."""
     server.answers |= answers
-    with pytest.raises(EngineLost, match=problem):
+    server.problem = NO_METHOD.format("missing_options")
+    with pytest.raises(EngineUnavailable, match=problem) as caught:
+        VLLMEngine(model, PLAN).start()
+    assert remedy in caught.value.remedy
+
+
+def test_a_wrong_api_key_is_unavailable(
+    server: Any, model: Untyped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = "Bearer right"
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_TOKEN", "wrong")
+    with pytest.raises(EngineUnavailable, match="refuses the API key in TUNESMITH_ROLLOUT_TOKEN"):
+        VLLMEngine(model, PLAN).start()
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_TOKEN", "right")
+    VLLMEngine(model, PLAN).start()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/health", 503), ("/health", 429), ("/v1/models", 502), ("tunesmith_missing_options", 500)],
+)
+def test_an_outage_is_lost(
+    server: Any, model: Untyped, path: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
+    server.answers[path] = status
+    with pytest.raises(EngineLost, match=f"answers {status} to /"):
+        VLLMEngine(model, PLAN).start()
+
+
+def test_a_completion_that_ends_at_the_servers_limit_is_refused(
+    server: Any, model: Untyped
+) -> None:
+    with pytest.raises(EngineUnavailable, match="after 2 of 5 tokens, because") as caught:
+        VLLMEngine(model, PLAN).generate([replace(REQUEST, max_tokens=5)])
+    assert "--max-model-len 8, or more" in caught.value.remedy
+
+
+def test_answers_that_are_not_json_are_lost(server: Any, model: Untyped) -> None:
+    server.answers["/inference/v1/generate"] = "<html>"
+    with pytest.raises(EngineLost, match="vLLM failed: JSONDecodeError"):
         VLLMEngine(model, PLAN).generate([REQUEST])
 
 

@@ -21,7 +21,7 @@ from tunesmith_schema import LoraRecipe
 from .architecture import read_architecture
 from .native import NativeEngine
 from .plan import RolloutPlan, plan_rollout
-from .protocol import EngineName, ModelEngine, RolloutError, UnsupportedModel
+from .protocol import EngineName, EngineUnavailable, ModelEngine, UnsupportedModel
 from .stock import SLOWER, StockEngine, plan_stock_rollout
 from .vllm.plan import plan_vllm_rollout, server_address
 from .weights import check_head
@@ -29,14 +29,6 @@ from .weights import check_head
 Untyped = Any  # Any: transformers is not typed
 FastInference = bool | Literal["auto"]
 VLLM_MODULE = "tunesmith_worker.engine.rollout.vllm"
-
-
-class EngineUnavailable(RolloutError):
-    """Raised if the recipe allows only one engine and this engine cannot serve the model."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +112,7 @@ def choose_engine(
     raise EngineUnavailable(
         f"recipe.rollout.fast_inference={fast_inference!r} allows no other engine than {name}, "
         f"but {why_not}",
-        _remedy(why_not),
+        "Install vLLM in the trainer's environment." if why_not == NOT_INSTALLED else "",
     )
 
 
@@ -201,10 +193,3 @@ def _reason(name: EngineName, refusals: dict[EngineName, str]) -> str:
         f"{SLOWER} as long as the native engine",
     }[name]
     return "; ".join([words, *refusals.values()])
-
-
-def _remedy(why_not: str) -> str:
-    remedy = "Set recipe.rollout.fast_inference to 'auto' to use another engine"
-    if why_not == NOT_INSTALLED:
-        return f"{remedy}, or install vLLM in the trainer's environment."
-    return f"{remedy}."

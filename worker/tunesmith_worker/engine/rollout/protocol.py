@@ -175,8 +175,8 @@ class ModelEngine(RolloutEngine, Protocol):
         the dtype and layers that the model had at the engine's start."""
 
     def start(self) -> None:
-        """Start what `generate` needs and does not have yet, for example vLLM. Raises EngineLost
-        and UnsupportedModel."""
+        """Start what `generate` needs and does not have yet, for example vLLM. Raises EngineLost,
+        EngineUnavailable and UnsupportedModel."""
 
     def close(self) -> None:
         """Free memory and processes. The engine must not be used afterwards."""
@@ -197,6 +197,16 @@ class UnsupportedModel(RolloutError):
 class EngineLost(RolloutError):
     """Raised if an engine in another process or library failed, although the model is intact.
     Generation of the remaining requests can continue on a new engine."""
+
+
+class EngineUnavailable(RolloutError):
+    """Raised if an engine cannot serve a run until a person changes something: a restart of the
+    engine, or another attempt of the job, cannot help."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        """`remedy`: what makes the engine usable, as a sentence."""
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class NotFinite(RolloutError):

@@ -19,6 +19,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode, PhaseName
 from tunesmith_worker.engine.rollout import (
     Completion,
     EngineLost,
+    EngineUnavailable,
     ModelEngine,
     NotFinite,
     Request,
@@ -26,7 +27,6 @@ from tunesmith_worker.engine.rollout import (
     SamplingParams,
     UnsupportedModel,
 )
-from tunesmith_worker.engine.rollout.choose import EngineUnavailable
 from tunesmith_worker.rundir.clock import WallClock
 from tunesmith_worker.rundir.errors import RunError, is_out_of_memory
 from tunesmith_worker.trainer.auto.resolve_grpo import GRPOPlan
@@ -300,7 +300,8 @@ def rollout_failures() -> Iterator[None]:
         raise RunError(
             ErrorCode.RECIPE_INVALID,
             f"{error}.",
-            hint=error.remedy,
+            hint=f"{error.remedy} With recipe.rollout.fast_inference='auto', another engine "
+            "generates.".lstrip(),
             param="recipe.rollout.fast_inference",
         ) from error
     except EngineLost as error:

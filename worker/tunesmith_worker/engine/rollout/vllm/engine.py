@@ -78,7 +78,7 @@ class VLLMEngine:
         """Generate completions; see `RolloutEngine`.
 
         Raises UnusableRequest before any computation, UnsupportedModel, NotFinite, Interrupted,
-        EngineLost, and exceptions of `on_completion`."""
+        EngineLost, EngineUnavailable, and exceptions of `on_completion`."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         completions: dict[int, Completion] = {}
@@ -108,7 +108,8 @@ class VLLMEngine:
         return done
 
     def start(self) -> None:
-        """Start vLLM, or connect to its server. Raises EngineLost and UnsupportedModel."""
+        """Start vLLM, or connect to its server. Raises EngineLost, EngineUnavailable and
+        UnsupportedModel."""
         self._started(FIRST_SECONDS)
 
     def close(self) -> None:
@@ -127,7 +128,11 @@ class VLLMEngine:
                     self._vllm = ColocatedVLLM(self._model, self._plan)
                 else:
                     self._vllm = ServedVLLM(
-                        self._model, *address, seconds=seconds, interrupted=self.interrupted
+                        self._model,
+                        *address,
+                        row_tokens=self._plan.row_tokens,
+                        seconds=seconds,
+                        interrupted=self.interrupted,
                     )
         return self._vllm
 

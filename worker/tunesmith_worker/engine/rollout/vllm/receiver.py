@@ -84,9 +84,14 @@ class WeightReceiver:
         return {name: "missing" for name, is_set in options.items() if not is_set}
 
     def tunesmith_checksums(self, *names: str) -> dict[str, int]:
-        """Return a checksum of each named weight of the base model."""
+        """Return a checksum of each named weight that the base model has."""
         base = _BaseModel(self.model_runner)
-        return {name: checksum(base.weight(name)) for name in names}
+        return {name: checksum(base.weight(name)) for name in names if name in base}
+
+    def tunesmith_base_model(self) -> dict[str, str]:
+        """Return the folder and the dtype of the base model."""
+        config = self.model_runner.model_config
+        return {"folder": str(config.model), "dtype": str(config.dtype).removeprefix("torch.")}
 
 
 class _BaseModel:
@@ -100,6 +105,9 @@ class _BaseModel:
         for path in sorted(folder.glob("*.safetensors")):
             with safetensors.safe_open(path, "pt") as file:
                 self._files.update(dict.fromkeys(file.keys(), path))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def weight(self, name: str) -> torch.Tensor:
         with safetensors.safe_open(self._files[name], "pt") as file:

@@ -12,15 +12,16 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
 import httpx
 
 from ..fold import checksum
-from ..protocol import Completion, EngineLost, Interrupted, Request
+from ..protocol import Completion, EngineLost, EngineUnavailable, Interrupted, Request
 from .parcel import pack
+from .refusals import not_vllm, problem_of
 from .weights import PolicyWeights
 from .wire import decode, sampling_arguments
 
@@ -32,7 +33,6 @@ FIRST_SECONDS = 30.0
 """Seconds in which a server must answer at the start of a run."""
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
-_HINT = "was it started with all options in docs/how-to/vllm.md?"
 _CHECKED = 3
 """Number of base-model weights whose checksums are compared with the server's."""
 
@@ -46,13 +46,15 @@ class ServedVLLM:
         url: str,
         token: str,
         *,
+        row_tokens: int = 0,
         seconds: float = START_SECONDS,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`seconds`: time in which the server must answer. `interrupted`: see ModelEngine.
+        """`row_tokens`: number of tokens of the longest prompt with its completion. `seconds`: time
+        in which the server must answer. `interrupted`: see ModelEngine.
 
-        Raises EngineLost if there is no server, or if the server has another base model, and
-        Interrupted."""
+        Raises EngineLost if there is no server, EngineUnavailable if the server has another base
+        model, API key or options, and Interrupted."""
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")
@@ -71,8 +73,9 @@ class ServedVLLM:
         self._client = httpx.Client(**self._settings)
         try:
             self._wait_for_start(seconds, interrupted)
+            self._check_lengths(row_tokens)
             self._check_options()
-            self._check_base_model()
+            self._check_base_model(model)
         except BaseException:
             self._client.close()
             raise
@@ -87,7 +90,7 @@ class ServedVLLM:
             )
         self._weights_id = secrets.token_hex(8)
         self._call("tunesmith_load", self._weights_id)
-        self._post("/reset_prefix_cache")
+        self._request("POST", "/reset_prefix_cache")
         self._complete = True
 
     def generate(
@@ -154,7 +157,7 @@ class ServedVLLM:
         except httpx.TransportError as error:
             raise self._lost(error) from error
         if not reply.is_success:
-            raise self._refused(reply)
+            raise problem_of(reply, self._url)
         [choice] = reply.json()["choices"]
         values = [
             {entry["token_id"]: entry["logprob"] for entry in (*at["top_logprobs"], at)}
@@ -171,51 +174,82 @@ class ServedVLLM:
                 reply = self._client.get("/health", timeout=5.0)
                 if reply.is_success:
                     return
-                problem: Exception = RuntimeError(f"{reply.status_code} to /health")
+                problem = problem_of(reply, self._url)
             except httpx.TransportError as error:
-                problem = error
-            if time.monotonic() > deadline:
-                raise self._lost(problem)
+                problem = self._lost(error)
+            if isinstance(problem, EngineUnavailable) or time.monotonic() > deadline:
+                raise problem
             time.sleep(1.0)
+
+    def _check_lengths(self, row_tokens: int) -> None:
+        """Compare the server's limit with the longest row. The route needs the API key, so a wrong
+        key is found too."""
+        [served, *_] = self._list_in(self._request("GET", "/v1/models"), "data")
+        limit = served.get("max_model_len")
+        if limit is not None and limit < row_tokens:
+            raise EngineUnavailable(
+                f"the vLLM server at {self._url} processes at most {limit} tokens per completion "
+                f"with its prompt, but the job needs {row_tokens}",
+                f"Start the server with --max-model-len {row_tokens}, or lower "
+                "recipe.grpo.max_completion_length.",
+            )
 
     def _check_options(self) -> None:
         missing = self._call("tunesmith_missing_options")
         if missing:
-            raise EngineLost(
-                f"the vLLM server at {self._url} was started without {', '.join(missing)}"
+            raise EngineUnavailable(
+                f"the vLLM server at {self._url} was started without {', '.join(missing)}",
+                "Start the server with all options in docs/how-to/vllm.md.",
             )
+        # Without a prompt, the route answers 400; without its option, 404.
+        self._request("POST", "/inference/v1/generate", {}, allowed=(400, 422))
 
-    def _check_base_model(self) -> None:
+    def _check_base_model(self, model: Untyped) -> None:
         ours = {name: weight for name, weight in islice(self._policy.untrained(), _CHECKED)}
         if not ours:
             return
         theirs = self._call("tunesmith_checksums", *ours)
-        for name, weight in ours.items():
-            if theirs.get(name) != checksum(weight):
-                raise EngineLost(
-                    f"the vLLM server at {self._url} serves another base model or dtype: its "
-                    f"{name} differs from the trainer's"
-                )
+        different = [name for name, weight in ours.items() if theirs.get(name) != checksum(weight)]
+        if not different:
+            return
+        served, dtype = self._call("tunesmith_base_model"), str(model.dtype).removeprefix("torch.")
+        if served["dtype"] != dtype:
+            raise EngineUnavailable(
+                f"the vLLM server at {self._url} computes in {served['dtype']}, but the job in "
+                f"{dtype}",
+                f"Start the server with --dtype {dtype}.",
+            )
+        raise EngineUnavailable(
+            f"the vLLM server at {self._url} has another base model ({served['folder']}): its "
+            f"{different[0]} differs from the trainer's",
+            "Start the server with the job's base model, or set TUNESMITH_ROLLOUT_URL to a server "
+            "that has it.",
+        )
 
-    def _call(self, method: str, *arguments: str) -> dict[str, int]:
-        reply = self._post("/collective_rpc", {"method": method, "args": list(arguments)})
-        result: dict[str, int] = reply.json()["results"][0]
+    def _call(self, method: str, *arguments: str) -> dict[str, Untyped]:
+        reply = self._request("POST", "/collective_rpc", {"method": method, "args": [*arguments]})
+        result: dict[str, Untyped] = self._list_in(reply, "results")[0]
         return result
 
-    def _post(self, path: str, body: Untyped = None) -> httpx.Response:
+    def _request(
+        self, method: str, path: str, body: Untyped = None, allowed: Collection[int] = ()
+    ) -> httpx.Response:
+        """Return the server's response. Responses with an error are raised, except for the status
+        codes in `allowed`."""
         try:
-            reply = self._client.post(path, json=body)
+            reply = self._client.request(method, path, json=body)
         except httpx.TransportError as error:
             raise self._lost(error) from error
-        if not reply.is_success:
-            raise self._refused(reply)
+        if not reply.is_success and reply.status_code not in allowed:
+            raise problem_of(reply, self._url)
         return reply
 
-    def _refused(self, reply: httpx.Response) -> EngineLost:
-        return EngineLost(
-            f"the vLLM server at {self._url} answers {reply.status_code} to "
-            f"{reply.request.url.path}: {reply.text[:300]} ({_HINT})"
-        )
+    def _list_in(self, reply: httpx.Response, name: str) -> list[Untyped]:
+        try:
+            items: list[Untyped] = list(reply.json()[name])
+        except (ValueError, KeyError, TypeError) as error:
+            raise not_vllm(reply, self._url) from error
+        return items
 
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"the vLLM server at {self._url} does not answer ({error})")

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from ..protocol import Completion, EngineLost, FinishReason, NotFinite, Request, SamplingParams
+from ..protocol import (
+    Completion,
+    EngineLost,
+    EngineUnavailable,
+    FinishReason,
+    NotFinite,
+    Request,
+    SamplingParams,
+)
 from ..sampling import SampledTokens
 from ..stopping import StopChecker
 
@@ -79,7 +87,8 @@ def decode(
     """Return the completion of a request.
 
     `values`: the returned logits of each token, by token id. Tokens after a stop text are removed,
-    because vLLM does not get the stop texts. Raises NotFinite and EngineLost."""
+    because vLLM does not get the stop texts. Raises NotFinite, EngineLost and
+    EngineUnavailable."""
     checker = StopChecker(request, tokenizer)
     sampling = request.sampling
     policies, samplings = [], []
@@ -106,7 +115,13 @@ def decode(
         end = checker.check(token)
         if end is not None:
             break
-    assert end is not None, "vLLM ends a completion only at a stop token or at max_tokens"
+    if end is None:  # vLLM ends completions at a stop token, at max_tokens, or at its own limit
+        needed = len(request.prompt_ids) + request.max_tokens
+        raise EngineUnavailable(
+            f"vLLM ended a completion after {len(tokens)} of {request.max_tokens} tokens, because "
+            "its --max-model-len is too small",
+            f"Start vLLM's server with --max-model-len {needed}, or more.",
+        )
     return Completion(
         token_ids=list(tokens[: len(policies)]),
         sampling_logprobs=samplings,
