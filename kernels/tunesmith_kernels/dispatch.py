@@ -26,8 +26,9 @@ def uses_triton(x: torch.Tensor) -> bool:
 def interpreted() -> Iterator[None]:
     """Run Triton kernels on CPU tensors in Triton's interpreter, for tests.
 
-    A program of a kernel takes about 1 ms. Raises RuntimeError unless TRITON_INTERPRET=1 is in the
-    environment. Triton reads TRITON_INTERPRET when a kernel file is first imported.
+    In the interpreter, each program of a kernel takes about 1 ms. Raises RuntimeError unless
+    TRITON_INTERPRET=1 is in the environment. Triton reads TRITON_INTERPRET when a kernel file is
+    first imported.
     """
     from triton import knobs
 

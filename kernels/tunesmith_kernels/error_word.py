@@ -36,8 +36,8 @@ _HALF = 1 << 15
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split an fp32 tensor into bf16 weights and int16 error words.
 
-    The two parts restore every finite number exactly. This also holds for numbers above the largest
-    bf16 number; their bf16 part is infinite."""
+    The two parts restore every finite number exactly, even a number above the largest bf16 number,
+    whose bf16 part is infinite."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)

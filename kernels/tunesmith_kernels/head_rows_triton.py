@@ -72,8 +72,8 @@ def launch(
 
 
 def _most_programs(logits: torch.Tensor) -> int:
-    """Return the maximum number of programs. It is the number of multiprocessors. In the
-    interpreter it is 2, so that tests run the loop over rows."""
+    """Return the maximum number of programs: the number of multiprocessors. In the interpreter, the
+    maximum is 2, so that tests run the loop over rows."""
     if not logits.is_cuda:
         return 2
     return torch.cuda.get_device_properties(logits.device).multi_processor_count

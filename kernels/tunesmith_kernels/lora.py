@@ -13,9 +13,10 @@ The matrices e and A are the concatenations of all e_i and of all A_i:
     dB_i = s_i d_i' (h A_i')    dA = e' h    dW = d' h    dh = d W + e A
 
 The forward pass saves x, the row statistics and h A'. The backward pass recomputes h, the input of
-the projections. It computes no gradients of frozen weights. One matrix product computes h A_i' for
-all adapters. NF4 weights are dequantised in the forward pass and again in the backward pass; the
-dequantised weights are not kept in memory. The BLAS library computes all large products.
+the projections. The backward pass computes no gradients of frozen weights. One matrix product
+computes h A_i' for all adapters. NF4 weights are dequantised in the forward pass and again in the
+backward pass; the dequantised weights are not kept in memory. The BLAS library computes all large
+products.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Adapter:
     b: torch.Tensor
     """LoRA's matrix B, [out, r]."""
     scale: float
-    """The factor s. It is lora_alpha / r, or lora_alpha / sqrt(r) for rank-stabilised LoRA
+    """The factor s: lora_alpha / r, or lora_alpha / sqrt(r) for rank-stabilised LoRA
     (https://arxiv.org/abs/2312.03732)."""
     dropout: float = 0.0
     """Dropout probability of the adapter's input. Each projection has its own dropout mask."""
@@ -309,8 +310,8 @@ def _prologue_backward(
 def _scale(adapter: Adapter | None) -> float:
     """Return the adapter's scale s / (1 - p).
 
-    The factor 1 / (1 - p) is due to dropout with probability p. It is not applied to the input,
-    because this would round a half-precision input."""
+    The factor 1 / (1 - p) is due to dropout with probability p. This factor is not applied to the
+    input, because this would round a half-precision input."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)

@@ -149,8 +149,8 @@ class AttentionShape:
     scale: float
     """Factor that multiplies q . k."""
     window: int | None = None
-    """Number of keys that a query attends to, including its own key. None means all keys up to its
-    own key."""
+    """Number of keys that a query attends to, including its own key. None means that a query
+    attends to all keys up to its own key."""
     softcap: float | None = None
     """Bound of the scores: softcap * tanh(s / softcap)."""
 

@@ -1,7 +1,7 @@
 """API contract of Tunesmith: pydantic models that every other package imports.
 
-The package also contains the names of queues and settings, and the checks for unsafe settings. It
-imports no other package of Tunesmith.
+The package also contains the names of queues and settings, and the checks for unsafe settings. The
+package imports no other package of Tunesmith.
 """
 
 from .audit import AuditLogEntry

@@ -1,7 +1,7 @@
 """Parsing of TUNESMITH_MODEL_DIRS, and warnings about missing folders.
 
-Server and workers use this module. They start even if a folder is missing, because the folder may
-be mounted later.
+Server and workers use this module. Server and workers start even if a folder is missing, because
+the folder may be mounted later.
 """
 
 from __future__ import annotations

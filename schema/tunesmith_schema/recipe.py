@@ -141,7 +141,8 @@ class Recipe(Request):
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
     """Allow the embedding or the head in `lora.target_modules`. These matrices make the adapter
-    large. Without this setting, the job fails with an error that states their size."""
+    large. Without this setting, such a job fails with an error that states the size of the
+    matrices."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""

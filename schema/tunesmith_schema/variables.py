@@ -1,9 +1,9 @@
 """All TUNESMITH_* variables, and hints for misspelled names.
 
 Server, worker and client may run with the same environment variables. To find misspelled names,
-each program must know the names of all variables. It must not import the settings of the other
-programs, so this module lists the names. A test compares the list with the settings classes and
-docs/reference/settings.md.
+each program must know the names of all variables. A program must not import the settings of the
+other programs, so this module lists the names. A test compares the list with the settings classes
+and docs/reference/settings.md.
 """
 
 from __future__ import annotations

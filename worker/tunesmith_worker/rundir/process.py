@@ -114,8 +114,9 @@ def set_environment(values: Mapping[str, str]) -> None:
 def default_environment(env: MutableMapping[str, str]) -> None:
     """Set defaults for CPU threads, make only one GPU visible, and send no usage statistics.
 
-    The operator can override the thread settings and the statistics. OpenMP threads must not wait
-    busily: on two shared cores, two such threads are up to ten times slower than one thread.
+    The operator can change the thread settings, and can allow usage statistics. OpenMP threads must
+    not wait busily: on two shared cores, two such threads are up to ten times slower than one
+    thread.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")

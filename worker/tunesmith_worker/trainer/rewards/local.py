@@ -1,5 +1,5 @@
-"""Local reward functions for `tunesmith run RUN_DIR --reward FILE.py:NAME`. They have TRL's
-signature:
+"""Local reward functions for `tunesmith run RUN_DIR --reward FILE.py:NAME`. The functions have
+TRL's signature:
 
     def f(prompts, completions, completion_ids, *, trainer_state, log_extra, log_metric, **columns)
         -> list[float | None]

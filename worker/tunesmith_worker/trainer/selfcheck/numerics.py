@@ -136,7 +136,7 @@ class Numerics:
 
     def _compare_in_fp32(self) -> list[Outcome]:
         """Compare our kernels with the stock model in fp32. Then compare the 16-bit gradients of
-        both with the stock model's fp32 gradients."""
+        our kernels and of the stock model with the stock model's fp32 gradients."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         patched, limits = context.patched, self._limits
         ours_16 = self._run(backward=True) if patched else None
