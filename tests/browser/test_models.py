@@ -42,6 +42,20 @@ def test_a_model_is_found_and_downloaded_by_keyboard(page_of: OpenPage, service:
     watch.check()
 
 
+@pytest.mark.parametrize("path", ["/portal/models", "/portal/workers", "/portal"])
+def test_rows_of_lists_are_reached_and_opened_by_keyboard(page_of: OpenPage, path: str) -> None:
+    page, watch = page_of()
+    page.goto(path)
+    rows = page.locator("[data-rows] :is(tr, li):has(a)")
+    first, second = (rows.nth(at).locator("a").first.get_attribute("href") for at in (0, 1))
+    for key, expected in (("j", first), ("j", second), ("k", first), ("j", second)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.getAttribute('href')") == expected, key
+    page.keyboard.press("o")
+    page.wait_for_url(lambda url: url.endswith(str(second)))
+    watch.check()
+
+
 @pytest.fixture
 def job_id(service: Service) -> Iterator[str]:
     """Id of a job that the test adds; it is deleted afterwards, with its model."""

@@ -56,6 +56,7 @@ def show(visit: Visit) -> Response:
         concerns=_concerns(running, failed, paused),
         finished=[line_of(item) for item in finished],
         devices=seen,
+        page_keys=(("j k", "Next or previous job"), ("o", "Open the job")),
         is_new=is_new,
         away=away.read(visit, since) if since else None,
         may_write="write" in visit.principal.verbs,

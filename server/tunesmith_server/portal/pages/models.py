@@ -104,7 +104,7 @@ def show(visit: Visit) -> Response:
         base_names=_base_names(choice, bases, found),
         here=choice.address(after=choice.after),
         calls=[_call(choice)],
-        page_keys=(("/", "Search"),),
+        page_keys=(("/", "Search"), ("j k", "Next or previous model"), ("o", "Open the model")),
     )
 
 

@@ -15,6 +15,7 @@ def show(visit: Visit) -> Response:
         "workers.html",
         devices=devices.read(visit, waiting=_MOST_WAITING),
         calls=devices.calls(),
+        page_keys=(("j k", "Next or previous job"), ("o", "Open the job")),
     )
 
 

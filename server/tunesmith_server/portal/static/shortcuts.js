@@ -1,6 +1,7 @@
-// Keys: `?` shows them, `g` and a letter goes to a page, `/` searches, `j` and `k` move in a list.
+// Keys: `g` and a letter goes to a page, `j` and `k` move in the rows below `data-rows`.
 // A page adds a key with `data-key="f"` on the element that it clicks or focuses.
 
+const ROW = "[data-rows] :is(tr, li):has(a)";
 const all = (selector) => [...document.querySelectorAll(selector)];
 let waitsForPage = 0;
 
@@ -11,15 +12,13 @@ function isTyping(event) {
 }
 
 function move(by) {
-  const links = all("#rows th a");
-  if (!links.length) return;
-  const at = links.findIndex((link) => link.closest("tr").contains(document.activeElement));
-  links[Math.max(0, Math.min(links.length - 1, at < 0 ? 0 : at + by))].focus();
+  const rows = all(ROW);
+  const at = rows.indexOf(document.activeElement?.closest(ROW));
+  rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? 0 : at + by))]?.querySelector("a").focus();
 }
 
 function pick() {
-  const box = document.activeElement?.closest("tr")?.querySelector("input[type=checkbox]");
-  box?.click();
+  document.activeElement?.closest(ROW)?.querySelector("input[type=checkbox]")?.click();
 }
 
 function press(key) {
@@ -50,7 +49,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (event.key === "x") pick();
-  else if (event.key === "o") document.activeElement?.closest("tr")?.querySelector("th a")?.click();
+  else if (event.key === "o") document.activeElement?.closest(ROW)?.querySelector("a")?.click();
   else done = press(event.key);
   if (done) event.preventDefault();
 });
