@@ -1,7 +1,7 @@
 """Train a small model of every architecture and write docs/reference/models.md.
 
-`python -m benchmarks.models` takes about half an hour on one core. `--only gpt2 bloom` replaces
-these rows of results/models.json; `--page` only writes the page.
+`python -m benchmarks.models` takes about half an hour on one core. `--only gpt2 bloom` measures
+these two types and replaces their rows in results/models.json; `--page` only writes the page.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class AuditLogEntry(Response):
     action: str
     """Method and path of the route, such as `DELETE /files/{file_id}`, or a command."""
     target: dict[str, Any]
-    """Ids in the request's path, by parameter."""
+    """Ids in the request's path; the keys are names of path parameters."""
     address: str | None
     """IP address of the client."""
     request_id: str | None

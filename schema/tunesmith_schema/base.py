@@ -20,8 +20,8 @@ Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
 
 FROM_SERVER = "from_server"
-"""Name of an entry in pydantic's validation context. With this entry, a client ignores fields that
-only a newer server knows."""
+"""Name of an entry in pydantic's validation context. If the context has this entry, a client
+ignores fields that only a newer server knows."""
 IGNORED = "ignored"
 """Key in pydantic's validation context. The value is a list to which the models append the keys
 that they drop under FROM_SERVER."""

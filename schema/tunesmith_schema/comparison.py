@@ -69,14 +69,14 @@ class JobComparison(Response):
     object: Literal["fine_tuning.comparison"] = "fine_tuning.comparison"
     jobs: list[ComparedJob]
     settings: dict[str, list[Any]]
-    """Settings in which the jobs differ, by dotted name: model, method, files, recipe,
-    hyperparameters, grader, seed."""
+    """Settings in which the jobs differ: model, method, files, recipe, hyperparameters, grader,
+    seed. The keys are dotted names."""
     automatic: dict[str, list[Any]]
-    """Values that were chosen for `"auto"`, by dotted name. Only values that differ between the
-    jobs are listed. The value of a job without a report is null."""
+    """Values that were chosen for `"auto"` and differ between the jobs. The keys are dotted names.
+    The value of a job without a report is null."""
     environment: dict[str, list[Any]] = Field(default_factory=dict)
-    """Device, host and library versions (`versions.torch`) of the newest attempt, by dotted name,
-    if they differ between the jobs; null for a job without a report."""
+    """Device, host and library versions of the newest attempt, if they differ between the jobs;
+    null for a job without a report. The keys are dotted names such as `versions.torch`."""
     axis: Axis
     curves: dict[str, list[AlignedCurve]]
     """Curves by metric. A job without the metric, or without positions on the axis, is left out."""

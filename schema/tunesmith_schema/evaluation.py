@@ -64,8 +64,8 @@ class ModelComparison(Response):
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval. With this level, all intervals of an evaluation together
-    contain the true differences with 99 % probability."""
+    """Confidence level of the interval. The level is chosen so that all intervals of an evaluation
+    together contain the true differences with 99 % probability."""
     outcome: Outcome
     """Outcome of the comparison. `no_difference` means that the rows show no difference: the
     interval contains 0, or there are fewer than 8 rows."""
@@ -83,9 +83,9 @@ class EvaluatedAnswer(Response):
     expected: str | None = None
     """Answer in the data; null for reinforcement."""
     answers: dict[str, str] = Field(default_factory=dict)
-    """Answer of each model, by the model's name."""
+    """Answer of each model; the keys are the models' names."""
     rewards: dict[str, float | None] = Field(default_factory=dict)
-    """Reward of each answer, by the model's name (reinforcement)."""
+    """Reward of each answer (reinforcement); the keys are the models' names."""
 
 
 class EvaluationSummary(Response):

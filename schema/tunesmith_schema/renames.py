@@ -14,7 +14,7 @@ Json = Any  # Any: JSON
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "precision": {"bf16_error_word": "bf16_split_master"},  # 2026-11, decision 0021
 }
-"""Table of former values and their current values, by field name."""
+"""Current value of each former value, for each field that has such values."""
 
 _FORMER_VALUES = {
     field: {current: former for former, current in values.items()}

@@ -213,9 +213,9 @@ class TrainingSettings(Response):
     packing: bool
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
-    """Layout of a step's rows; null until chosen. `padded` pads rows to equal length. The other
-    layouts concatenate rows; micro-batches are split by row count with `padding_free`, and by token
-    count with `packed`."""
+    """Layout of a step's rows; null until chosen. `padded` pads rows to equal length.
+    `padding_free` and `packed` concatenate rows; micro-batches have equal numbers of rows with
+    `padding_free`, and limited numbers of tokens with `packed`."""
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int
@@ -328,7 +328,7 @@ class RunReport(Response):
     host: str | None = None
     """Name of the machine that ran the trainer; null in reports of earlier releases."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of the libraries that the trainer used, by package."""
+    """Versions of the libraries that the trainer used; the keys are package names."""
     throughput: Throughput | None = None
     """Training throughput; null before the first step."""
     rollouts: Rollouts | None = None

@@ -1,7 +1,7 @@
 """Parameters that chat and text completions share, and the parameters that Tunesmith refuses.
 
-OpenAI's parameters that do not change the output are accepted and ignored. Unsupported parameters
-that would change the output are refused by name."""
+OpenAI's parameters that do not change the output are accepted and ignored. A request with an
+unsupported parameter that would change the output is refused, and the error names the parameter."""
 
 from __future__ import annotations
 

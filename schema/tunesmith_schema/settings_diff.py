@@ -1,4 +1,4 @@
-"""Settings of jobs by dotted name: changes from the defaults, and differences between jobs."""
+"""Settings of jobs under dotted names: changes from the defaults, and differences between jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Settings = dict[str, Any]  # Any: JSON; dotted name -> value
 
 
 def changed_settings(job: Job) -> Settings:
-    """Return the settings that differ from the defaults, by dotted names. If a list of jobs left
-    out the recipe because of its size, return no settings."""
+    """Return the settings that differ from the defaults; the keys are dotted names. If a list of
+    jobs left out the recipe because of its size, return no settings."""
     if "recipe" in job.omitted:
         return {}
     parts = {name: part for name, part in job.recipe if isinstance(part, BaseModel)}
@@ -37,7 +37,8 @@ def changed_settings(job: Job) -> Settings:
 
 
 def differing_settings(jobs: Sequence[Job]) -> dict[str, list[Any]]:  # Any: JSON
-    """Return the settings in which jobs differ, by dotted name, with the value of each job."""
+    """Return the settings in which jobs differ, each with the values of all jobs. The keys are
+    dotted names."""
     every: list[Settings] = [
         {
             "model": job.model,
@@ -63,12 +64,12 @@ def differing(every: Sequence[Settings]) -> dict[str, list[Any]]:
 
 
 def automatic_values(report: JobReport | None) -> Settings:
-    """Return the values that were chosen for "auto", by name."""
+    """Return the values that were chosen for "auto"; the keys are names of settings."""
     return {choice.name: choice.value for choice in report.choices} if report else {}
 
 
 def environment_values(report: JobReport | None) -> Settings:
-    """Return device, host and library versions of an attempt, by dotted name."""
+    """Return device, host and library versions of an attempt; the keys are dotted names."""
     if report is None:
         return {}
     return {"device": report.device, "host": report.host, **_flat({"versions": report.versions})}

@@ -56,6 +56,6 @@ class Verification(Request):
     rule: str
     """Formula of the tolerance."""
     made_with: dict[str, str]
-    """Versions of the libraries that wrote the files, by library."""
+    """Versions of the libraries that wrote the files; the keys are library names."""
     files: dict[str, VerifiedFile]
-    """Files of the result, by name."""
+    """Files of the result; the keys are file names."""

@@ -22,7 +22,7 @@ from .connections import ConnectionGuard
 HEADER_BYTES = 64 * 1024
 """Largest request line plus headers. Chunk headers and trailers have the same limit."""
 HEADER_SECONDS = 10.0
-"""Time for the headers of a request."""
+"""Maximum seconds until all headers of a request have arrived."""
 RATE_SECONDS = 20.0
 """Period in which a client must send or read `RATE_BYTES`, or the remaining bytes if these are
 fewer."""

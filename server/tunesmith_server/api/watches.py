@@ -24,7 +24,7 @@ class Position:
     follows the progress of all jobs."""
 
     seqs: dict[str, int]
-    """Number of the last received event by job."""
+    """Number of the last received event of each job; the keys are job ids."""
     ended: set[str]
     """Jobs whose end was received."""
     everything: bool = False

@@ -81,9 +81,9 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """SQL expression of a JSON column's value, or of {} if the value is not an object. Without this
-    expression, SQL's JSON functions raise an error for other values, so one damaged row fails the
-    whole query."""
+    """SQL expression of a JSON column's value, or of {} if the value is not an object. For a value
+    that is not an object, SQL's JSON functions raise an error, so that one damaged row would fail
+    the whole query."""
 
     type = JSON()
     inherit_cache = True

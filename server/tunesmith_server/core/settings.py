@@ -120,8 +120,8 @@ class Settings(BaseSettings):
     """Number of failed attempts after which a job fails instead of being queued again. An attempt
     counts if its worker was lost, or if it failed with an error that another attempt may avoid."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
-    the trainer is killed and the job is released."""
+    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. After
+    this time, the trainer is killed and the job is released."""
     resume_point_days: float = Field(default=30.0, ge=0.0)
     """Days for which a failed or cancelled job keeps its resume points, for a retry or a fork.
 

@@ -41,7 +41,7 @@ class OpenAIServer:
         self._storage, self._url, self._folder = storage, url, folder
         self._client = new_client(url, token, socket)
         self._folders: dict[str, Path] = {}
-        """Folder of each adapter that this process has loaded, by name."""
+        """Folder of each adapter that this process has loaded; the keys are model names."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         headers = {"content-type": "application/json", "x-request-id": request_id}

@@ -34,12 +34,13 @@ class Registry:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._registered: dict[str, tuple[str, int]] = {}
-        """Digest and registration number of each registered model, by name."""
+        """Digest and registration number of each registered model; the keys are model names."""
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Models that the server did not know in spite of their registration, by name. Each value
-        has the model's digest, the time of the next registration, and the error."""
+        """Models that the server did not know in spite of their registration; the keys are model
+        names. Each value has the model's digest, the time of the next registration, and the
+        error."""
 
     def __contains__(self, model_id: str) -> bool:
         return model_id in self._registered
@@ -84,7 +85,7 @@ class Registry:
 
     async def ensure_registered(self, model: ServedModel) -> dict[str, tuple[str, int]]:
         """Register a model, and the tuned model that it is based on, unless they are registered.
-        Return the registrations by model name."""
+        Return the registration numbers; the keys are model names."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self.ensure_registered(model.base)

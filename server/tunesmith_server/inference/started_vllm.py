@@ -43,7 +43,7 @@ class StartedVLLM:
         )
         self.registry = Registry(server)
         self._refused: dict[str, str] = {}
-        """Digest of each adapter that vLLM will not load, by name."""
+        """Digest of each adapter that vLLM will not load; the keys are model names."""
         self._answers: bool | None = None
 
     def serves(self, model: ServedModel) -> bool:

@@ -1,4 +1,5 @@
-"""Tables of the device-time that jobs used, and of the time in which devices were idle, by day."""
+"""Tables with the device-time that jobs used on each day, and the time in which devices were idle
+on each day."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
     ".woff2": "font/woff2",
 }
-"""Media types of the served files, by suffix."""
+"""Media type of each suffix of a served file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""Replacement of control characters and bidirectional characters, in text from outside, by visible
-symbols. Without symbols, a name such as `report\\u202Efdp.exe` would look like another name. Jinja2
-escapes markup; this module replaces the characters in every value that a template prints."""
+"""Replace control characters and bidirectional characters by visible symbols, in text that comes
+from users or files. Without symbols, a name such as `report\\u202Efdp.exe` would look like another
+name. Jinja2 escapes markup; this module replaces the characters in every value that a template
+prints."""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ class Snapshot:
     evaluating: frozenset[str] = frozenset()
     """Ids of the workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
-    """Value of `max_running_jobs` of each key that has this limit, by key id."""
+    """Value of `max_running_jobs` of each API key that has this limit, under the id of the API
+    key."""
     over_device_hours: frozenset[str] = frozenset()
     """Ids of the projects and keys that have used up their device-hours."""
 

@@ -1,10 +1,10 @@
 """Rows of stored content. The rows tell which objects in the store belong to this service, which
 objects are in use, and which objects may be deleted.
 
-Content is written in three steps. First, `announce` commits a row for the content. Then the store
-writes the object. Last, `use` marks the content as stored, in the transaction that adds a reference
-to the content. A garbage collection marks a row with `deleting_at` before it deletes the object, so
-that no writer assumes that the object is stored.
+Content is written in three steps: `announce` commits a row for the content; the store writes the
+object; `use` marks the content as stored, in the transaction that adds a reference to the content.
+A garbage collection marks a row with `deleting_at` before it deletes the object, so that no writer
+assumes that the object is stored.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _WITH_RIGHTS = (
     )
 )
 _BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Query of a key by its hash. The query must be fast, because each request runs it: it is built
-once, and it selects only columns that the request needs."""
+"""Query that finds the key with a given hash. The query must be fast, because each request runs it:
+it is built once, and it selects only columns that the request needs."""
 _USED_SECONDS = 60.0
 """Seconds between two writes of the time at which a key was last used."""
 
@@ -51,7 +51,8 @@ _names: dict[str, str] = {}
 _MAX_NAMES = 10_000
 """Maximum number of key names that a process keeps in memory."""
 _uses: dict[str, float] = {}
-"""Time of last use by key id, for uses that are not stored yet."""
+"""Time of last use of each key whose last use is not stored yet. The keys of the dict are key
+ids."""
 _uses_lock = threading.Lock()
 
 

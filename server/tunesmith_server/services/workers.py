@@ -77,7 +77,7 @@ def goodbye(session: Session, worker_id: str) -> None:
 
 
 def ready(session: Session) -> dict[str, int]:
-    """Return the number of live workers that accept jobs, by queue."""
+    """Return the number of live workers that accept jobs, for each queue."""
     rows = session.execute(
         select(WorkerRow.queue, func.count())
         .where(WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_(None))
@@ -87,7 +87,7 @@ def ready(session: Session) -> dict[str, int]:
 
 
 def not_ready(session: Session) -> dict[str, str]:
-    """Return, by worker id, the reasons why live workers accept no jobs."""
+    """Return the reasons why live workers accept no jobs; the keys are worker ids."""
     rows = session.execute(
         select(WorkerRow.worker_id, WorkerRow.not_ready).where(
             WorkerRow.last_seen > epoch_now() - READY_SECONDS, WorkerRow.not_ready.is_not(None)

@@ -62,8 +62,8 @@ class WorkerSettings(BaseSettings):
     The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a
     job. Set `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. Then
-    the trainer is killed and the job is released."""
+    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. After
+    this time, the trainer is killed and the job is released."""
     worker_labels: str = ""
     """Comma-separated labels that jobs may ask for in `scheduling.worker_labels`, for example
     `gpu=h100,rack=2`."""

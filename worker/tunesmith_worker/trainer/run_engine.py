@@ -180,8 +180,8 @@ class RunEngine:
             self._engine = None
 
     def _recover(self, error: EngineLost) -> None:
-        """Replace the engine by another one. If no other engine is allowed, close the engine, and
-        `generate` starts it again. Raises `error` after too many restarts."""
+        """Replace the engine by another one. If no other engine is allowed, close the engine; the
+        next call of `generate` then starts it again. Raises `error` after too many restarts."""
         if self.fall_back(f"{error}. The missing completions are generated again."):
             return
         self._restarts += 1

@@ -64,7 +64,7 @@ class Parts:
     warnings: list[Event]
     """Newest warnings and errors, newest first."""
     values: dict[str, float | None]
-    """Last value of each metric, by name."""
+    """Last value of each metric; the keys are metric names."""
     curves: charts.Curves
     """Curves with a small number of points."""
     num_void: int

@@ -71,7 +71,7 @@ class _Column(Request):
 
 class _Asked(Request):
     settings: dict[str, str] = Field(max_length=40)
-    """Texts of the form's fields, by name."""
+    """Texts of the form's fields; the keys are field names."""
     columns: list[_Column] = Field(min_length=1, max_length=len(form.MODELS), fail_fast=True)
 
 

@@ -46,7 +46,7 @@ class BaseChoice:
 
 
 def local_folders(settings: Settings) -> dict[str, Path]:
-    """Return the model folders on this host by name.
+    """Return the model folders on this host; the keys are model names.
 
     If several directories have a folder with the same name, the first directory is used.
     """

@@ -48,8 +48,8 @@ def _resolve(
 ) -> ServedModel | None:
     """Return the model.
 
-    `is_base`: True if `name` is the base of a model that the session may use. The base may belong
-    to a project that has shared only the tuned model.
+    `is_base`: True if `name` is the base model of a tuned model that the session may use. The base
+               model may belong to a project that has shared only the tuned model.
     """
     query = select(AdapterRow).where(AdapterRow.model == name)
     row = session.scalar(all_projects(query) if is_base else query)

@@ -35,7 +35,7 @@ USE: dict[MethodName, str] = {
     "supervised": "trained on",
     "reinforcement": "used for reinforcement",
 }
-"""Words that follow "cannot be" in messages about an unusable file, by method."""
+"""Words that follow "cannot be" in messages about an unusable file, for each method."""
 
 
 def check_size(filename: str, size: int) -> None:

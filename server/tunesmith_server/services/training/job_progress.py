@@ -25,7 +25,7 @@ def heads(
     session: Session, projects: Sequence[str], created_after: float
 ) -> dict[str, dict[str, Head]]:
     """Return the heads of all unfinished jobs and of jobs that were created after `created_after`
-    (Unix seconds), by project and by job id."""
+    (Unix seconds). The outer keys are project ids, the inner keys are job ids."""
     rows = session.execute(
         select(
             *(JobRow.project_id, JobRow.id, JobRow.last_seq, JobRow.state, JobRow.step),

@@ -129,7 +129,7 @@ def trained_checksums(model: Untyped, dtype: torch.dtype) -> dict[str, str]:
 
 
 def weight_checksums(model: Untyped) -> dict[str, str]:
-    """Return the checksum of each tensor of the model's state, by name."""
+    """Return the checksum of each tensor of the model's state. The keys are tensor names."""
     sums: dict[tuple[int, torch.Size], str] = {}  # a tied weight has several names
     result = {}
     for name, tensor in model.state_dict().items():

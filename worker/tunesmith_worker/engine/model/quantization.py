@@ -86,7 +86,7 @@ def is_nf4(module: Untyped) -> bool:
 def scales(model: Untyped) -> list[torch.Tensor]:
     """Return the tensors that dequantisation needs besides the weights: scales, codes and offsets.
 
-    These tensors are neither parameters nor buffers of the model."""
+    Scales, codes and offsets are neither parameters nor buffers of the model."""
     tensors = []
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)

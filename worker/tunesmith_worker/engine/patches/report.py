@@ -14,9 +14,9 @@ class PatchReport:
         patches."""
         self._requested = frozenset(requested)
         self.counts: Counter[str] = Counter()
-        """Number of patched modules by patch name."""
+        """Number of patched modules of each patch; the keys are patch names."""
         self.unchanged: Counter[tuple[str, str]] = Counter()
-        """Number of unchanged modules by (patch name, reason)."""
+        """Number of unchanged modules; the keys are pairs of patch name and reason."""
 
     def add_patched(self, mechanism: str) -> None:
         self.counts[mechanism] += 1

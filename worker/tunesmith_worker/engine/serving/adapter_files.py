@@ -59,7 +59,8 @@ class AdapterFile:
     token_ids: tuple[int, ...] = ()
     """Ids of the tokens with trained rows."""
     token_rows: dict[str, torch.Tensor] | None = None
-    """Trained rows [k, hidden] by the path of the embedding or the head."""
+    """Trained rows [k, hidden] of the embedding and the head; the keys are their paths in the base
+    model."""
 
 
 def read_adapter(folder: Path) -> AdapterFile:

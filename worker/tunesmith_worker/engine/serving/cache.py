@@ -50,7 +50,7 @@ class SlotCache:
         self._shape = shape
         self._kv = self._empty(0, 0)
         self.lengths: list[int] = []
-        """Number of cached tokens of each row, by slot."""
+        """Number of cached tokens of each row, in the order of the slots."""
 
     @property
     def rows(self) -> int:

@@ -54,8 +54,8 @@ def fetch_resume_points(
 def clean_run_directory(root: Path, outcome: Outcome) -> None:
     """Remove files that a finished attempt no longer needs.
 
-    Spec, plan, events and log stay. The resume points stay if the attempt was released. Other files
-    are removed, because storage has a copy of them."""
+    Spec, plan, events and log stay. The resume points stay if the attempt was released. All other
+    files are removed, because storage has a copy of each."""
     for name in ("data", "adapter", "samples"):
         shutil.rmtree(root / name, ignore_errors=True)
     if outcome.state != "released":

@@ -35,9 +35,8 @@ class RowNumbers:
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
-        """`dataset`: examples of the file `path` in the file's order.
-
-        `Any` is datasets.Dataset, which is untyped."""
+        """`dataset`: examples of the file `path` in the file's order. The type
+        datasets.Dataset is untyped, so `Any` is used."""
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
@@ -100,9 +99,8 @@ class Prepared:
         return self.training.counts.kept - len(self.held_out)
 
     def unpacked_sets(self) -> tuple[Any, Any]:
-        """Return the training set, and the validation set or None, both before packing.
-
-        `Any` is datasets.Dataset, which is untyped."""
+        """Return the training set, and the validation set or None, both before packing. The type
+        datasets.Dataset is untyped, so `Any` is used."""
         whole = self.training.dataset
         if not self.held_out:
             return whole, self.validation.dataset if self.validation else None
@@ -125,7 +123,7 @@ class Prepared:
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
         """Return the training set, and the validation set or None; both sets are packed if the plan
-        requires packing. `Any` is datasets.Dataset, which is untyped."""
+        requires packing. The type datasets.Dataset is untyped, so `Any` is used."""
         train, valid = self.unpacked_sets()
         if not plan.packing:
             return train, valid

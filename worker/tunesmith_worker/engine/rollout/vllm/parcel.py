@@ -15,8 +15,9 @@ import torch
 
 @dataclass(frozen=True)
 class Item:
-    """A weight that the server must load. If `full` is set, it is the weight. Otherwise, the server
-    adds the adapter's matrices `a` and `b`, if any, to the base model's weight."""
+    """A weight that the server must load. `full` is the weight itself. If `full` is None, the
+    server adds the product of the adapter's matrices `a` and `b`, if there are any, to the base
+    model's weight."""
 
     name: str
     full: torch.Tensor | None = None
