@@ -7,7 +7,7 @@ window. The indices i and j count from the first token of the row's prefix.
     o_i  = sum_j softmax_j(s_ij) v_j
 
 The forward pass does not save the probabilities p = softmax(s). The backward pass recomputes p tile
-by tile (https://arxiv.org/abs/2307.08691, section 3.1), and then the gradients:
+by tile (https://arxiv.org/abs/2307.08691, section 3.1), and computes the gradients:
 
     dv = p' do           ds = p (dp - rowsum(dp p)) with dp = do v'
     dq = scale ds k      dk = scale ds' q

@@ -83,8 +83,9 @@ def gated_backward(
 
     `d_out`: gradient of `out`, [T, I].
 
-    If `in_place` is True, `out` overwrites `d_out`. ValueError is then raised if the last dimension
-    of `d_out` is not contiguous. `gate_up` stays unchanged, so a second backward pass is possible.
+    If `in_place` is True, `out` overwrites `d_out`. With `in_place`, ValueError is raised if the
+    last dimension of `d_out` is not contiguous. `gate_up` stays unchanged, so a second backward
+    pass is possible.
     """
     _check(gate_up, activation)
     if d_out.shape != (gate_up.shape[0], gate_up.shape[1] // 2) or d_out.dtype != gate_up.dtype:

@@ -99,8 +99,8 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """Return d = lse_o - z_t, [N], in fp64. In fp32, the error of d would be too large, because
-        it is the relative error of exp(-d)."""
+        """Return d = lse_o - z_t, [N], in fp64. The absolute error of d becomes the relative error
+        of exp(-d), so fp32 is not precise enough."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 

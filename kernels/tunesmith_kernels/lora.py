@@ -108,8 +108,8 @@ def lora_linear(
     If `activation` is set, x is [..., 2 in] and contains gate and up.
 
     `fused_weight`: one tensor [sum of outs, in] that shares memory with the weights of all
-    projections. One matrix product can then compute all projections. `residual`: tensor [..., sum
-    of outs] that is added.
+    projections. With `fused_weight`, one matrix product computes all projections. `residual`:
+    tensor [..., sum of outs] that is added.
     """
     spec = _Spec(
         norm=(norm.eps, norm.kind) if norm else None,

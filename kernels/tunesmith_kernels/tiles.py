@@ -19,8 +19,8 @@ TILE_ELEMENTS = 1 << 18
 
 
 def row_tiles(num_rows: int, row_elements: int) -> Iterator[slice]:
-    """Yield slices of rows, in order. Each slice has at least one row; with several rows, it has at
-    most TILE_ELEMENTS elements."""
+    """Yield slices of rows, in order. Each slice has at least one row. A slice with several rows
+    has at most TILE_ELEMENTS elements."""
     step = rows_per_tile(num_rows, row_elements)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
