@@ -99,6 +99,33 @@ def test_two_models_answer_side_by_side_by_keyboard_alone(
     assert axe.violations(page, browser_files.axe) == []
 
 
+def test_an_answer_comes_into_view_on_a_dark_phone_without_a_pointer(
+    running_chromium: Running, own: Service, browser_files: installed.Browser
+) -> None:
+    context = chromium.new_context(
+        running_chromium, size="phone", theme="dark", base_url=own.url,
+        storage_state=sign_in(running_chromium, own),
+    )  # fmt: skip
+    page = context.new_page()
+    page.goto("/portal/playground")
+    page.wait_for_selector("#playground")
+    page.keyboard.press("/")
+    page.keyboard.type("one two")
+    page.keyboard.press("Control+Enter")
+    page.locator(".answer:nth-child(2) [role=status]", has_text="ended by itself").wait_for()
+    page.locator("#over").wait_for()  # the prompt is cleared before
+    said = page.locator(".answer:nth-child(1) .said").bounding_box()
+    assert said is not None
+    assert 0 <= said["y"] <= chromium.SIZES["phone"][1] - said["height"], said
+    page.keyboard.type("three")
+    assert page.locator("#user").input_value() == "three"
+    typed = page.locator("#user:focus").bounding_box()
+    assert typed is not None
+    assert 0 < typed["y"] + typed["height"] <= chromium.SIZES["phone"][1], typed
+    assert axe.violations(page, browser_files.axe) == []
+    context.close()
+
+
 def test_four_streams_leave_connections_for_other_tabs(page: Page, own: Service) -> None:
     models = "&".join(["model=tiny-llama"] * 4)
     page.goto(f"/portal/playground?{models}")

@@ -15,7 +15,7 @@ _SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
 _ROWS = "GET /files/{file_id}/rows"
 _NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", _ROWS)
 _PART_GROUPS = 3
-_KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"))
+_KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"), ("a", "First prompt across steps"))
 
 
 def show(visit: Visit) -> Response:

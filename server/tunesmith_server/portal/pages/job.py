@@ -74,7 +74,7 @@ def _page(visit: Visit, template: str) -> Response:
     return visit.show(
         template,
         calls=_calls(view),
-        page_keys=_KEYS,
+        page_keys=(*_KEYS, ("r", "Completions")) if is_reinforcement else _KEYS,
         view=view,
         found=found,
         job=job,
