@@ -260,7 +260,8 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Check that our bf16 error is at most FACTOR times the stock error (or FLOOR, if larger)."""
+    """Check that the error of our bf16 curve is at most FACTOR times the error of the stock bf16
+    curve. A stock error below FLOOR counts as FLOOR."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),

@@ -1,10 +1,10 @@
 """Memory plan of a run: chosen before the first step, and compared with the peak at the end.
 
 A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
-closed-form estimate of the memory selects a policy. A trial runs the longest micro-batch once under
-this policy. The estimate is corrected with the memory measured in the trial, and selects the final
-policy. plan.json stores the choice, its alternatives and the predicted peak as `memory_plan`; a
-resumed run reuses this entry.
+closed-form formula estimates the memory, and the fastest policy that fits is selected. A trial runs
+the longest micro-batch once under this policy. The memory measured in the trial corrects the
+estimate, and the final policy is selected with the corrected estimate. plan.json stores the choice,
+its alternatives and the predicted peak as `memory_plan`; a resumed run reuses this entry.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ class MemoryPlan:
     def _test(self, policy: Policy | None) -> Option:
         """Correct the estimate with the trial's measurement, and return the option to use.
 
-        If `policy` is given, it is kept. Otherwise, the corrected estimate selects a policy
-        again."""
+        If `policy` is given, it is kept. Otherwise, a policy is selected again with the corrected
+        estimate."""
         probe, probed = self._probe()  # if memory runs out, this replaces self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)

@@ -118,8 +118,9 @@ def plan_grpo_train(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """Return the train plan: steps, learning rate and batch size. A batch contains the completions
-    of a step. Prompts that do not fill the last step of an epoch are left out of this epoch."""
+    """Return the training plan: steps, learning rate and batch size. A batch contains the
+    completions of a step. Prompts that do not fill the last step of an epoch are left out of this
+    epoch."""
     interval = _reinforcement(hyperparameters).eval_interval
     if recipe.eval_steps == "auto" and interval != "auto":
         recipe = recipe.model_copy(update={"eval_steps": interval})

@@ -17,7 +17,8 @@ Untyped = Any  # Any: transformers and accelerate are not typed
 Json = dict[str, Any]  # Any: JSON
 
 _RENAMED_KINDS = {"ErrorWordAdamW": "SplitMasterAdamW"}
-"""Optimizer class name in resume points of earlier versions -> current class name."""
+"""Current names of optimizer classes; the keys are their names in resume points of earlier
+versions."""
 
 
 def inner(optimizer: Untyped) -> torch.optim.Optimizer:

@@ -1,5 +1,5 @@
-"""Saving of resume points: at the recipe's interval, when a run stops, or automatically at a cost
-of 1 % of the run's time."""
+"""Saving of resume points: at the recipe's interval, when a run stops, or automatically, so often
+that saving takes about 1 % of the run's time."""
 
 from __future__ import annotations
 

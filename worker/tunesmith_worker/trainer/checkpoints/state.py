@@ -26,7 +26,8 @@ Untyped = Any  # Any: transformers and TRL are not typed
 Json = dict[str, Any]  # Any: JSON
 
 _RENAMED_CALLBACKS = {"RolloutWarnings": "RolloutAlarms"}
-"""Current callback class name -> its name in resume points of earlier versions."""
+"""Names of callback classes in resume points of earlier versions; the keys are the current
+names."""
 
 
 @dataclass(kw_only=True)

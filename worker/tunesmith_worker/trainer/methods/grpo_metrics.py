@@ -39,7 +39,7 @@ NAMES = {
     "importance_ratio_max": "importance_ratio_max",
     "importance_masked_share": "importance_masked_share",
 }
-"""TRL's metric name -> our metric name."""
+"""Our names of metrics; the keys are TRL's names."""
 _SCORES, _LOGGED = "scores/", "logged/"
 
 

@@ -250,7 +250,8 @@ def _finite(x: torch.Tensor) -> bool:
 
 
 def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
-    """Return the error for a GRPO step; clears the gradients."""
+    """Return an error that explains a loss or gradient that is not finite in a GRPO step. The
+    model's gradients are cleared."""
     trainer.model.zero_grad(set_to_none=True)
     weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
     rows = step.rows[ROWS]

@@ -50,7 +50,7 @@ FIRST, FEW, MANY = 5, 3, 10
 steps is the run's initial entropy."""
 
 _RENAMED = {"few_spreads": "mostly_equal_rewards"}
-"""Name of a warning in resume points of earlier versions -> current name."""
+"""Current names of warnings; the keys are their names in resume points of earlier versions."""
 _EQUAL_REWARDS = (
     "the model learns nothing from such groups. The grader gives every completion the same score, "
     "or the task is too hard or too easy: look at the job's samples."
