@@ -50,8 +50,8 @@ def ensure(database: Database, storage: Storage) -> str:
 
 
 def _claim_store(database: Database, storage: Storage, installation: str) -> None:
-    """Write the id to a store that has no id. This happens at the first start, and at the first
-    start after an upgrade from a version without ids."""
+    """Write the id to a store that has no id. The id is written at the first start, and at the
+    first start after an upgrade from a version without ids."""
     with database.read() as session:
         names = blobs.newest(session, _SAMPLE)
     if names and all(storage.size(name) is None for name in names):
