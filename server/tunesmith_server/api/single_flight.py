@@ -1,4 +1,4 @@
-"""Shared execution of slow work: equal requests at the same time get the result of one
+"""Shared execution of slow functions: equal requests at the same time get the result of one
 execution."""
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Runner of slow work in one process. At most one work runs per subject at a time.
-
-    The work continues if its callers disconnect, so that a client's retry finds the result.
+    """Runner of slow functions in one process. For each subject, at most one function runs at a
+    time. The function continues if its callers disconnect, so that a client's retry finds the
+    result.
     """
 
     def __init__(self) -> None:
         self._flights: dict[str, _Flight[T]] = {}
 
     async def run(self, subject: str, request: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` and return its result.
-
-        If work for the same subject and the same request is already running, wait for its result
-        instead. If work for another request of the same subject is running, first wait for its end.
+        """Run the function `work` and return its result. If a function for the same subject and the
+        same request is already running, wait for its result instead. If a function for another
+        request of the same subject is running, first wait for its end.
         """
         while flight := self._flights.get(subject):
             if flight.request == request:
