@@ -36,6 +36,7 @@ def _environment() -> Environment:
         "number": view.number,
         "count": view.count,
         "duration": view.duration,
+        "rough": view.rough,
         "ago": view.ago,
         "soon": view.soon,
         "moment": view.moment,

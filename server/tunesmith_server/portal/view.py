@@ -94,6 +94,16 @@ def duration(seconds: float | None) -> str:
     return f"{days} d {hours} h"
 
 
+def rough(seconds: float) -> str:
+    """Return an estimated duration without decimals, for example `40 s`, `14 min` or
+    `2 h 05 min`."""
+    tens = math.ceil(max(seconds, 1) / 10)
+    if tens < 6:
+        return f"{tens * 10} s"
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 60 else duration(minutes * 60)
+
+
 def ago(moment: float | None, now: float | None = None) -> str:
     """Return a past time relative to now, for example `5 min ago`."""
     if moment is None:

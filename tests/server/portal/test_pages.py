@@ -160,6 +160,9 @@ def test_numbers_times_and_sizes() -> None:
     assert [view.duration(item) for item in (0.5, 59.96, 125, 7500, 90000)] == [
         "500 ms", "1 min 00 s", "2 min 05 s", "2 h 05 min", "1 d 1 h",
     ]  # fmt: skip
+    assert [view.rough(item) for item in (-3, 0.2, 41.7, 50, 51, 89, 863.4, 3571, 7530)] == [
+        "10 s", "10 s", "50 s", "50 s", "1 min", "1 min", "14 min", "1 h 00 min", "2 h 06 min",
+    ]  # fmt: skip
     assert [view.size(item) for item in (None, 0, 1536, 3 * 1024**3)] == [
         view.UNKNOWN, "0 B", "1.5 KiB", "3.0 GiB",
     ]  # fmt: skip
