@@ -48,6 +48,7 @@ same CPU. Low priority alone is not enough, because chat also uses CPU caches an
 bandwidth."""
 _PLANNING = "a training job measures the free memory"
 _FOR_TRAINING = "the model was unloaded, because a training job needs its memory"
+_STOCK_ANSWERS = "transformers answers for %s, because the native engine does not support it: %s"
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class ModelPool:
             try:
                 self._add_adapter(registration.id, plan, loaded)
             except UnsupportedAdapter as reason:
-                log.info("transformers answers for %s: %s", registration.id, reason)
+                log.info(_STOCK_ANSWERS, registration.id, reason)
                 self._unsupported.add(plan.adapter)
                 return self._prepare(registration)
         return plan
@@ -221,7 +222,7 @@ class ModelPool:
         try:
             return NativeServing(base, cache_bytes=self._cache_bytes())
         except UnsupportedModel as reason:
-            log.info("transformers answers for %s: %s", base.name, reason)
+            log.info(_STOCK_ANSWERS, base.name, reason)
             return StockServing(base)
 
     @property

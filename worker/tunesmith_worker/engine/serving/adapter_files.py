@@ -90,12 +90,12 @@ def read_adapter(folder: Path) -> AdapterFile:
     modules = {}
     for module, parts in pairs.items():
         if parts.keys() != {"A", "B"}:
-            raise ServingError(f"the adapter lacks a matrix of {module}")
+            raise ServingError(f"the adapter has only one of the two LoRA matrices of {module}")
         modules[module] = LoraPair(parts["A"], parts["B"])
     ranks = {len(pair.a) for pair in modules.values()}
     rank = int(config["r"])
     if ranks - {rank}:
-        raise UnsupportedAdapter(f"the adapter's matrices have ranks {sorted(ranks)}, not {rank}")
+        raise UnsupportedAdapter(f"the adapter's matrices have ranks {sorted(ranks)}, but r={rank}")
     alpha = float(config["lora_alpha"])
     return AdapterFile(
         scale=alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank,
