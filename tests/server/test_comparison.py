@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import select, text, update
+
+from tunesmith_server.models import EventRow, JobRow
 
 from .actors import Server
 from .callers import metrics
@@ -132,3 +136,69 @@ def test_a_range_of_steps_has_its_own_points_and_best_values(server: Server) -> 
     assert curve["x"] == [float(step) for step in range(401, 431)]
     assert found["jobs"][0]["results"]["train_loss"]["best_step"] == 430
     assert found["jobs"][1]["results"] == {}
+
+
+def test_hours_are_those_of_the_events_across_gaps_and_attempts(server: Server) -> None:
+    gaps, other = server.create_job(server.good_file()), server.create_job(server.good_file())
+    claim = server.worker.claim()
+    start = server.job(gaps)["started_at"]
+
+    def steps(numbers: list[int], at: float) -> list[dict[str, Any]]:
+        """Return the metrics of these steps, from `at` seconds on. A step takes 1 to 7 seconds."""
+        batch = []
+        for seq, number in enumerate(numbers, 1):
+            at += 1 + seq % 7
+            batch.append(metrics(seq, number, train_loss=1.0) | {"created_at": start + at})
+        return batch
+
+    numbers = [*range(1, 150), *range(300, 900, 3)]
+    server.worker.report(claim, events=steps(numbers, 10.0))
+    server.worker.report(claim, outcome={"state": "released"})
+    server.worker.report(server.worker.claim(), events=steps([*range(600, 900)], 9000.0))
+    damaged: list[Any] = [{"step": None}, {"step": 7.5}, {}, ["step"], "step"]
+    with server.database.write.begin() as session:
+        row = session.get_one(JobRow, gaps)
+        at_these = [EventRow.job_id == gaps, EventRow.kind == "metrics"]
+        for place, data in enumerate(damaged, 2):
+            seq = 1 + row.last_seq * 30 * place // 200
+            session.execute(
+                update(EventRow).where(EventRow.seq == seq, *at_these).values(data=data)
+            )
+        stored = session.execute(
+            select(EventRow.seq, EventRow.created_at, EventRow.data)
+            .where(*at_these).order_by(EventRow.seq)
+        ).all()  # fmt: skip
+        start = row.started_at or start
+        read = {1 + row.last_seq * n // 200 for n in range(200)} | {row.last_seq}
+    known: dict[int, float] = {}
+    for seq, created_at, data in stored:
+        if seq in read and isinstance(data, dict) and isinstance(data.get("step"), int):
+            known = {step: at for step, at in known.items() if step < data["step"]}
+            known[data["step"]] = (created_at - start) / 3600
+    assert 100 < len(known) < 190
+    curves = {
+        axis: compared(server, [gaps, other], axis=axis, points=2000)["curves"]["train_loss"][0]
+        for axis in ("step", "hours")
+    }
+    steps_of, hours_of = curves["step"]["x"], curves["hours"]["x"]
+    assert steps_of == [*range(1, 150), *range(300, 600, 3), *range(600, 900)]
+    hours = dict(zip(steps_of, hours_of, strict=True))
+    assert hours_of == sorted(hours_of)
+    assert {step: hours[step] for step in known} == pytest.approx(known, rel=1e-5)
+    places = sorted(known)
+    for low, high in pairwise(places):
+        for step in range(low + 1, high):
+            if step in hours:
+                share = (step - low) / (high - low)
+                expected = known[low] + share * (known[high] - known[low])
+                assert hours[step] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # PostgreSQL checks JSON
+def test_hours_leave_out_events_that_are_not_json(server: Server, pair: list[str]) -> None:
+    with server.database.write.begin() as session:
+        third = "SELECT max(seq) - 2 FROM job_events WHERE job_id = :id AND kind = 'metrics'"
+        damage = f"UPDATE job_events SET data = '{{' WHERE job_id = :id AND seq = ({third})"
+        session.execute(text(damage), {"id": pair[0]})
+    curve = compared(server, pair, axis="hours")["curves"]["train_loss"][0]
+    assert curve["x"] == pytest.approx([0.5, 1.0, 1.5, 2.0], abs=0.001)

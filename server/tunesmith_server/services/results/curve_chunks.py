@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import and_, bindparam, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
@@ -26,6 +26,16 @@ each block."""
 _CHUNKS_AT_A_TIME = 4
 """Maximum number of chunks that are packed when one step is stored. After an update of the service,
 more than one chunk can be complete."""
+
+_STORED = MetricRow.job_id == bindparam("job_id")
+_VOID = and_(CurveRow.job_id == bindparam("job_id"), CurveRow.void_by > 0)
+# SQLite reads an end from the index only if a query asks for one end.
+_ENDS = select(
+    select(func.min(MetricRow.step)).where(_STORED).scalar_subquery(),
+    select(func.max(MetricRow.step)).where(_STORED).scalar_subquery(),
+    select(func.min(CurveRow.start)).where(_VOID).scalar_subquery(),
+    select(func.max(CurveRow.start)).where(_VOID).scalar_subquery(),
+)
 
 
 @dataclass(frozen=True)
@@ -110,19 +120,9 @@ def ends(session: Session, job_id: str) -> tuple[int, int]:
     """Return the first and the last step with metrics. Void metrics count with all steps of their
     chunks, so the range may be larger than necessary.
     """
-    # SQLite reads an end from the index only if a query asks for one end.
-    stored = (
-        select(end).where(MetricRow.job_id == job_id).scalar_subquery()
-        for end in (func.min(MetricRow.step), func.max(MetricRow.step))
-    )
-    first, last = session.execute(select(*stored)).one()
-    void = session.execute(
-        select(func.min(CurveRow.start), func.max(CurveRow.start)).where(
-            CurveRow.job_id == job_id, CurveRow.void_by > 0
-        )
-    ).one()
-    firsts = [step for step in (first, void[0]) if step is not None]
-    lasts = [last or 0, 0 if void[1] is None else void[1] + CHUNK - 1]
+    first, last, void_first, void_last = session.execute(_ENDS, {"job_id": job_id}).one()
+    firsts = [step for step in (first, void_first) if step is not None]
+    lasts = [last or 0, 0 if void_last is None else void_last + CHUNK - 1]
     return min(firsts, default=0), max(lasts)
 
 
