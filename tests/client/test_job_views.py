@@ -29,6 +29,10 @@ def metric(step: int, **values: float | None) -> dict[str, Any]:  # Any: JSON
     return {"id": str(step), "object": "fine_tuning.job.metrics", "step": step, "values": values}
 
 
+def curve(job_id: str, *values: float | None) -> dict[str, Any]:  # Any: JSON
+    return {"job_id": job_id, "x": [*range(1, len(values) + 1)], "values": list(values)}
+
+
 def ended(job_id: str = "ftjob-1", **fields: Any) -> dict[str, Any]:  # Any: JSON
     about = {"id": job_id, "started_at": 1_700_000_010, "finished_at": 1_700_000_110, "attempt": 1}
     return job("succeeded", **{**about, "owner": "ann", "health": BAD, **fields})
@@ -109,6 +113,8 @@ def test_settings_of_another_value_than_the_default_are_found() -> None:
 def test_jobs_are_compared_side_by_side(
     tunesmith: Tunesmith, server: LocalServer, tmp_path: Path
 ) -> None:
+    trained: list[dict[str, Any]] = []
+    valid: list[dict[str, Any]] = []
     for name, rate, losses in (("a", 1.0, [1.6, 19.0, 2.7]), ("b", 1e-3, [1.6, 1.4, 1.2])):
         found = ended(f"ftjob-{name}", suffix=f"run-{name}", recipe={"learning_rate": rate})
         found["evaluation"] = {
@@ -120,11 +126,11 @@ def test_jobs_are_compared_side_by_side(
             "tuned": losses[-1],
         }
         server.answers[f"GET {JOBS}/ftjob-{name}"] = found
-        points = [metric(n, train_loss=loss) for n, loss in enumerate(losses, start=1)]
-        points[-1]["values"]["valid_loss"] = 1.5
-        server.answers[f"GET {JOBS}/ftjob-{name}/metrics"] = page(*points)
+        trained.append(curve(f"ftjob-{name}", *losses))
+        valid.append(curve(f"ftjob-{name}", None, None, 1.5))
     different: dict[str, Any] = {  # Any: JSON
-        "jobs": [], "settings": {"learning_rate": [1.0, 0.001]}, "axis": "step", "curves": {},
+        "jobs": [], "settings": {"learning_rate": [1.0, 0.001]}, "axis": "step",
+        "curves": {"train_loss": trained, "valid_loss": valid},
         "automatic": {"packing": [True, False]}, "environment": {"versions.torch": ["2.9", None]},
     }  # fmt: skip
     server.answers["GET /v1/fine_tuning/compare"] = different
@@ -146,8 +152,13 @@ def test_jobs_are_compared_side_by_side(
     eight = ["ftjob-a", "ftjob-b"] + [f"ftjob-{number}" for number in range(3, 9)]
     for job_id in eight[2:]:
         server.answers[f"GET {JOBS}/{job_id}"] = ended(job_id, suffix=f"run {job_id[-1]}")
-        server.answers[f"GET {JOBS}/{job_id}/metrics"] = page(metric(1, train_loss=1.0))
+        trained.append(curve(job_id, 1.0))
+    server.seen.clear()
     shown = tunesmith("jobs", "compare", *eight, "--png", "eight.png").stdout
+    asked = [httpx.URL(request.target) for request in server.seen]
+    assert [url.path for url in asked[:-1]] == [f"{JOBS}/{job_id}" for job_id in eight]
+    assert asked[-1].path == "/v1/fine_tuning/compare"
+    assert int(asked[-1].params["points"]) <= 1000  # of 100,000 steps
     assert max(map(len, shown.splitlines())) <= 80
     assert "H run 8, training" in " ".join(shown.split())
     alone = tunesmith("jobs", "compare", "ftjob-a")

@@ -30,6 +30,8 @@ from .output import show_json_value, show_table
 from .session import connected
 
 MAX_JOBS = 8
+_POINTS = 1000
+"""Number of points of a curve, more than a drawing or a picture can show."""
 Points = Sequence[MetricPoint]
 PngFile = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Save the curves as a picture.")
@@ -49,8 +51,8 @@ def compare(
         )
     with connected(ctx) as client:
         jobs = [client.fine_tuning.jobs.retrieve(job_id) for job_id in job_ids]
-        points = [job.metrics() for job in jobs]
-        found = client.fine_tuning.compare(job_ids, points=3)
+        found = client.fine_tuning.compare(job_ids, points=_POINTS)
+        points = [_points(found, job_id) for job_id in job_ids]
         names = [_name(sign, job) for sign, job in zip(ascii_uppercase, jobs, strict=False)]
         if png is not None:
             Plot(panels_of(dict(zip(names, points, strict=True)))).save(png)
@@ -96,6 +98,17 @@ def add_to(app: typer.Typer) -> None:
 
 def _name(sign: str, job: Job) -> str:
     return f"{sign} {job.suffix or job.id}"
+
+
+def _points(found: JobComparison, job_id: str) -> list[MetricPoint]:
+    """Return the values of a job's curves by step, lowest step first."""
+    values: dict[int, dict[str, float | None]] = {}
+    for metric, curves in found.curves.items():
+        for curve in curves:
+            if curve.job_id == job_id:
+                for step, value in zip(map(int, curve.x), curve.values, strict=True):
+                    values.setdefault(step, {})[metric] = value
+    return [MetricPoint(id=str(step), step=step, values=values[step]) for step in sorted(values)]
 
 
 def _different(found: JobComparison) -> dict[str, list[Any]]:  # Any: JSON
