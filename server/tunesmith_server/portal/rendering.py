@@ -83,11 +83,19 @@ def respond(
 def html(
     request: Request, page: str, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    content = page.encode()
+    return compressed(request, page.encode(), "text/html; charset=utf-8", status, headers)
+
+
+def compressed(
+    request: Request,
+    content: bytes,
+    media_type: str,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Return the content, compressed if it is long and the browser accepts this."""
     all_headers = {**security.HEADERS, "vary": "cookie, accept-encoding", **(headers or {})}
     if len(content) >= _LEAST_COMPRESSED and assets.accepts_gzip(request):
         content = gzip.compress(content, 5, mtime=0)
         all_headers["content-encoding"] = "gzip"
-    return Response(
-        content, status_code=status, headers=all_headers, media_type="text/html; charset=utf-8"
-    )
+    return Response(content, status_code=status, headers=all_headers, media_type=media_type)

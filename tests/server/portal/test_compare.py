@@ -109,6 +109,14 @@ def test_curves_have_a_common_axis(
     assert float(rows[4][2]) == pytest.approx(last[0], rel=1e-3)
 
 
+def test_curves_are_compressed(server: Server) -> None:
+    losses = [2.0 + step % 7 / 100 for step in range(400)]
+    jobs = [trained(server, losses, seed=seed) for seed in (1, 2)]
+    reply = signed_in(server).get(address(*jobs, part="/curves"))
+    assert reply.headers["content-encoding"] == "gzip"
+    assert int(reply.headers["content-length"]) < len(reply.content) / 3
+
+
 def test_a_form_sends_the_picked_jobs_and_a_wrong_number_is_told(
     server: Server, pair: list[str]
 ) -> None:

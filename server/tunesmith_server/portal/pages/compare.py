@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from tunesmith_schema import TERMINAL
 from tunesmith_schema.comparison import JobComparison
-from tunesmith_server.portal import security
+from tunesmith_server.portal import rendering, security
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.comparing import curves, prompts, tables
 from tunesmith_server.portal.comparing.view import AXES, MOST, CompareView, view_of
@@ -78,9 +78,7 @@ def as_json(visit: Visit) -> Response:
     document: dict[str, Any] = {  # Any: JSON
         "curves": curves.by_line(found), "void": [], "stretch": 2 if is_thin else 1,
     }  # fmt: skip
-    return Response(
-        json.dumps(document), media_type="application/json", headers=dict(security.HEADERS)
-    )
+    return rendering.compressed(visit.request, to_json(document), "application/json")
 
 
 def as_csv(visit: Visit) -> Response:

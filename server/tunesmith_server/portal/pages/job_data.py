@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 from typing import Any
 
@@ -13,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from tunesmith_schema import ErrorCode
 from tunesmith_server.api.files import send_or_redirect
 from tunesmith_server.core.errors import NotFound
-from tunesmith_server.portal import assets, security
+from tunesmith_server.portal import rendering, security
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.catalogue import adapters
 from tunesmith_server.services.data import files
@@ -30,11 +29,7 @@ zoom, the page fetches the points of the shown range."""
 
 def as_json(visit: Visit) -> Response:
     """Return the curves `names` between the steps `from` and `to` in the format of the API."""
-    content, headers = _columns(visit, _POINTS), _headers() | {"content-encoding": "gzip"}
-    if not assets.accepts_gzip(visit.request):
-        return Response(content, media_type="application/json", headers=_headers())
-    packed = gzip.compress(content, 5, mtime=0)
-    return Response(packed, media_type="application/json", headers=headers)
+    return rendering.compressed(visit.request, _columns(visit, _POINTS), "application/json")
 
 
 def as_csv(visit: Visit) -> Response:
@@ -114,9 +109,7 @@ def _safe(response: Response) -> Response:
     return response
 
 
-def _headers(filename: str = "") -> dict[str, str]:
-    if not filename:
-        return dict(security.HEADERS)
+def _headers(filename: str) -> dict[str, str]:
     return {**security.HEADERS, "content-disposition": f'attachment; filename="{filename}"'}
 
 
