@@ -12,7 +12,7 @@ const { axis } = page.dataset;
 const hues = 8;
 const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
 const LEAST_MS = 250; // between two drawings of live curves
-const MOST = 6000; // points after which the curves are fetched again, thinned by the server
+const MOST = 2000; // points after which the curves are fetched again, thinned by the server to 600
 const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, at: page.dataset.at ? Number(page.dataset.at) : null, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
 let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
 let fine = null; // the steps of the zoom
@@ -270,10 +270,14 @@ function drawLive() {
   }), drawn + LEAST_MS - performance.now());
 }
 
+/** Metrics of the charts that have been open. */
+function names() {
+  return new Set([...charts].filter((chart) => chart.fetched).flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
+}
+
 async function fetched(range) {
   for (const chart of charts) chart.fetched ||= chart.box.clientWidth > 0; // a folded chart waits until it opens
-  const names = new Set([...charts].filter((chart) => chart.fetched).flatMap((chart) => [...chart.lines.map(([name]) => name), chart.dataset.band ?? ""]).filter(Boolean));
-  const query = axis ? new URLSearchParams(page.dataset.query) : new URLSearchParams({ names: [...names].join() });
+  const query = axis ? new URLSearchParams(page.dataset.query) : new URLSearchParams({ names: [...names()].join() });
   if (range) [["from", range[0]], ["to", range[1]]].forEach(([name, step]) => query.set(name, step));
   const reply = await fetch(`${page.dataset.path}/curves?${query}`);
   if (!reply.ok) throw new Error(`${reply.status}`);
@@ -309,7 +313,9 @@ document.addEventListener("ts:live", ({ detail }) => {
   if (axis) return void (later ||= setTimeout(() => (later = 0, load()), 2000));
   if (kind === "resumed") return load();
   if (kind !== "metrics") return;
-  for (const [name, value] of Object.entries(data)) {
+  for (const name of names()) {
+    const value = data[name];
+    if (value === undefined) continue;
     for (const curve of [whole.curves[name], fine?.curves[name]]) {
       if (curve && curve.steps.at(-1) >= data.step) continue;
       if (curve) curve.steps.push(data.step), curve.values.push(value);
