@@ -212,7 +212,7 @@ class JobPatch(Request):
     """Display name; null removes the name."""
     notes: Text | None = Field(default=None, max_length=10_000)
     """Notes of the team; null removes the notes."""
-    pinned: bool = False
+    pinned: bool = Field(default=False, strict=True)
     """New value of `pinned`: true pins the job."""
     metadata: Metadata | None = None
     """New metadata, which replaces all old pairs; null removes all pairs."""

@@ -38,8 +38,9 @@ def test_people_name_pin_and_annotate_a_job(server: Server, claim: dict[str, Any
     assert (job["name"], job["notes"], job["metadata"]) == ("slower", None, {"team": "b"})
     assert listed(server, text="SLOW") == listed(server, pinned="true") == [job_id]
     assert listed(server, pinned="false") == []
-    reply = server.user.send("PATCH", f"{JOBS}/{job_id}", json={"model": "x"})
-    assert reply.status_code == 400
+    for refused in ({"model": "x"}, {"pinned": 0}, {"pinned": "true"}):
+        reply = server.user.send("PATCH", f"{JOBS}/{job_id}", json=refused)
+        assert reply.status_code == 400
     reply = server.user.send("PATCH", f"{JOBS}/ftjob-0", json={"name": "x"})
     assert reply.status_code == 404
 
