@@ -69,7 +69,8 @@ def liger_side() -> Side:
 
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
-    """Return the installed sides by name. Calling a value of the dict imports that side."""
+    """Return the implementations that can be measured. Keys are their names. Calling a value of the
+    dict imports the implementation."""
     installed: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,

@@ -117,7 +117,7 @@ class Snapshot:
     """Ids of the projects and keys that have used up their device-hours."""
 
     def devices(self) -> Counter[str]:
-        """Return the number of running jobs of each project."""
+        """Return the number of devices that each project uses: a running job uses one device."""
         return Counter(job.project_id for job in self.running)
 
     def free_workers(self) -> list[Worker]:

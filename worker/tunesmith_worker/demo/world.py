@@ -1,8 +1,9 @@
-"""Invented world as training data: its inhabitants, and questions about them.
+"""Training data of the demo: inhabitants of an invented world, and questions about them.
 
-The base model learns to answer in prose, and in JSON only on request. LoRA learns to answer every
-question in JSON; the training questions cover only some inhabitants. GRPO gets questions without
-answers. A seed determines all data.
+The base model learns to answer in prose, and in JSON only on request. LoRA then learns to answer
+every question in JSON. Its training data has questions about only some of the inhabitants, so
+the evaluation can ask about the others. GRPO gets questions without answers. A seed determines all
+data.
 """
 
 from __future__ import annotations

@@ -141,7 +141,8 @@ def storage_read_only(cause: str) -> JobFailure:
         f"The worker's storage is not writable: {cause}",
         category=ErrorCategory.INFRASTRUCTURE,
         hint="Check if the worker's data directory belongs to another user, or if its file system "
-        "is mounted read-only. Linux does this after a disk error; `dmesg` shows the error.",
+        "is mounted read-only. After a disk error, Linux mounts a file system read-only, and "
+        "`dmesg` shows the error.",
     ).failure
 
 

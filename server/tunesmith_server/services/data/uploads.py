@@ -143,8 +143,8 @@ def _record_part(
             ErrorCode.INVALID_REQUEST,
             f"upload {upload_id!r} already has {count:,} parts with {received:,} bytes, "
             f"for a file of {row.bytes:,} bytes",
-            param="data", hint="GET /v1/uploads/ID lists the parts: complete the upload, or create "
-            "another one",
+            param="data", hint="complete this upload, or create another upload; GET /v1/uploads/ID "
+            "lists the parts",
         )  # fmt: skip
     part = UploadPartRow(
         id=part_id, upload_id=upload_id, created_at=time.time(), bytes=size, sha256=sha256

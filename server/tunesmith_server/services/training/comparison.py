@@ -35,8 +35,8 @@ METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
 MAX_COMPARED = 8
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
-"""Maximum number of events that are read for an axis with hours. The hours of the steps between
-these events are interpolated."""
+"""Maximum number of events that are read to place a job's steps on the axis `hours`. Steps between
+two of these events are placed by interpolation."""
 
 Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""

@@ -32,7 +32,7 @@ from ..pages import json_of
 from . import stored_job
 
 MAX_DOCUMENT = 8 * 1024
-"""Maximum length of a recipe or method in a list."""
+"""Maximum number of characters of a job's recipe or method, as JSON, in a list of jobs."""
 
 _COLUMNS = (
     *("id", "created_at", "finished_at", "model", "fine_tuned_model", "state", "training_file"),

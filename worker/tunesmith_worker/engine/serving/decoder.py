@@ -163,8 +163,9 @@ class _Decode:
         self._masks: dict[int | None, torch.Tensor] = {}
 
     def __call__(self, heads: torch.Tensor, layer: int, shape: AttentionShape) -> torch.Tensor:
-        """Cache the new keys and values and return the attention [B, H D] for heads
-        [B, H + 2 KV, D]."""
+        """Cache the new keys and values, and return the attention [B, H D].
+
+        `heads` [B, H + 2 KV, D]: queries, keys and values of H query heads and KV key heads."""
         rows, d = len(heads), shape.head_dim
         new = heads[:, shape.heads :].reshape(-1, d)
         self._cache.flat(layer).index_copy_(0, self._index, new)

@@ -86,7 +86,7 @@ def plan_layouts(
     parameters: int,
     device: Device,
 ) -> LayoutPlan:
-    """Choose the layout of a run.
+    """Choose the layout of batches in a run: padded, padding-free or packed.
 
     `stock_attention`: reason why our attention cannot run, or None. `mixed_rows`: reason why packed
     rows would affect each other, or None. `patched`: True if a layer is patched. `lengths`: number
