@@ -21,7 +21,11 @@ finish() { # TARGET: wait for it and print its output; fail if it failed
 }
 
 stop_all() {
-  local job
-  for job in "${started[@]}"; do kill -- "-$job" 2>/dev/null || true; done
+  local target
+  for target in "${!started[@]}"; do
+    kill -- "-${started[$target]}" 2>/dev/null || true
+    echo "make $target, stopped:"
+    cat "${logs[$target]}"
+  done
   rm -f "${logs[@]}"
 }

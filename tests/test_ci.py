@@ -38,6 +38,12 @@ def test_every_target_is_made_and_its_output_printed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ci", "Makefile"]
 
 
+def test_the_output_of_what_is_stopped_is_printed(tmp_path: Path) -> None:
+    printed = _run(tmp_path, "test").stdout
+    assert "make check, stopped:" in printed
+    assert "make .venv-vllm/.ready, stopped:" in printed
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_that_fails_fails_ci_and_says_why(tmp_path: Path, target: str) -> None:
     done = _run(tmp_path, target)

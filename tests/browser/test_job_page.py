@@ -100,6 +100,23 @@ def test_a_zoom_by_pointer_or_link_moves_all_curves_and_escape_ends_it(
     page.wait_for_url(lambda address: "x=" not in address)
 
 
+def test_points_that_come_while_the_curves_are_fetched_again_stay(page: Page, own: Service) -> None:
+    page.goto(f"/portal/jobs/{own.world.jobs['succeeded']}")
+    page.wait_for_selector(DRAWN)
+    with page.expect_response("**/curves?*"):
+        page.evaluate("""() => {
+            for (let step = 1001; step <= 3100; step++) {
+                const data = { kind: "metrics", data: { step, train_loss: 1 } };
+                const detail = { kind: "event", data };
+                document.dispatchEvent(new CustomEvent("ts:live", { detail }));
+            }
+        }""")
+    page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
+    page.locator("ts-chart[data-main] .chart-box").focus()
+    page.keyboard.press("End")
+    page.locator("#said", has_text="Step 3,100: Training").wait_for()
+
+
 def test_smoothing_and_exports(page: Page, own: Service) -> None:
     job_id = own.world.jobs["succeeded"]
     page.goto(f"/portal/jobs/{job_id}?s=0.60")

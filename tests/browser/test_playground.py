@@ -122,6 +122,14 @@ def test_an_answer_comes_into_view_on_a_dark_phone_without_a_pointer(
     typed = page.locator("#user:focus").bounding_box()
     assert typed is not None
     assert 0 < typed["y"] + typed["height"] <= chromium.SIZES["phone"][1], typed
+    for turn in range(1, 6):
+        page.locator("#user").fill("\n".join("three four five six"))
+        page.keyboard.press("Control+Enter")
+        page.locator(".answer:nth-child(1) .said:not([aria-busy])").nth(turn).wait_for()
+        page.locator("#stop:disabled").wait_for()
+    said = page.locator(".answer:nth-child(1) .said").last.bounding_box()
+    assert said is not None
+    assert 0 <= said["y"] <= chromium.SIZES["phone"][1] - said["height"], said
     assert axe.violations(page, browser_files.axe) == []
     context.close()
 

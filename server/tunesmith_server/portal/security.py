@@ -93,7 +93,10 @@ def own_path(address: str) -> str:
 
 def referring_page(request: Request) -> str:
     """Return the address of the portal's page that sent the request, else of its first page."""
-    came_from = urlsplit(request.headers.get("referer", ""))
+    try:
+        came_from = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return HOME
     return own_path(came_from.path + (f"?{came_from.query}" if came_from.query else ""))
 
 

@@ -100,6 +100,9 @@ def test_a_theme_is_remembered(server: Server) -> None:
     back = {"sec-fetch-site": "same-origin", "referer": "http://testserver/portal/jobs?q=a"}
     chosen = browser.post("/portal/theme", data={"theme": "dark"}, headers=back)
     assert chosen.headers["location"] == "/portal/jobs?q=a"
+    unreadable = back | {"referer": "http://[x/portal"}
+    chosen = browser.post("/portal/theme", data={"theme": "dark"}, headers=unreadable)
+    assert chosen.headers["location"] == "/portal"
     assert Document(browser.page("/portal/jobs")).all("html")[0].attributes["data-theme"] == "dark"
 
 

@@ -311,7 +311,7 @@ document.addEventListener("ts:live", ({ detail }) => {
   const { kind, data } = detail.data ?? {};
   if (detail.kind !== "event" || !whole.ready) return;
   if (axis) return void (later ||= setTimeout(() => (later = 0, load()), 2000));
-  if (kind === "resumed") return load();
+  if (kind === "resumed") return loading ? loading.finally(() => load(true)) : load(true);
   if (kind !== "metrics") return;
   for (const name of names()) {
     const value = data[name];
@@ -329,10 +329,16 @@ document.addEventListener("ts:live", ({ detail }) => {
 
 let later = 0;
 let loading = null;
-/** Fetch all curves; events that come meanwhile are part of the answer or come again. */
-function load() {
+/** Fetch all curves. Points that came meanwhile stay, except those of an earlier attempt. */
+function load(isNew) {
   loading ??= fetched(null).then((found) => {
+    for (const [name, { steps, values }] of Object.entries(isNew || axis ? {} : whole.curves)) {
+      const own = found.curves[name];
+      const at = steps.findIndex((step) => step > own?.steps.at(-1));
+      if (at >= 0) own.steps.push(...steps.slice(at)), own.values.push(...values.slice(at));
+    }
     whole = found;
+    if (view.zoom) zoom(view.zoom);
     redraw();
   }).finally(() => (loading = null));
   return loading;
@@ -389,7 +395,6 @@ if (tools && charts.size) {
   controls();
   if (page.dataset.zoom) view.zoom = page.dataset.zoom.split("-").map(Number);
   await load();
-  if (view.zoom) zoom(view.zoom);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     colours.clear();
     redraw();

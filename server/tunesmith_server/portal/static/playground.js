@@ -29,7 +29,7 @@ async function ask(event) {
     find(".turns", column.box).append(column.asked, column.said);
     tell(column, "Waiting for the first token; a model that is not loaded takes longer");
   }
-  if (shown[0]?.box.getBoundingClientRect().bottom > innerHeight) shown[0].box.scrollIntoView(); // below the form of a phone
+  if (shown[0]?.said.getBoundingClientRect().bottom > innerHeight) shown[0].asked.scrollIntoView(); // below the window
   running = new AbortController();
   find("#stop").disabled = false;
   const body = { settings, columns: shown.map(({ model, history }) => ({ model, messages: [...system, ...history] })) };
