@@ -80,6 +80,10 @@ def test_what_vllm_cannot_load_is_refused(beside_vllm: Server, vllm: Any) -> Non
 
 
 FAILED = "Call to add_lora method failed: Worker failed with error '{}', please check the stack"
+OTHER_MODULES = (
+    "While loading /srv/secret/a, expected target modules in {'q_proj'} but received ['x']. "
+    "Please verify that the loaded LoRA module is correct"
+)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,16 @@ FAILED = "Call to add_lora method failed: Worker failed with error '{}', please 
             (500, FAILED.format("LoRA is not enabled. Use --enable-lora to enable LoRA.")),
             "cannot load adapters",
             "--enable-lora",
+        ),
+        (
+            (500, FAILED.format(OTHER_MODULES)),
+            "': vLLM does not support adapters on one of its modules$",
+            "load it with PEFT",
+        ),
+        (
+            (500, FAILED.format("vLLM does not yet support DoRA. Adapter bias is not supported.")),
+            "': vLLM does not yet support DoRA. Adapter bias is not supported.$",
+            "load it with PEFT",
         ),
         ((404, "Not Found"), "cannot load adapters", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         (
@@ -117,8 +131,11 @@ def test_an_adapter_that_vllm_does_not_load_is_refused_with_the_reason(
     assert "/srv" not in reply.text
 
 
-def test_a_fault_while_an_adapter_is_loaded_is_no_refusal(beside_vllm: Server, vllm: Any) -> None:
-    vllm.refuses_adapters = (500, FAILED.format("[Errno 5] I/O error: /srv/secret/a"))
+@pytest.mark.parametrize("fault", ["[Errno 5] I/O error", "[Errno 95] Operation not supported"])
+def test_a_fault_while_an_adapter_is_loaded_is_no_refusal(
+    beside_vllm: Server, vllm: Any, fault: str
+) -> None:
+    vllm.refuses_adapters = (500, FAILED.format(f"{fault}: '/srv/secret/a'"))
     model = tuned_model(beside_vllm)
     reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
     assert reply.status_code == 500
@@ -128,7 +145,7 @@ def test_a_fault_while_an_adapter_is_loaded_is_no_refusal(beside_vllm: Server, v
 def test_an_adapter_on_another_base_model_is_refused(beside_vllm: Server, vllm: Any) -> None:
     """vLLM would load it if the shapes are equal, and the answers would be wrong."""
     model = tuned_model(beside_vllm)
-    vllm.models = {"other": set()}
+    vllm.models = {"/srv/secret/other": set()}
     reply = beside_vllm.user.post("/v1/chat/completions", json=CHAT | {"model": model})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "model_not_usable"), error

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 _WORKER = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 """vLLM's message, with status 500, about an adapter that its worker refuses."""
 _KINDS = re.compile(
-    r"LoRA rank|unsupported LoRA weight|does not (yet )?support|not supported|modules_to_save|"
-    r"LoRA module is correct"
+    r"LoRA rank|is unsupported LoRA weight|vLLM does not (yet )?support |"
+    r"vLLM only supports modules_to_save|Adapter bias is not supported"
 )
 """Parts of vLLM's reasons. Other reasons may be faults, and may name files of vLLM's host."""
+_OTHER_MODULES = "LoRA module is correct"
+"""Part of vLLM's reason for modules that it cannot adapt. The reason names a folder of its host."""
 _OWN_PROCESS = "or leave TUNESMITH_INFERENCE_URL empty: our own process loads every model"
 
 
@@ -38,6 +40,8 @@ def adapter_refusal(model: ServedModel, reply: httpx.Response, error: ErrorBody)
             f"the inference server cannot load adapters, so it cannot answer as {model.id!r}",
             "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
         )
+    if _OTHER_MODULES in reason:
+        reason = "vLLM does not support adapters on one of its modules"
     if reply.status_code in (400, 500) and _KINDS.search(reason):
         remedy = "start vLLM with a larger --max-lora-rank" if "LoRA rank" in reason else (
             "download the adapter and load it with PEFT"
@@ -50,10 +54,13 @@ def adapter_refusal(model: ServedModel, reply: httpx.Response, error: ErrorBody)
 
 
 def wrong_base(model: ServedModel, base: str, served: list[str]) -> ServiceError:
-    """Return the error for an adapter on a base model that the server does not have."""
+    """Return the error for an adapter on a base model that the server does not have.
+
+    `served`: names of its models. Without --served-model-name, a name is a path of its host."""
+    names = [name.rstrip("/").rpartition("/")[2] for name in served]
     return _not_usable(
         f"the inference server does not have {base!r}, the base model of {model.id!r}; it has "
-        f"{', '.join(map(repr, served))}",
+        f"{', '.join(map(repr, names))}",
         f"start vLLM with this base model and --served-model-name {base}, {_OWN_PROCESS}",
     )
 

@@ -21,7 +21,7 @@ from tunesmith_worker.engine.rollout import (
     RolloutPlan,
 )
 from tunesmith_worker.engine.rollout.fold import checksum
-from tunesmith_worker.engine.rollout.protocol import UnsupportedModel
+from tunesmith_worker.engine.rollout.protocol import RolloutError, UnsupportedModel
 from tunesmith_worker.engine.rollout.vllm import VLLMEngine
 from tunesmith_worker.engine.rollout.vllm import engine as module
 from tunesmith_worker.engine.rollout.vllm.weights import PolicyWeights
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(answer, self.server.problem)
         elif answer is None:
             self.reply(404, '{"detail": "Not Found"}')
-        elif self.path == "/collective_rpc":
+        elif self.path == "/collective_rpc" and not str(answer).startswith('{"results"'):
             self.reply(200, json.dumps({"results": [answer]}))
         else:
             self.reply(200, answer if isinstance(answer, str) else json.dumps(answer))
@@ -146,6 +146,12 @@ BASE = {"folder": "/srv/models/b", "dtype": "float32"}
     ("answers", "problem", "remedy"),
     [
         ({"/health": None}, "is not vLLM's: it answers 404 to /health", "without a path"),
+        ({"/health": 302}, "is not vLLM's: it answers 302 to /health", "without a path"),
+        ({"/health": 401}, "needs an API key, and TUNESMITH_ROLLOUT_TOKEN is empty", "--api-key"),
+        ({"/v1/models": {"data": []}}, "is not vLLM's: it answers 200 to /v1", "without a path"),
+        ({"/v1/models": {"data": ["a"]}}, "is not vLLM's: it answers 200 to", "without a path"),
+        ({"tunesmith_missing_options": '{"results": []}'}, "is not vLLM's", "without a path"),
+        ({"tunesmith_missing_options": "a"}, "is not vLLM's", "without a path"),
         ({"/v1/models": "<html>"}, "is not vLLM's: it answers 200 to /v1/models", "without a path"),
         (
             {"/v1/models": 401},
@@ -199,6 +205,19 @@ def test_a_wrong_api_key_is_unavailable(
     VLLMEngine(model, PLAN).start()
 
 
+@pytest.mark.parametrize(("path", "status"), [("/health", 404), ("/v1/models", 500)])
+def test_an_api_key_that_a_wrong_server_repeats_is_not_in_the_error(
+    server: Any, model: Untyped, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    server.key = "Bearer s3cret-key"
+    monkeypatch.setenv("TUNESMITH_ROLLOUT_TOKEN", "s3cret-key")
+    server.answers[path] = status
+    server.problem = "no route; authorization: Bearer s3cret-key"
+    with pytest.raises(RolloutError, match=r"authorization: Bearer \[API key\]") as caught:
+        VLLMEngine(model, PLAN).start()
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/health", 503), ("/health", 429), ("/v1/models", 502), ("tunesmith_missing_options", 500)],
@@ -218,6 +237,14 @@ def test_a_completion_that_ends_at_the_servers_limit_is_refused(
     with pytest.raises(EngineUnavailable, match="after 2 of 5 tokens, because") as caught:
         VLLMEngine(model, PLAN).generate([replace(REQUEST, max_tokens=5)])
     assert "--max-model-len 8, or more" in caught.value.remedy
+
+
+def test_a_completion_that_the_server_aborts_is_lost(server: Any, model: Untyped) -> None:
+    """vLLM aborts all requests when it stops."""
+    [choice] = server.answers["/inference/v1/generate"]["choices"]
+    choice |= {"finish_reason": "abort", "logprobs": None}
+    with pytest.raises(EngineLost, match="aborted a completion"):
+        VLLMEngine(model, PLAN).generate([replace(REQUEST, max_tokens=5)])
 
 
 def test_answers_that_are_not_json_are_lost(server: Any, model: Untyped) -> None:

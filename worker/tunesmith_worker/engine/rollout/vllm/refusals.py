@@ -26,8 +26,6 @@ _ADDRESS = (
 def problem_of(reply: httpx.Response, url: str) -> RolloutError:
     """Return EngineLost if the server at `url` may answer later, else EngineUnavailable."""
     status, path = reply.status_code, reply.request.url.path
-    if path.endswith("/health") and 400 <= status < 500 and status not in _TEMPORARY:
-        return not_vllm(reply, url)
     if status in (401, 403):
         has_key = "authorization" in reply.request.headers
         return EngineUnavailable(
@@ -36,7 +34,10 @@ def problem_of(reply: httpx.Response, url: str) -> RolloutError:
             else f"the vLLM server at {url} needs an API key, and TUNESMITH_ROLLOUT_TOKEN is empty",
             "Set TUNESMITH_ROLLOUT_TOKEN to the value of the server's option --api-key.",
         )
-    problem = f"the vLLM server at {url} answers {status} to {path}: {reply.text[:300]}"
+    wrong_health = path.endswith("/health") and 400 <= status < 500 and status not in _TEMPORARY
+    if 300 <= status < 400 or wrong_health:
+        return not_vllm(reply, url)
+    problem = f"the vLLM server at {url} answers {status} to {path}: {_text(reply)[:300]}"
     if _NO_METHOD in reply.text:
         return EngineUnavailable(
             f"the vLLM server at {url} was started without {_EXTENSION}, or has another version of "
@@ -53,6 +54,12 @@ def not_vllm(reply: httpx.Response, url: str) -> EngineUnavailable:
     """Return the error of a URL where another program answers."""
     return EngineUnavailable(
         f"the server at {url} is not vLLM's: it answers {reply.status_code} to "
-        f"{reply.request.url.path}: {reply.text[:100]}",
+        f"{reply.request.url.path}: {_text(reply)[:100]}",
         _ADDRESS,
     )
+
+
+def _text(reply: httpx.Response) -> str:
+    """Return the answer's text without our API key, which a wrong server may repeat."""
+    key = reply.request.headers.get("authorization", "").removeprefix("Bearer ")
+    return reply.text.replace(key, "[API key]") if key else reply.text

@@ -159,6 +159,10 @@ class ServedVLLM:
         if not reply.is_success:
             raise problem_of(reply, self._url)
         [choice] = reply.json()["choices"]
+        if choice.get("finish_reason") == "abort":
+            raise EngineLost(
+                f"the vLLM server at {self._url} aborted a completion, for example because it stops"
+            )
         values = [
             {entry["token_id"]: entry["logprob"] for entry in (*at["top_logprobs"], at)}
             for at in choice["logprobs"]["content"]
@@ -184,7 +188,7 @@ class ServedVLLM:
     def _check_lengths(self, row_tokens: int) -> None:
         """Compare the server's limit with the longest row. The route needs the API key, so a wrong
         key is found too."""
-        [served, *_] = self._list_in(self._request("GET", "/v1/models"), "data")
+        served = self._first_in(self._request("GET", "/v1/models"), "data")
         limit = served.get("max_model_len")
         if limit is not None and limit < row_tokens:
             raise EngineUnavailable(
@@ -228,8 +232,7 @@ class ServedVLLM:
 
     def _call(self, method: str, *arguments: str) -> dict[str, Untyped]:
         reply = self._request("POST", "/collective_rpc", {"method": method, "args": [*arguments]})
-        result: dict[str, Untyped] = self._list_in(reply, "results")[0]
-        return result
+        return self._first_in(reply, "results")
 
     def _request(
         self, method: str, path: str, body: Untyped = None, allowed: Collection[int] = ()
@@ -244,12 +247,15 @@ class ServedVLLM:
             raise problem_of(reply, self._url)
         return reply
 
-    def _list_in(self, reply: httpx.Response, name: str) -> list[Untyped]:
+    def _first_in(self, reply: httpx.Response, name: str) -> dict[str, Untyped]:
+        """Return the first object of a list. Raises EngineUnavailable if there is none."""
         try:
-            items: list[Untyped] = list(reply.json()[name])
-        except (ValueError, KeyError, TypeError) as error:
+            first = reply.json()[name][0]
+        except (ValueError, LookupError, TypeError) as error:
             raise not_vllm(reply, self._url) from error
-        return items
+        if not isinstance(first, dict):
+            raise not_vllm(reply, self._url)
+        return first
 
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"the vLLM server at {self._url} does not answer ({error})")
