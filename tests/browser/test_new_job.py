@@ -43,6 +43,7 @@ def test_a_job_is_started_by_keyboard_and_a_reload_keeps_the_draft(
     page.wait_for_selector("#home")
     page.keyboard.press("c")
     page.wait_for_selector("#new-job")
+    page.wait_for_load_state("load")  # scripts listen from then on
     page.locator("#f-model").focus()
     page.keyboard.type("tiny-lama")
     page.locator("#check [data-field=model]").wait_for()
