@@ -22,14 +22,14 @@ Secrets = dict[Caller, str]
 def create(session: Session, settings: Settings, owner: str) -> Secrets:
     """Create the callers. `owner` is the id of ann's key, whose display session is the screen."""
     empty = projects.create(session, settings, ProjectCreate(name="Empty")).id
-    made = {
-        "viewer": keys.create(session, "vera", role="viewer"),
-        "newcomer": keys.create(session, "nina", role="member", project_id=empty),
-        "limited": keys.create(session, "lim", role="viewer", requests_per_minute=1),
+    made: dict[Caller, str] = {
+        "viewer": keys.create(session, "vera", role="viewer")[0].id,
+        "newcomer": keys.create(session, "nina", role="member", project_id=empty)[0].id,
+        "limited": keys.create(session, "lim", role="viewer", requests_per_minute=1)[0].id,
     }
     secrets: Secrets = {"display": sessions.create(session, owner, "display", name="wall")[1]}
-    for caller, (key, _) in made.items():
-        secrets[caller] = sessions.create(session, key.id)[1]  # type: ignore[index]  # a caller
+    for caller, key_id in made.items():
+        secrets[caller] = sessions.create(session, key_id)[1]
     return secrets
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import product
+from typing import Literal
 
 import pytest
 from httpx2 import Response
@@ -23,6 +24,7 @@ from .browser import Browser, signed_in
 from .page_checks import Document
 from .registered import OTHERS, name_of, registered
 
+Visitor = Role | Literal["display"]
 VERBS = {
     "display": {"read"},
     "viewer": {"read"},
@@ -74,7 +76,7 @@ def test_every_page_stands_for_routes_with_a_rule() -> None:
 
 
 @pytest.mark.parametrize("role", ["display", "viewer", "member", "lead", "admin"])
-def test_each_page_answers_by_role(server: Server, role: str) -> None:
+def test_each_page_answers_by_role(server: Server, role: Visitor) -> None:
     _, own, _ = two_teams(server)
     browser = open_as(server, role)
     for page in closed_pages():
@@ -89,9 +91,9 @@ def test_each_page_answers_by_role(server: Server, role: str) -> None:
         assert not reply.headers.get("location", "").startswith("/portal/sign-in"), detail
 
 
-def open_as(server: Server, role: str) -> Browser:
+def open_as(server: Server, role: Visitor) -> Browser:
     """Return a browser that is signed in with a key of this role, or for display."""
-    user = caller(server, "lead" if role == "display" else role)  # type: ignore[arg-type]  # a role
+    user = caller(server, "lead" if role == "display" else role)
     if role != "display":
         return signed_in(server, user)
     link = user.post("/v1/sessions", json={"name": "wall"}).json()["path"].partition("=")[2]
@@ -112,7 +114,9 @@ def sent_to(document: Document) -> set[str]:
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("role", ["display", "viewer", "member"])
-def test_no_page_shows_a_control_that_its_visitor_may_not_use(server: Server, role: str) -> None:
+def test_no_page_shows_a_control_that_its_visitor_may_not_use(
+    server: Server, role: Visitor
+) -> None:
     _, own, _ = two_teams(server)
     waiting = replace(own, job_id=own.server.create_job(own.file_id))
     browser = open_as(server, role)
