@@ -13,8 +13,9 @@ PATCH_TESTS := $(addprefix tests/worker/, engine/patches/test_parity.py \
   engine/rollout/test_equality.py trainer/methods/test_trl_compat.py)
 # An empty PYTHONDONTWRITEBYTECODE lets the many processes of the tests share compiled modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
+TIMING = $(PYTEST) -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
 
-.PHONY: setup demo browser test test-vllm test-long-tail test-full test-quick chaos test-openai check format serve clean
+.PHONY: setup demo browser test test-vllm test-long-tail test-timing test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -37,15 +38,21 @@ browser: setup
 
 # Without a browser, its tests are skipped, and the last lines say how many.
 # The tests of a file run one by one in the same process: some measure time or share a service.
-# tests/conftest.py orders the files. tests/long_tail/ lists the tests that only test-full runs.
+# tests/conftest.py orders the files. Only test-full runs the tests of tests/long_tail/ and those marked
+# `timing`.
 test: setup
 	@$(BIN)/python -m tests.browser.install || true
 	$(PYTEST) $(PARALLEL) -m "not full"
 
 test-long-tail: setup
-	$(PYTEST) $(PARALLEL) -m full
+	$(PYTEST) $(PARALLEL) -m "full and not timing"
 
-test-full: test test-long-tail
+# Tests with bounds in seconds run alone. Other programs of the machine only make them slower, so those
+# that fail run again.
+test-timing: setup
+	$(TIMING) || { echo "Run the failed tests again:"; sleep 20; $(TIMING) --last-failed; }
+
+test-full: test test-long-tail test-timing
 
 # Leaves out tests that need a real database or broker, and tests that start the whole service.
 test-quick: setup

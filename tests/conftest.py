@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests that need more than SQLite, the embedded broker and a local directory. `make
     test-quick` leaves them out."""
     for item in items:
-        if in_long_tail(item.nodeid.removeprefix("tests/")):
+        timing = item.get_closest_marker("timing")
+        if timing or in_long_tail(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.full)
         asked: set[str] = set(getattr(item, "fixturenames", ()))
         if callspec := getattr(item, "callspec", None):

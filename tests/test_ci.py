@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TARGETS = ("browser", "test", "test-long-tail", "check", ".venv-vllm/.ready", "test-vllm")
+TARGETS = (
+    *("browser", "test", "test-long-tail", "test-timing"),
+    *("check", ".venv-vllm/.ready", "test-vllm"),
+)
 MAKEFILE = """
 {targets}:
 \t@echo "$@ said this"

@@ -34,6 +34,7 @@ def test_a_large_file_does_not_pass_through_memory(
     assert figures["client_rss_growth_mb"] < 50, figures
 
 
+@pytest.mark.timing
 def test_every_watcher_gets_every_event_once_and_in_order(service: Installation) -> None:
     figures = fan_out.measure_on(
         service, watchers=100, reconnecting=20, events_per_second=20, seconds=3, join_seconds=1
@@ -45,6 +46,7 @@ def test_every_watcher_gets_every_event_once_and_in_order(service: Installation)
     assert figures["delivery_p99_ms"] < 3000, figures
 
 
+@pytest.mark.timing
 def test_the_last_page_of_a_list_is_as_quick_as_the_first(service: Installation) -> None:
     figures = lists.measure_on(service, rows=2000, limit=40)
     assert figures["jobs"]["items"] >= 2000
@@ -54,6 +56,7 @@ def test_the_last_page_of_a_list_is_as_quick_as_the_first(service: Installation)
         assert max(figures[name]["over_first_by_fifth"]) < 3, figures
 
 
+@pytest.mark.timing
 def test_jobs_are_created_in_time(service: Installation) -> None:
     figures = creates.measure_on(service, per_second=40, seconds=3)
     for name in ("alone", "beside_lists"):

@@ -52,6 +52,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield started
 
 
+@pytest.mark.timing
 def test_an_event_is_painted_within_a_second(running_chromium: Running, own: Service) -> None:
     state = sign_in(running_chromium, own)
     context = chromium.new_context(running_chromium, base_url=own.url, storage_state=state)
@@ -61,6 +62,7 @@ def test_an_event_is_painted_within_a_second(running_chromium: Running, own: Ser
     assert figures["latency_p95_s"] <= 3 * live.BARS["latency_p95_s"], figures
 
 
+@pytest.mark.timing
 def test_ten_events_a_second_cost_a_tenth_of_a_core(
     running_chromium: Running, own: Service
 ) -> None:
@@ -102,6 +104,7 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
         yield started
 
 
+@pytest.mark.timing
 def test_an_api_that_was_killed_is_live_again_and_no_step_is_lost(
     running_chromium: Running, killable: tuple[Service, ApiProcess]
 ) -> None:
@@ -135,6 +138,7 @@ def test_a_form_keeps_its_text_while_the_api_is_away(
     context.close()
 
 
+@pytest.mark.timing
 def test_watchers_cost_the_api_little(
     running_chromium: Running, killable: tuple[Service, ApiProcess]
 ) -> None:

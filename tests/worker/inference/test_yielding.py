@@ -138,6 +138,7 @@ def test_running_answers_keep_their_model_until_the_job_needs_everything(
         assert ask(client, "one") == 200
 
 
+@pytest.mark.timing
 def test_chat_takes_half_of_the_time_while_a_job_trains_on_the_cpu(
     client: TestClient, uses: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
