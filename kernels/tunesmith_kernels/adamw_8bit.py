@@ -31,7 +31,7 @@ _BUFFERS = 4
 def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """Round an fp32 tensor to bf16 stochastically.
 
-    `random`: int32 random numbers of the same shape, of which the lower 16 bits are used."""
+    `random`: int32 random numbers in the shape of `x`. Only their lower 16 bits are used."""
     bits = x.contiguous().view(torch.int32) + (random & 0xFFFF)
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
@@ -43,7 +43,7 @@ def adamw_8bit_reference_(
     spec: AdamW,
     random: torch.Tensor,
 ) -> None:
-    """Compute the same step as `adamw_8bit_` line by line from the formulas, without tiles.
+    """Compute the same step as `adamw_8bit_`, line by line from the formulas.
     `random`: int32 random numbers [n]."""
     size, padded = len(weight), num_blocks(len(weight)) * BLOCK
     m, v, scratch = torch.zeros(3, padded)
@@ -68,7 +68,7 @@ def adamw_8bit_(
 
     The dtypes are: weight [n] bf16, grad [n] bf16 or fp32. The seed is in [0, 2^62).
 
-    `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, weight and moments stay
+    `found_inf`: fp32 scalar on the device of `weight`. If `found_inf` is 1, weight and moments stay
     unchanged. Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, moments, grad)

@@ -1,6 +1,6 @@
-"""Triton kernels for error_word.py and adamw_8bit.py. A step reads weights and moments once.
+"""Triton kernels for error_word.py and adamw_8bit.py.
 
-The callers have checked the arguments. All tensors are flat and contiguous.
+The kernels do not check their arguments; the callers do. All tensors are flat and contiguous.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _error_word_kernel(
     found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """Compute one AdamW step on split weights.
+    """Compute one AdamW step on bf16 weights with error words.
 
     `upper`: bits of the bf16 weights as int16. `found_inf`: None, or a pointer to a scalar. If this
     scalar is 1, no tensor is changed."""
@@ -198,8 +198,8 @@ def launch_8bit(
 
 
 def _numbers(spec: AdamW) -> tuple[float, ...]:
-    """Return the kernels' scalar arguments. The differences, such as 1 - beta1, are computed in
-    double precision."""
+    """Return the kernels' scalar arguments. Differences such as 1 - beta1 are computed in double
+    precision here, because the kernels compute in fp32."""
     return (
         spec.decay,
         spec.step_size,

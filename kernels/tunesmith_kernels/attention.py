@@ -1,7 +1,7 @@
 """Causal attention in a batch of concatenated rows, without attention across rows.
 
 Query i attends to key j of the same row if j <= i. With a window, i - j must also be less than the
-window. The indices i and j count from the first token of the row's prefix.
+window. If the row has a prefix (segments.py), i and j count from the first token of the prefix.
 
     s_ij = scale * q_i . k_j          with a soft cap: softcap * tanh(scale * q_i . k_j / softcap)
     o_i  = sum_j softmax_j(s_ij) v_j
@@ -186,7 +186,7 @@ class _SegmentAttention(torch.autograd.Function):
 class _Tile:
     queries: slice
     keys: slice
-    """Keys of the tile's own row."""
+    """Keys of the row that contains the queries."""
     prefix: slice | None = None
     """Keys of the prefix."""
 
@@ -234,8 +234,8 @@ def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float
 def _probabilities(
     q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return three tensors of a tile: the probabilities [KV, groups * rows, keys], the stacked
-    queries, and the slope of the soft cap. Without a soft cap, the slope is None."""
+    """Return the probabilities [KV, groups * rows, keys] of a tile, its stacked queries, and the
+    derivative of the soft cap (None without a soft cap)."""
     queries, seen = _stacked(q, tile, shape), len(keys)
     scores = torch.baddbmm(
         queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale

@@ -84,10 +84,10 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """Select the rows `index` of x.
+    """x[index], with a backward pass in fp32.
 
-    The backward pass sums gradients in at least fp32. Several completions may use the keys of one
-    prompt, so each of these keys gets the sum of several gradients.
+    Several completions may use the keys of one prompt. The gradient of such a key is the sum of
+    several gradients, computed in at least fp32.
     """
 
     @staticmethod

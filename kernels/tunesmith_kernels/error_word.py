@@ -36,8 +36,8 @@ _HALF = 1 << 15
 def split_words(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split an fp32 tensor into bf16 weights and int16 error words.
 
-    The two parts restore every finite number exactly, even a number above the largest bf16 number,
-    whose bf16 part is infinite."""
+    The two parts restore every finite number exactly. A number above the largest bf16 number has an
+    infinite bf16 weight, but is also restored exactly."""
     bits = master.contiguous().view(torch.int32)
     weight = ((bits + _HALF) >> 16).to(torch.int16).view(torch.bfloat16)
     return weight, bits.to(torch.int16)
@@ -85,8 +85,8 @@ def adamw_error_word_(
 
     The dtypes are: weight bf16, error int16, grad bf16 or fp32, m and v fp32.
 
-    `found_inf`: fp32 scalar on the same device. If `found_inf` is 1, all tensors stay unchanged.
-    Raises ValueError for a wrong dtype, shape or memory layout.
+    `found_inf`: fp32 scalar on the device of `weight`. If `found_inf` is 1, all tensors stay
+    unchanged. Raises ValueError for a wrong dtype, shape or memory layout.
     """
     _check(weight, error, grad, m, v)
     if uses_triton(weight):

@@ -109,7 +109,8 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Compute d_gate_up. Also compute `out`, unless `out` is None.
+    """Write the gradient to `d_gate_up`. Unless `out` is None, also write the result of the forward
+    pass to `out`.
 
     `out` and `d_out` may be the same tensor.
     """
@@ -207,7 +208,7 @@ def _backward_cpu(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Compute `_backward` on a CPU. Each element is read before it is overwritten."""
+    """Compute `_backward` on a CPU."""
     num_rows, size = d_out.shape
     dtype = _scratch_dtype(d_out.dtype, activation)
     scratch = d_out.new_empty(3, rows_per_tile(num_rows, size), size, dtype=dtype)

@@ -1,7 +1,7 @@
 """Triton kernels for gated_activation.py: one for the forward and one for the backward pass.
 
-The callers have checked the arguments. In memory, the elements of a row are contiguous, and there
-may be gaps between rows.
+The kernels do not check their arguments; the callers do. In memory, the elements of a row are
+contiguous, and there may be gaps between rows.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class HeadCall:
 
 
 class TrainedRows(NamedTuple):
-    """Trained rows that replace rows of a frozen head."""
+    """Trained rows of a head whose other rows are frozen."""
 
     ids: torch.Tensor  # [k] int64, distinct rows of the weight
     values: torch.Tensor  # [k, H]
@@ -108,9 +108,9 @@ def chunks(
     call: HeadCall,
     trained: TrainedRows | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of about equal size.
+    """Yield chunks with about equal numbers of rows.
 
-    Equal sizes avoid a short last chunk: each chunk reads the whole weight, even for few rows.
+    A short last chunk would be slow, because each chunk reads the whole weight.
     """
     count, vocabulary = len(hidden), len(weight)
     buffers = 2 if call.entropy_gradient else 1

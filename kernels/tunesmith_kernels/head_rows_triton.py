@@ -1,7 +1,7 @@
 """Triton kernel for `read_rows` in head_rows.py. A program reads each of its rows twice.
 
-The first pass over a row computes the statistics of logsumexp, block by block. The second pass
-reads the row again from the L2 cache, and overwrites the logits. The formulas and symbols are in
+The first pass over a row computes the row's statistics, block by block. The second pass reads the
+row again from the L2 cache, and overwrites the logits. The formulas and symbols are in
 head_rows.py.
 
 Each multiprocessor runs only one program, which processes one row after another. The rows of more

@@ -83,7 +83,8 @@ class RowStatistics:
         )
 
     def split(self, rows: int) -> Iterator[RowStatistics]:
-        """Yield views of `rows` rows each. The last view may have fewer rows."""
+        """Yield views of the statistics, each for `rows` rows; the last view may have fewer
+        rows."""
         if len(self.target) <= rows:
             yield self
             return
@@ -99,8 +100,8 @@ class RowStatistics:
             )
 
     def distance(self) -> torch.Tensor:
-        """Return d = lse_o - z_t, [N], in fp64. The absolute error of d becomes the relative error
-        of exp(-d), so fp32 is not precise enough."""
+        """Return d = lse_o - z_t, [N], in fp64. In fp32, the error of a large d would make exp(-d)
+        imprecise."""
         offset = self.max_other.double() - self.target.double()
         return offset + self.sum_other.double().log()
 

@@ -70,7 +70,7 @@ def token_log_probs_reference(
     logit_scale: float = 1.0,
     trained: TrainedRows | None = None,
 ) -> TokenLogProbs:
-    """Compute log-probs from full logits, in fp32 after the projection."""
+    """Compute log-probs from full logits. The logits are converted to fp32 first."""
     if trained is not None:
         weight = weight.index_copy(0, trained.ids, trained.values.to(weight.dtype))
     logits = linear(hidden, weight, bias)

@@ -1,4 +1,4 @@
-"""Linear layers with LoRA adapters, in one autograd node with the operation before them.
+"""Autograd node that computes linear layers with LoRA adapters, and the operation before them.
 
 All projections of a node have the same input x. A node computes q, k and v; or gate and up; or a
 single projection:
@@ -261,9 +261,9 @@ def _whole(weights: Tensors) -> torch.Tensor:
 
 
 def _accumulates(spec: _Spec, b: Tensors) -> bool:
-    """Return True if the adapters' products can be added to the residual one by one. In half
-    precision, a small adapter output would be rounded away if it were added to the residual.
-    Therefore, the adapter output is added to the projection first."""
+    """Return True if the adapter outputs can be added directly to the residual. In half precision,
+    a small adapter output would be lost by rounding. Therefore, it is added to the projection
+    first."""
     exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
     return exact and spec.residual_scale == 1.0
 

@@ -73,7 +73,7 @@ def side_by_side(weights: Sequence[NF4Weight], dtype: torch.dtype) -> torch.Tens
 def _absmax(weight: NF4Weight) -> torch.Tensor:
     """Return the scales of the blocks, [blocks] fp32.
 
-    As in bitsandbytes, the product is rounded before the offset is added."""
+    As in bitsandbytes, code times absmax is rounded before the offset is added."""
     scales = weight.scales
     if scales is None:
         return weight.absmax

@@ -1,6 +1,6 @@
 """Triton kernel for nf4.py.
 
-The callers have checked the arguments. All tensors are flat and contiguous.
+The kernel does not check its arguments; the callers do. All tensors are flat and contiguous.
 """
 
 from __future__ import annotations

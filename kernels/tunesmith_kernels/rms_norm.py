@@ -208,7 +208,7 @@ def _forward_cpu(
 ) -> None:
     """Compute y from x, both [R, n, H].
 
-    If eps is None, rstd [R, n, 1] is an input. Otherwise, rstd is computed."""
+    If eps is None, rstd [R, n, 1] is only read. Otherwise, rstd is computed."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)

@@ -1,7 +1,7 @@
 """Triton kernels for rms_norm.py: forward pass and backward pass.
 
-The callers have checked the arguments. Tensors are [R, n, H] with a contiguous last dimension. The
-other dimensions may have any stride.
+The kernels do not check their arguments; the callers do. Tensors are [R, n, H] with a contiguous
+last dimension. The other dimensions may have any stride.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _backward_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Compute the backward pass of RMSNorm. Each program processes blocks_per_program blocks of
-    ROWS rows. Each program writes its part of dweight to one row of `partial`. Without atomic
-    additions, the order of the sum is fixed."""
+    ROWS rows. Each program writes its part of dweight to its own row of `partial`, so the sum over
+    programs always has the same order."""
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     column_mask = columns < size

@@ -1,6 +1,7 @@
 """Triton kernel for rope.py. One launch rotates queries and keys, optionally in place.
 
-The callers have checked the arguments. The last dimension of each tensor is contiguous.
+The kernel does not check its arguments; the callers do. The last dimension of each tensor is
+contiguous.
 """
 
 from __future__ import annotations

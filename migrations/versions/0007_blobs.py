@@ -47,7 +47,7 @@ def upgrade() -> None:
 
 
 def _in_use() -> Iterator[tuple[str, int]]:
-    """Return the name and the size of each stored object that a row refers to."""
+    """Return the name and the size of each stored object that a row of another table refers to."""
     connection = op.get_bind()
     for table, name in (("files", "sha256"), ("job_samples", "sha256"), ("upload_parts", "id")):
         columns = sa.table(table, sa.column(name), sa.column("bytes"))

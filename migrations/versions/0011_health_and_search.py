@@ -1,5 +1,5 @@
-"""Store a job's health, last metrics, first claim and method. Add indexes of the columns that
-filter lists."""
+"""Store a job's health, last metrics, first claim and method. Add indexes for the filters of the
+lists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add users, projects and their members. Each row that a user can name now belongs to a project;
-existing rows belong to the default project. Each API key now has a role."""
+"""Add users, projects and their members. Files, jobs, models and other objects of users now belong
+to a project. Existing objects belong to the default project. Each API key now has a role."""
 
 from __future__ import annotations
 

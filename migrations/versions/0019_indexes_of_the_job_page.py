@@ -1,5 +1,5 @@
-"""Add indexes with which the job page finds forks, retries, events other than metrics, and
-warnings."""
+"""Add indexes for queries of the job page: forks, retries, warnings, and events that are not
+metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the table of links that show a job."""
+"""Add the table of links that show a job to people without a key."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def _serve(settings: Settings, output: _Output) -> int:
 
 
 def check_tls(settings: Settings, host: str) -> None:
-    """Raise StartError if the certificate is unusable or is not for `host`. For a loopback host,
-    the certificate may have any name."""
+    """Raise StartError if the certificate is unusable or is not for `host`. If `host` is a loopback
+    address, the certificate may be for any name."""
     if settings.tls_cert and settings.tls_key:
         try:
             check_certificate(settings.tls_cert, settings.tls_key, host)

@@ -15,9 +15,8 @@ from . import installation
 
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
-"""Maximum time from the start of marking content to the deletion of the content. If marking takes
-longer, a later garbage collection deletes the content, because writers may use content again five
-minutes after its mark."""
+"""Maximum time to mark content as "being deleted". If marking takes longer, this garbage collection
+does not delete the content: five minutes after its mark, writers may use the content again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guard = guard
         self._headers_since: float | None = None
         self._quiet_bytes = 0
-        """Bytes received since the last headers, piece of a body or end of a request."""
+        """Bytes received since the parser last reported headers, a piece of a body, or the end of a
+        request."""
         self._received = 0
         self._sending, self._reading = _Progress(), _Progress()
 

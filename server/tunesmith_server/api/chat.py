@@ -66,9 +66,10 @@ async def create_completion(
 class _EngineResponse(Response):
     """Response of the inference server.
 
-    The API sends the request to the inference server after the route has ended. The limit on large
-    bodies counts only running routes, so a slow answer does not block other large requests. Until
-    the answer is complete, the API keeps only the request's body in memory.
+    The API sends the request to the inference server after the route function has returned. The
+    limit on large bodies counts only requests whose route function is running, so a slow answer
+    does not block other large requests. Until the answer is complete, the API keeps only the
+    request's body in memory.
     """
 
     def __init__(
@@ -205,8 +206,8 @@ async def _stream(response: httpx.Response, request: Request, send: Send) -> Non
 async def whole_events(response: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete events; an incomplete event at the end of a broken stream is dropped.
 
-    An event with the log-probs of a long prompt arrives in many pieces, so the search for its end
-    must not read the earlier pieces again.
+    An event with the log-probs of a long prompt arrives in many pieces. To stay fast, the search
+    for the end of an event reads each piece only once.
     """
     rest = bytearray()
     async for piece in response.aiter_bytes():

@@ -122,8 +122,8 @@ def bulk(endpoint: Endpoint) -> Endpoint:
 
 def _in_one_transaction(endpoint: Endpoint, plane: Plane) -> Endpoint:
     """Wrap `endpoint` so that one thread of the pool `plane` calls `endpoint`, commits, and
-    serializes the result. If another thread had to commit, the transaction would stay open until
-    that thread is free."""
+    serializes the result. If a second thread did the commit, the transaction would stay open until
+    the second thread is free."""
     if inspect.iscoroutinefunction(endpoint) or hasattr(endpoint, _ENDS_TRANSACTION):
         return endpoint
     if hasattr(endpoint, _IS_BULK):
@@ -164,8 +164,8 @@ def _audited(session: Session, endpoint: Endpoint, arguments: dict[str, Any]) ->
 
 
 def _serialized(result: Any, arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
-    """Serialize a model in the route's thread. FastAPI would validate the model again, in the event
-    loop."""
+    """Serialize a model in the route's thread. Otherwise, FastAPI would validate the model a second
+    time and block the event loop."""
     if not isinstance(result, BaseModel):
         return result
     response = Response(result.model_dump_json(), media_type="application/json")
@@ -276,7 +276,7 @@ def _guarded_by(
 KeyRoute = _guarded_by(_authenticate_in(Plane.USERS), Plane.USERS)
 """Route that requires an API key."""
 ChatRoute = _guarded_by(_authenticate_in(Plane.CHAT), Plane.CHAT)
-"""Route that requires an API key and waits only for other chat requests."""
+"""Route that requires an API key, with its own thread pool for chat requests."""
 EnrollRoute = _guarded_by(_check_worker_token, Plane.WORKERS)
 """Route that requires the workers' shared token; API keys are refused."""
 WorkerRoute = _guarded_by(_authenticate_worker, Plane.WORKERS)

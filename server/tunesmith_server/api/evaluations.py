@@ -24,8 +24,8 @@ def create(
     response: Response,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> RequestedEvaluation:
-    """Evaluate a model on a file and, by default, its base model on the same file; or store results
-    of lm-eval.
+    """Evaluate a model on a file. By default, the model's base model is evaluated on the same file
+    too. With results of lm-eval in the body, store these results instead.
 
     The evaluation runs on a training worker, between two jobs. A repeated `Idempotency-Key` returns
     the same evaluation.
@@ -50,8 +50,8 @@ def list_evaluations(
     cursor: CursorDep,
     model: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """List evaluations, newest first, without `result`; with `model`, only the evaluations of this
-    model."""
+    """List evaluations, newest first. The items have no `result`. `model` selects the evaluations
+    of one model."""
     page = evaluations.list_evaluations(
         session, after=cursor.after, limit=cursor.limit, order=cursor.order, model=model
     )

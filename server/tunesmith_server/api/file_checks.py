@@ -1,4 +1,4 @@
-"""Check that the store has the files of a report.
+"""Check that the store has the files that a worker's report names.
 
 The check has a time limit, because a hanging store must not delay lease renewals.
 """
@@ -31,7 +31,8 @@ class FileChecks:
         self._storage = storage
         self._running = threading.BoundedSemaphore(MAX_RUNNING)
         self._known: dict[str, tuple[int, float]] = {}
-        """Size of each found file, and the time of the answer (time.monotonic), oldest first."""
+        """Size of each file that the store has, and the time of the store's answer
+        (time.monotonic), oldest first."""
 
     def check(self, report: ReceivedReport) -> ReceivedReport:
         """Check the files of a report with `check_files`.

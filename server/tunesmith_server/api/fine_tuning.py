@@ -33,8 +33,8 @@ def stream_events(
     `jobs` is a comma-separated list of at most 20 jobs. The item `ID` requests all events of a job,
     and `ID:NUMBER` only the events after this number. The item `*` requests a message named `job`
     for each job that is unfinished or has just ended; the message has the job's state and progress.
-    The id of a message is the position after the message. To miss no event, a client reconnects
-    with the id of its last message as `Last-Event-ID` or as `jobs`.
+    A client that reconnects sends the id of its last message as `Last-Event-ID` or as `jobs`. It
+    then gets all later messages.
     """
     position = watches.parse(jobs_)
     if last_event_id:
@@ -60,8 +60,8 @@ def compare(
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:
     """Compare two to eight jobs, given by comma-separated ids. The answer has the results of the
-    jobs, the settings and automatic values that differ, and curves over steps, trained tokens or
-    hours. A curve has at most `points` values. `from` and `to` limit curves and best values to a
-    range of steps."""
+    jobs, the differences of their settings and of the values chosen for `auto`, and curves over
+    steps, trained tokens or hours. A curve has at most `points` values. `from` and `to` limit
+    curves and best values to a range of steps."""
     job_ids = jobs_.split(",")
     return comparison.compare(session, job_ids, axis=axis, points=points, first=first, last=last)

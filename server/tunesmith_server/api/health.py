@@ -33,8 +33,8 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
     """Return 200 if the database answers and a training worker accepts jobs, else 503. Only
-    requests with an API key or the worker token get the workers, the reason, and the state of
-    inference."""
+    requests with an API key or the worker token get details: the workers, the reason for a 503, and
+    the state of inference."""
     live, idle = workers.ready(session), workers.not_ready(session)
     trusted = _is_trusted(session, request)
     if live.get(TRAIN_QUEUE):

@@ -28,8 +28,8 @@ def create(
     job_id: IdPath,
     body: JobLinkCreate | None = None,
 ) -> JobLinkCreated:
-    """Create a link to a page that shows a job's name, state, last loss or reward, and small curve
-    to everyone who has the link. Only this response has `path`."""
+    """Create a link to a page about a job. Everyone who has the link sees the job's name, its
+    state, its last loss or reward, and a small curve. Only this response has `path`."""
     return job_links.create(session, principal, job_id, body or JobLinkCreate())
 
 

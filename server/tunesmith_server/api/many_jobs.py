@@ -25,12 +25,13 @@ async def sse(
     position: Position,
     render: Render = progress_feed.to_json,
 ) -> AsyncIterator[bytes]:
-    """Yield the SSE messages after `position` as bytes. The id of a message is the position after
-    the message. The stream ends when the key no longer gives access to the project. Unless
-    `position.everything` is True, the stream also ends when all named jobs have ended.
+    """Yield the SSE messages after `position` as bytes. The id of a message is the `Position` with
+    which a client continues after this message. The stream ends when the key no longer gives access
+    to the project. Unless `position.everything` is True, the stream also ends when all named jobs
+    have ended.
 
-    The caller has checked that the named jobs are in the project. `render` formats a change as the
-    data of a message `job`; each process calls `render` once per change.
+    The caller has checked that the named jobs are in the project. `render` formats the change of a
+    job as SSE data. Each process calls `render` once per change.
     """
     project_id = use[1]
     wake = asyncio.Event()

@@ -60,7 +60,7 @@ def list_projects(
     limit: LimitQuery = 20,
     include_archived: bool = False,
 ) -> Page[Project]:
-    """List projects, oldest first. A lead gets only its own project."""
+    """List projects, oldest first. A caller with the role `lead` gets only its own project."""
     return projects.list_projects(
         session,
         state.settings,
@@ -149,8 +149,8 @@ def create_key(
     project_id: IdPath,
     body: ProjectApiKeyCreate,
 ) -> ProjectApiKeyCreated:
-    """Create a key, which has no more rights than yours. Only this response contains the key's
-    `value`."""
+    """Create a key. The new key cannot have more rights than your key. Only this response contains
+    the key's `value`."""
     return project_keys.create(session, state.settings, principal, project_id, body)
 
 
@@ -225,7 +225,7 @@ def list_audit_logs(
 ) -> Response:
     """List the entries of the audit log, newest first. `actor_id` selects the entries of a key or a
     user. `action` selects the entries whose action starts with this text. `object_id` selects the
-    entries about an object that was read or changed."""
+    entries about the object with this id."""
     page = audit_log.list_entries(
         session, filters, after=cursor.after, limit=cursor.limit, order=cursor.order
     )

@@ -1,6 +1,6 @@
 """Live state and progress of all jobs of a project.
 
-One database poll per process serves all watchers.
+One database poll per process serves all clients that watch a project.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _REST = 20
 _MAX_CHANGES = 2000
 """Number of changes that a feed keeps; a watcher that missed more changes gets all jobs again."""
 _CLOCK_SECONDS = 60.0
-"""Maximum difference between the clocks of API processes. A job's end is also committed at most
-this long after the end time in its row."""
+"""Maximum difference between the clocks of API processes. The end of a job is committed at most
+this many seconds after the end time in the job's row."""
 
 Render = Callable[[JobProgress], bytes]
 """Function that returns a change as one line of SSE data."""
@@ -68,7 +68,7 @@ class ProgressFeed:
         self._unfinished: dict[str, Change] = {}
         self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.ended: deque[str] = deque(maxlen=_MAX_CHANGES)
-        """Ids of the jobs whose end was added to the feed."""
+        """Ids of the jobs that have ended."""
 
     def apply(self, news: _News) -> None:
         is_first, self.is_ready, self.polled_at = not self.is_ready, True, news.polled_at

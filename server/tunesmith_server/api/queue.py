@@ -27,14 +27,14 @@ def queue(
     principal: PrincipalDep, state: StateDep, limit: Annotated[int, Query(ge=0, le=1000)] = 100
 ) -> Queue:
     """Show the running jobs, and the waiting jobs in the order of their expected start. Jobs of
-    other projects have no id."""
+    other projects are shown without their id."""
     return overview.queue(state.queue_view.get(), visible_to(principal), limit)
 
 
 @router.get("/projects")
 def list_shares(principal: PrincipalDep, session: ReaderDep) -> Page[ProjectShare]:
-    """Show weight, guaranteed devices, limits and decayed usage of your project; an admin gets all
-    projects."""
+    """Show weight, guaranteed devices, limits and usage of your project; an admin gets all
+    projects. Older usage counts less."""
     only = None if principal.is_admin else principal.project_id
     return Page(data=shares.list_shares(session, only))
 

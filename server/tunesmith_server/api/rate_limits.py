@@ -44,7 +44,7 @@ class RateLimits:
             self._take(principal.key_id, per_minute, "this key")
 
     def check_address(self, network: str, per_minute: int) -> None:
-        """Count one request without a key, from the network of a client address. Raises
+        """Count one request that needs no key. All addresses of a network share one bucket. Raises
         TooManyRequests like `check`."""
         self._take(f"address {network}", per_minute, "your address")
 

@@ -1,4 +1,5 @@
-"""Live events: each process reads and formats an event once for all its watchers.
+"""Live events of jobs. A watcher is a client that follows a job. Each process reads and formats an
+event once for all its watchers.
 
 A watcher reads the backlog from the database, then follows its job's feed. A watcher that falls
 behind the feed reads the database again until it has caught up.
@@ -60,7 +61,7 @@ class Feed:
         """Newest event number; None until the first watcher has caught up with the database."""
         self.base = 0
         self.done: bytes | None = None
-        """Final SSE message without its end, sent after the job's last event."""
+        """SSE message after the job's last event, without the empty line that ends a message."""
         self.changed = asyncio.Event()
         self.wakes: set[asyncio.Event] = set()
         """One asyncio.Event of each watcher of many jobs, set after each change."""
@@ -215,7 +216,7 @@ class EventHub:
 
     @contextmanager
     def using(self, use: Use, wake: asyncio.Event) -> Iterator[None]:
-        """Count a watcher of many jobs. `wake` is set when the watcher's streams must end."""
+        """Count a watcher that follows many jobs. `wake` is set when its streams must end."""
         self._uses[use] += 1
         self._wakes.add(wake)
         try:

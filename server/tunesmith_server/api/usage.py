@@ -1,4 +1,4 @@
-"""Route /v1/usage: device-time that jobs used in the last days."""
+"""Route /v1/usage: hours of GPU or CPU time that jobs used in the last days."""
 
 from __future__ import annotations
 

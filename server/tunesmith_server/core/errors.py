@@ -104,7 +104,7 @@ class RangeNotSatisfiable(ServiceError):
 
 
 class TooManyRequests(ServiceError):
-    """A queue is full; the same request may succeed later."""
+    """A rate limit is reached or a queue is full; the same request may succeed later."""
 
     status = 429
     type = "rate_limit_error"

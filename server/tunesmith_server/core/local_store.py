@@ -116,8 +116,9 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects durably. Missing objects cause no error. Without the sync, a power cut
-        could restore an object after its row was deleted, and the object would stay forever."""
+        """Delete objects durably. Missing objects cause no error. The folders are synced, because a
+        power cut could otherwise restore an object whose row was deleted. Nothing would delete this
+        object again."""
         targets = [self._root / path for path in paths]
         for target in targets:
             target.unlink(missing_ok=True)
@@ -126,8 +127,8 @@ class LocalStore:
                 _sync(folder)
 
     def delete_unfinished(self, before: float) -> None:
-        """Delete files of writes that a crash ended before this time (Unix seconds). Only files
-        with the temporary names of this program are deleted."""
+        """Delete the files of unfinished writes that are older than `before` (Unix seconds). Only
+        files with the temporary names of this program are deleted."""
         for folder in self._root.glob("*/"):
             if not re.fullmatch(r"[0-9a-f]{2}|parts", folder.name):
                 continue
@@ -144,7 +145,7 @@ def _is_unfinished(folder: str, name: str) -> bool:
 
 
 def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    """Yield b"" once, then bytes [start, end) in pieces; close the file at the end."""
+    """Yield b"" first, to enter the `with` block. Then yield bytes [start, end) in pieces."""
     with file:
         yield b""
         file.seek(start)

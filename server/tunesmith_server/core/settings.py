@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
-    """Second part of the model names (`ft:BASE:PROJECT:...`) of the default project."""
+    """PROJECT in the model names (`ft:BASE:PROJECT:...`) of the default project."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
     base_models: str = ""
@@ -120,12 +120,12 @@ class Settings(BaseSettings):
     """Number of failed attempts after which a job fails instead of being queued again. An attempt
     counts if its worker was lost, or if it failed with an error that another attempt may avoid."""
     release_seconds: float = Field(default=30.0, ge=0.0)
-    """Seconds after SIGTERM or a drain to finish the current step and store a resume point. After
-    this time, the trainer is killed and the job is released."""
+    """Seconds that a training process has after SIGTERM or a drain, to finish the current step and
+    to store a resume point. After this time, the process is killed and the job is released."""
     resume_point_days: float = Field(default=30.0, ge=0.0)
     """Days for which a failed or cancelled job keeps its resume points, for a retry or a fork.
 
-    Resume points that `recipe.keep_every` keeps stay until the job is deleted.
+    Resume points kept by `recipe.keep_every` are deleted only with the job.
     """
     retry_seconds: float = Field(default=10.0, ge=0.0)
     """Delay before the retry of the first failed attempt; each further delay is three times as

@@ -58,7 +58,7 @@ class Storage:
             self._store.write(_path(sha256), pieces)
 
     def is_good(self, sha256: str, size: int) -> bool:
-        """Return True if the blob is durably stored with this content and need not be written."""
+        """Return True if the blob is durably stored with this content."""
         with self._translated_errors():
             return self._store.is_good(_path(sha256), sha256, size)
 

@@ -11,8 +11,8 @@ from .storage import Storage
 
 
 def open_stored(storage: Storage, sha256: str, start: int, end: int) -> BufferedReader:
-    """Open bytes [start, end) of a blob; close the result. Raises FileNotFoundError if the blob is
-    missing."""
+    """Open bytes [start, end) of a blob. The caller closes the result. Raises FileNotFoundError if
+    the blob is missing."""
     return BufferedReader(_Pieces(storage.stream(sha256, start, end)), READ_PIECE)
 
 

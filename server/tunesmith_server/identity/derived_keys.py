@@ -61,8 +61,8 @@ def end(maker: ApiKeyRow, seconds: int | None) -> float | None:
 def requests_per_minute(
     principal: Principal, maker: ApiKeyRow, asked: int | None, default: int
 ) -> int | None:
-    """Return the rate limit of a new key: `asked`, or by default its maker's limit. Raises
-    Forbidden if `asked` is above the maker's limit.
+    """Return the rate limit of a new key: the requested limit `asked`, or the maker's limit if
+    `asked` is None. Raises Forbidden if `asked` is above the maker's limit.
 
     `default`: the server's limit for keys without a limit of their own; 0 means no limit. Only an
     admin may exceed this limit."""

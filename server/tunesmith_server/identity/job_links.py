@@ -1,8 +1,8 @@
 """Links that show a job without a sign-in: create, list, revoke, and find the job of a link.
 
-A link is signed by 256 random bits, of which only the hash is stored, like an API key. The bits
-belong to one job and one expiry, and they cannot be computed from a copy of the database. A link
-shows the job's name, state, last loss or reward, and small curve.
+A link contains 256 random bits, and the database has only their hash. A copy of the database is
+therefore not enough to open a link. Each link is for one job, and has an expiry time. A link shows
+the job's name, state, last loss or reward, and small curve.
 """
 
 from __future__ import annotations

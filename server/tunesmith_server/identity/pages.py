@@ -27,8 +27,9 @@ def page_of(
     what: str,
     order: Order = "asc",
 ) -> Page[Item]:
-    """Return a page of `query`. `keys`: the columns of the time and of the id. `after`: id of the
-    last item of the previous page. `what`: word for an item in an error message."""
+    """Return a page of `query`. `keys`: the columns that sort the items, a time and the id.
+    `after`: id of the last item of the previous page. `what`: word for an item in an error
+    message."""
     cursor = None
     if after:
         known = query.with_only_columns(*keys).where(keys[1] == after)

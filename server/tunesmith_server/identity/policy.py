@@ -144,9 +144,9 @@ def require(principal: Principal, verb: Verb, resource: str) -> None:
 def check(principal: Principal, method: str, path: str, values: Mapping[str, str]) -> None:
     """Check that the caller may use a route.
 
-    Raises Forbidden if the caller does not have the route's verb, and NotFound if the path has
-    another project than the request; an admin may use all projects. `path` is the template of the
-    path; `values` are the values of its parameters.
+    Raises Forbidden if the caller does not have the route's verb. Raises NotFound if the path names
+    another project than the caller's project; an admin may use all projects. `path` is the template
+    of the path; `values` are the values of its parameters.
     """
     route = f"{method} {path.removeprefix('/v1')}"
     verb = RULES.get(route)

@@ -20,9 +20,11 @@ _KINDS = re.compile(
     r"LoRA rank|is unsupported LoRA weight|vLLM does not (yet )?support |"
     r"vLLM only supports modules_to_save|Adapter bias is not supported"
 )
-"""Parts of vLLM's reasons. Other reasons may be faults, and may name files of vLLM's host."""
+"""Parts of the reasons with which vLLM refuses an adapter. Other texts are not shown: they may be
+faults, or may name files of vLLM's host."""
 _OTHER_MODULES = "LoRA module is correct"
-"""Part of vLLM's reason for modules that it cannot adapt. The reason names a folder of its host."""
+"""Part of vLLM's reason for an adapter on unsupported modules. The whole reason is not shown,
+because it names a folder of vLLM's host."""
 _OWN_PROCESS = "or leave TUNESMITH_INFERENCE_URL empty: our own process loads every model"
 
 
@@ -56,7 +58,8 @@ def adapter_refusal(model: ServedModel, reply: httpx.Response, error: ErrorBody)
 def wrong_base(model: ServedModel, base: str, served: list[str]) -> ServiceError:
     """Return the error for an adapter on a base model that the server does not have.
 
-    `served`: names of its models. Without --served-model-name, a name is a path of its host."""
+    `served`: model names that the server lists. Without --served-model-name, vLLM lists paths of
+    its host."""
     names = [name.rstrip("/").rpartition("/")[2] for name in served]
     return _not_usable(
         f"the inference server does not have {base!r}, the base model of {model.id!r}; it has "

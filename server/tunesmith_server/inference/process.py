@@ -28,7 +28,7 @@ START_SECONDS = 180.0
 STOP_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 RETRY_SECONDS = 10.0
-"""Time after a failed start in which requests do not start the process again."""
+"""Seconds after a failed start until a request may start the process again."""
 _POLL_SECONDS = 0.05
 _OURS = "error: "
 """Prefix of the log lines in which the process tells operators about wrong settings."""
