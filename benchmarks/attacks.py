@@ -2,7 +2,8 @@
 
 Starts the real API and broker in a temporary folder. During each attack, a separate process
 requests `/healthz` and sends the reports of a running job. The benchmark measures the peak memory
-of the API. Prints one JSON line per attack. The exit status is 1 if a bar is missed.
+of the API. Prints one JSON line per attack. The exit status is 1 if a result misses its required
+value.
 """
 
 from __future__ import annotations

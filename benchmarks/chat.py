@@ -1,8 +1,8 @@
 """Compare the inference process with transformers: `python -m benchmarks.chat --model FOLDER`.
 
-The model answers over HTTP with server-sent events; the client reads raw sockets. Both sides have a
-copy of the model without end-of-sequence token, so that completions have a fixed number of tokens.
-Prints one JSON line:
+The model answers over HTTP with server-sent events; the client reads raw sockets. Our process and
+transformers load a copy of the model without end-of-sequence token, so every completion has the
+maximum number of tokens. Prints one JSON line:
 
 `first_token_ms`: time from the request to the first token of a warm model; median of 20.
 `tokens_per_second`: tokens per second with 1 stream and with 32 streams; the best of all rounds.

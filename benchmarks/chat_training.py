@@ -6,7 +6,8 @@ chat runs for four seconds and stops for four seconds in turn. Other load on the
 affects the steps with chat and the steps without chat in the same way.
 
 `slowdown`: mean time of a training step while chat runs / while chat is stopped.
-`interval`: 90 % interval of the slowdown, from a bootstrap over pairs of adjacent windows.
+`interval`: 90 % confidence interval of the slowdown, from a bootstrap over pairs of windows (four
+    seconds with chat and four seconds without chat).
 """
 
 from __future__ import annotations
@@ -187,8 +188,8 @@ def busy(server: Server) -> Iterator[Clients]:
 
 
 async def stream_forever(server: Server, count: Path) -> None:
-    """Stream without pause, and append a byte to the file `count` for each token. The server
-    refuses requests while a job measures the free memory. Refused requests are sent again."""
+    """Stream without pause, and append a byte to the file `count` for each token. Send a refused
+    request again, because the server refuses requests while a job measures the free memory."""
     with count.open("ab", buffering=0) as file:
 
         def count_one() -> None:

@@ -1,13 +1,13 @@
 """Compare the training speed of model families with stock TRL: `python -m benchmarks.families`.
 
 Each family is a tiny random model in fp32: 4 layers, hidden size 256, a vocabulary of 8,192 tokens.
-Both sides train the model in the same way as sft.py, on one thread: rows of 32 to 768 tokens, LoRA
-r 32, one pack of 1,024 tokens per step. Each side has one process. For each model, the two
-processes run one after the other. Prints one JSON line. For each family:
+Our trainer and stock TRL each have one process with one thread. For each model, these two processes
+run one after the other. A step trains on one pack of 1,024 tokens, made of rows of 32 to 768
+tokens, with LoRA r 32 (as in sft.py). Prints one JSON line. For each family:
 
 `speed_ratio`: Tokens per CPU-second, ours / stock TRL; median over the rounds.
-`loss_difference`: Largest relative difference between the two sides' losses in a step.
-`patched`: Modules that our kernels replace.
+`loss_difference`: Largest relative difference between our loss and stock TRL's loss in a step.
+`patched`: Modules whose forward pass runs our kernels.
 
 The exit status is 1 if losses differ by more than 1e-5, or if fewer than five families reach the
 required speed ratio. `--write` writes benchmarks/results/families.json after each family, and keeps

@@ -1,11 +1,12 @@
 """Compare GRPO steps with stock TRL: `python -m benchmarks.grpo`.
 
-First, both sides compute the loss and gradients of one step from the same completions
-(grpo_parity.py). Then both sides train alternately; each run has its own process and one thread
-(grpo_side.py). The task is the 12.4 M Llama of sft.py with LoRA r 32 and 2 prompts x 8 completions
-x 128 tokens, without recomputation. Both sides use the same prompts and completion lengths. A step
-includes generation, rewards, forward, backward, clipping, optimizer, logging and the stored
-samples. Prints one JSON line:
+First, our trainer and stock TRL compute the loss and gradients of one step from the same
+completions (grpo_parity.py). Then the two trainers run alternately; each run has its own process
+and one thread (grpo_side.py). The model is the Llama of sft.py with 12.4 million parameters,
+trained with LoRA r 32 and without recomputation. A step has 2 prompts with 8 completions of 128
+tokens each. Both trainers use the same prompts and completion lengths. A step includes generation,
+rewards, forward, backward, clipping, optimizer, logging and the stored samples. Prints one JSON
+line:
 
 `speed_ratio`: CPU-seconds of a step, stock TRL / ours; median over the rounds.
 `generation_ratio`: CPU-seconds of generation, stock TRL / ours.
@@ -17,8 +18,8 @@ samples. Prints one JSON line:
     (optimizer, logs).
 
 The first step's results are printed but not counted. In bf16, stock TRL runs once with bf16 weights
-and once with autocast; the result of a round is the faster run. `--ragged` forces completions of 16
-to 128 tokens (log-uniform) on both sides. Our side sets options of glibc's malloc;
+and once with autocast; only the faster run of each round counts. `--ragged` forces completions of
+16 to 128 tokens (log-uniform) on both sides. Our side sets options of glibc's malloc;
 `--their-allocator` sets the same options for stock TRL.
 """
 
@@ -146,7 +147,9 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Return the ratio `of(above) / of(below)` for each round."""
+    """Return `of(run of above) / of(run of below)` for each round.
+
+    Each list has one run per round."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -1,8 +1,8 @@
-"""Compare loss and gradients of both sides of grpo.py on the same ragged completions. Prints one
-JSON line.
+"""Compare loss and gradients of our trainer and stock TRL on the same ragged completions. Prints
+one JSON line.
 
-Both sides have the same weights and the same nonzero adapter. Our side computes the prompt of a
-group only once, as in training.
+Both trainers have the same weights and the same nonzero adapter. Our trainer runs the forward pass
+of a group's prompt only once, as in training.
 """
 
 from __future__ import annotations

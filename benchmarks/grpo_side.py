@@ -1,7 +1,7 @@
-"""Measure one side of grpo.py, in a separate process. Prints one JSON line.
+"""Measure GRPO steps of one trainer (ours or stock TRL) for grpo.py. Prints one JSON line.
 
-Our side trains a run directory with the code of `tunesmith run`. TRL's side trains the same model
-with GRPOTrainer. The model is random, so both sides force the completion lengths.
+Our trainer trains a run directory with the code of `tunesmith run`. Stock TRL trains the same model
+with GRPOTrainer. The model is random, so the program forces the completion lengths.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ def ours(task: Task, folder: Path) -> tuple[Meter, float]:
 def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
-    """Train with the code of `tunesmith run`. `prepared` replaces the trainer's
-    `prepare_reinforcement`. The first argument of `prepared` is a function that calls the original
-    `prepare_reinforcement` and forces the completion lengths. Raises RuntimeError if the run
+    """Train with the code of `tunesmith run`. `prepared` is called in place of the trainer's
+    `prepare_reinforcement`. Its first argument is a function `prepare`, which calls the original
+    `prepare_reinforcement` and then forces the completion lengths. Raises RuntimeError if the run
     fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory
     from tunesmith_worker.trainer import assemble_grpo as reinforcement

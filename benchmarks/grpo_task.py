@@ -1,4 +1,5 @@
-"""Task of both sides of grpo.py: model, prompts, completion lengths and reward."""
+"""Task that our trainer and stock TRL train in grpo.py: model, prompts, completion lengths,
+reward."""
 
 from __future__ import annotations
 
@@ -66,8 +67,10 @@ class Task:
         return [[draw.randrange(3, most) for _ in range(self.prompt_tokens)] for _ in range(count)]
 
     def lengths(self, step: int) -> list[int]:
-        """Return the length of each completion of a step: `new_tokens`, or log-uniform if
-        ragged."""
+        """Return the number of tokens of each completion of a step.
+
+        With `ragged`, the lengths are sampled (log-uniform); otherwise every length is
+        `new_tokens`."""
         if not self.ragged:
             return [self.new_tokens] * self.completions
         draw = random.Random(step)

@@ -3,12 +3,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
 Times the forward and backward pass of a mean cross entropy. Backward computes gradients of the
-hidden states and, with --trainable-head, of the head. All sides run alternately in one process; the
-result is the best of --repeats rounds. On a CPU, times are CPU-seconds of one thread; on a GPU,
-they are seconds between two synchronizations. A separate process for each side measures the peak
-memory minus the memory of the inputs. `full` is F.linear and F.cross_entropy. `ours_metrics` and
-`trl_metrics` also compute entropy and top-1. Prints one JSON line with the environment variables of
-the allocator.
+hidden states and, with --trainable-head, of the head. All implementations run alternately in one
+process. The result of an implementation is its shortest time of --repeats rounds. On a CPU, times
+are CPU-seconds of one thread; on a GPU, they are seconds between two synchronizations. A separate
+process for each implementation measures the peak memory minus the memory of the inputs. `full` is
+F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and top-1.
+Prints one JSON line, which also contains the environment variables that configure malloc.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def liger_side() -> Side:
 
 
 def sides(device: str) -> dict[str, Callable[[], Side]]:
-    """Return the implementations that can be measured. Keys are their names. Calling a value of the
-    dict imports the implementation."""
+    """Return the implementations that can be measured. The keys are names. The values are functions
+    that import and return the implementation."""
     installed: dict[str, Callable[[], Side]] = {
         "full": lambda: full,
         "ours": lambda: ours,

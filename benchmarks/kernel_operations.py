@@ -99,7 +99,7 @@ def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Prob
 
 
 def swiglu_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """SwiGLU. SwiGLU's input is one tensor that contains gate and up, as one GEMM returns them."""
+    """SwiGLU. SwiGLU's input is one tensor that contains gate and up."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     liger = liger_function("LigerSiLUMulFunction")
 

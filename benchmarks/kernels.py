@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.kernels [--shape llama-8b] [--dtype bfloat16]
 
-All sides run alternately in one process; the result is the best of --repeats rounds. On a CPU,
-times are CPU-seconds; on a GPU, they are seconds between two CUDA events. `gb_per_s` is the minimum
-traffic divided by the time. Liger needs a GPU; if Liger cannot run, its results are null and
-`reason` explains why. Prints one JSON line with the environment variables of the allocator.
+All implementations run alternately in one process. The result of an implementation is its shortest
+time of --repeats rounds. On a CPU, times are CPU-seconds; on a GPU, they are seconds between two
+CUDA events. `gb_per_s` is the minimum traffic divided by the time. Liger needs a GPU; if Liger
+cannot run, its results are null and `reason` explains why. Prints one JSON line, which also
+contains the environment variables that configure malloc.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def measure(
 
 
 def facts(device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Return the device, versions and environment of the measurement."""
+    """Return the device, the versions of the packages, and the variables that configure malloc."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "processor": cpu_model(),

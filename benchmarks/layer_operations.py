@@ -170,7 +170,7 @@ def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 def log_prob_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """Log-prob of each row's token from a frozen head. The eager side computes full logits in fp32.
-    Each log-prob has a different upstream gradient, for example in a preference loss."""
+    The upstream gradients of the log-probs differ, as in a preference loss."""
     hidden = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.vocabulary, shape.hidden, device, dtype)
     targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)

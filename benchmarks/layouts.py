@@ -2,11 +2,11 @@
 
     python -m benchmarks.layouts [--model small --lengths even-64 --rows 16]
 
-Each case applies the layout rule to a run of 200 steps. Then each case measures the CPU-seconds of
-forward and backward under every layout. The layouts alternate in one process with one thread.
-Prints one JSON line per case. `slower`: extra time of the chosen layout relative to the fastest
-(limit 5 %). `cost`: time of the rule relative to 200 steps (limit 2 %). Writes
-benchmarks/results/layouts.json if all cases were measured.
+In each case, the rule of `packing: auto` chooses the layout of a run of 200 steps. Then each case
+measures the CPU-seconds of forward and backward under every layout. The layouts alternate in one
+process with one thread. Prints one JSON line per case. `slower`: extra time of the chosen layout
+relative to the fastest layout (limit 5 %). `cost`: time that the rule takes, relative to the time
+of 200 steps (limit 2 %). Writes benchmarks/results/layouts.json if all cases were measured.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ million parameters (sft_side.py) trains two steps with our trainer and AdamW. Tw
 
 `predicted` is the planner's closed-form prediction. Before training, every run measures the memory
 of a trial pass. This measurement corrects the prediction; `corrected` is the corrected prediction.
-The trial pass also measures the allocator's memory beyond tensors, which is part of `rss`. The
-prediction must be within 10 % of `tensors` and within 20 % of `rss`. `--write` writes
+The trial pass also measures the memory that the allocator holds beyond tensors. `rss` includes this
+memory. The prediction must be within 10 % of `tensors` and within 20 % of `rss`. `--write` writes
 benchmarks/results/plan.json.
 """
 

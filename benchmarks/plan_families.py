@@ -137,7 +137,8 @@ def measure(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_of(setting: dict[str, Any]) -> dict[str, Any]:
-    """Train a setting without the profiler. Return the memory values of the run's own report."""
+    """Train a setting without the profiler. Return the memory values from the memory report of the
+    run."""
     from tunesmith_worker.rundir.events import EventLog
 
     from .plan import run_once

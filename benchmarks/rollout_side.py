@@ -1,4 +1,4 @@
-"""Measure one side of rollout.py, in a separate process. Prints one JSON line."""
+"""Measure rollouts of one engine (ours or transformers) for rollout.py. Prints one JSON line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def with_lora(dtype: torch.dtype) -> Untyped:
 
 
 def lengths(ragged: bool) -> list[int]:
-    """Return the length of each completion: 128, or log-uniform 16..128 if ragged."""
+    """Return the number of tokens of each completion: 128, or with `ragged` between 16 and 128
+    (log-uniform)."""
     draw = random.Random(0)
     count = PROMPTS * GROUP
     if not ragged:

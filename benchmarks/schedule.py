@@ -72,7 +72,7 @@ def _replay(seed: int) -> dict[str, Any]:  # Any: JSON
 
 
 def digest(record: Record) -> str:
-    """Return the SHA-256 of all claims: time, device, job and fence."""
+    """Return the SHA-256 of all claims. Two runs with the same claims have the same digest."""
     return hashlib.sha256(json.dumps(record.claims).encode()).hexdigest()
 
 

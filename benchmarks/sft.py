@@ -8,7 +8,7 @@ forward, backward, clipping, optimizer and TRL's logging. Prints one JSON line:
 `speed_ratio`: Tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds.
 `memory_ratio`: Peak memory minus memory before training, ours / stock TRL. On a GPU, this is the
     memory that torch allocated; otherwise, this is the resident memory of the process.
-`loss_difference`: Largest relative difference between the two sides' losses in a step.
+`loss_difference`: Largest relative difference between our loss and stock TRL's loss in a step.
 
 Our side sets the trainer's options of glibc's malloc; `--their-allocator` sets the same options for
 stock TRL.

@@ -1,4 +1,7 @@
-"""Measure one side of sft.py or families.py. Prints one JSON line for each model."""
+"""Measure training steps of one trainer (ours, stock TRL or Liger) for sft.py and families.py.
+
+Prints one JSON line for each model.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--models",
         nargs="+",
-        help="model types of tiny models (default: the Llama); each measurement waits for a line "
-        "on stdin",
+        help="measure a tiny model of each of these model types (default: one Llama of 12.4 M "
+        "parameters); the program waits for a line on stdin before each model",
     )
     arguments.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments.add_argument("--tuning", choices=["lora", "full"], default="lora")

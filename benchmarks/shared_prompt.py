@@ -1,8 +1,9 @@
 """Measure the speed-up from shared prompts in training: `python -m benchmarks.shared_prompt`.
 
 Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with LoRA of rank 32 on
-all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. Shared and
-plain rows alternate in one process on one thread. Prints one JSON line; for each dtype and prompt
+all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. A shared row
+has a prompt once and all its completions; a plain row repeats the prompt for each completion. Both
+layouts alternate in one process on one thread. Prints one JSON line; for each dtype and prompt
 length:
 
 `forward`, `backward`: Median CPU-seconds of each layout.

@@ -1,6 +1,6 @@
 """Bars (required values) of the GPU benchmarks. Each bar has a name, a bound and a measured value.
 
-This module depends only on the format of the results.
+This module imports no code that measures; it reads only the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """Return the median of result `key` over all rounds of `model/side/setting`."""
+    """Return the median over all rounds of the value `key` of a model, trainer and setting."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()
@@ -184,7 +184,7 @@ def _bars() -> Iterator[Bar]:
     for model, floor, share in ((LARGE, 13_500.0, 0.75), (SMALL, 46_000.0, 0.65)):
         yield Bar(name=f"{model}: tokens/s", least=floor, figure=_rate(model))
         yield Bar(
-            name=f"{model}: share of the sustained BLAS rate on its own shapes",
+            name=f"{model}: share of the sustained BLAS rate of the model's matrix products",
             least=share,
             figure=_share_of_blas(model),
         )
@@ -252,7 +252,7 @@ def _grpo_bars() -> Iterator[Bar]:
         figure=_grpo_times((SMALL, "ours", "full"), ours),
     )
     yield Bar(
-        name=f"{SMALL}, GRPO: share of a step for the weight sync",
+        name=f"{SMALL}, GRPO: share of a step's time spent on the weight sync",
         most=0.02,
         figure=_grpo("sync_share", *ours),
     )

@@ -176,7 +176,7 @@ def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_paths(text: str) -> str:
-    """Replace this machine's folders in `text`, because results are published."""
+    """Replace the paths of this machine's folders by short names, because results are published."""
     for folder, name in ((str(ROOT), "."), (sys.prefix, "python"), (str(Path.home()), "~")):
         text = text.replace(folder, name)
     return text

@@ -100,8 +100,8 @@ def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def gpu_tests(device: torch.device) -> Result:
-    """Run the tests that need a GPU. On a CPU, give pytest only a few of these tests; pytest skips
-    them."""
+    """Run the tests that need a GPU. On a CPU, only a few of these tests are collected, and pytest
+    skips them."""
     if find_spec("pytest") is None:
         return {"refused": "pytest is not installed"}
     with tempfile.TemporaryDirectory() as folder:

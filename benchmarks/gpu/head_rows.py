@@ -1,9 +1,9 @@
 """Accuracy and time of the kernel that overwrites a chunk of logits with its gradient.
 
-The chunk has as many rows as fit the 2 GiB budget of tunesmith_kernels.log_prob, in bf16, with the
-vocabulary of Llama 3. The kernel reads each row of logits twice and writes it once. The second read
-of a row comes from the L2 cache, so the minimum traffic is 2 bytes read and 2 bytes written per
-logit.
+The logits are bf16, and each row has one logit for each token of Llama 3's vocabulary. A chunk is
+at most 2 GiB, the limit in tunesmith_kernels.log_prob. The kernel reads each row of logits twice
+and writes it once. The second read of a row comes from the L2 cache, so the minimum traffic is 2
+bytes read and 2 bytes written per logit.
 """
 
 from __future__ import annotations

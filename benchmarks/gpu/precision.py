@@ -3,10 +3,11 @@
 `MODEL/bytes`: Bytes per parameter of weights and optimizer, in every precision.
 `MODEL/time`: Step time with split masters / step time in plain bf16; a step is forward, backward,
     clipping and optimizer.
-`MODEL/loss`: Relative difference of the loss on held-out rows from the fp32 loss, after 500 steps.
+`MODEL/loss`: Relative difference between the loss of a precision and the fp32 loss, on held-out
+    rows after 500 steps.
 
 All loss runs start from the same random weights and use the same rows in the same order. The rows
-are samples of one Markov chain; `benchmarks.precision` trains a real model.
+are samples of one Markov chain.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def describe(error: BaseException) -> str:
 
 
 def facts() -> dict[str, Any]:
-    """Return the device and versions of the measurement."""
+    """Return the properties of the device and the versions of the packages."""
     about: dict[str, Any] = {"python": sys.version.split()[0], "versions": {}}
     for name in PACKAGES:
         try:

@@ -1,9 +1,9 @@
 """Time of operations on a device, and the device's rates of copies and matrix products.
 
-On a GPU, each repeat overwrites the L2 cache and then keeps the GPU busy while the host enqueues
-the operation, so that Python does not limit small operations. Two CUDA events around the operation
-measure its time; the result is the median over all repeats. On a CPU, the time is in CPU-seconds
-and serves only to test this code.
+On a GPU, each repeat first overwrites the L2 cache. Then other work keeps the GPU busy while Python
+enqueues the operation. Without this work, the time of a small operation would include the time that
+Python needs. Two CUDA events around the operation measure its time; the result is the median over
+all repeats. On a CPU, the time is in CPU-seconds and serves only to test this code.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def sustained_rate(
     """Measure the operations per second of torch.mm on `products`. The products run back to back
     for about `seconds`, as in training.
 
-    Products with pauses between them, as in `_product_seconds`, run at a higher clock rate, because
-    the device limits its power only after some milliseconds of work."""
+    The rate is lower than in `product_seconds`, because a device reduces its clock rate after some
+    milliseconds of continuous work."""
     operands = {product: _operands(product, device, dtype) for product in set(products)}
 
     def multiply() -> None:

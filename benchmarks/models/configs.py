@@ -53,7 +53,8 @@ def architectures() -> dict[str, str]:
 
 
 def small_config(model_type: str, vocabulary: int) -> Untyped:
-    """Return a small configuration. The configuration's class may raise errors."""
+    """Return a small configuration of a model type. Errors of the configuration's class are not
+    caught."""
     kind = CONFIG_MAPPING[model_type]
     return shrunk(kind(), vocabulary)
 

@@ -54,8 +54,8 @@ _LISTS = {
 _EXCEPTIONS = """
 ## Exceptions
 
-A **refused** run ends before the first step; in a **failed** run, the self-check or the read-back
-of the result ends the run.
+A **refused** run ends before the first step. In a **failed** run, the self-check fails, or the
+saved result differs from the trained model.
 
 | model type | methods | result | reason |
 |---|---|---|---|"""

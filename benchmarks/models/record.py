@@ -18,7 +18,7 @@ Untyped = Any  # Any: transformers is not typed
 
 METHODS = ("lora", "full", "grpo")
 LIMIT = 1e-5
-"""Largest allowed relative difference between the two sides' losses in a step, in fp32."""
+"""Largest allowed relative difference between our loss and stock TRL's loss in a step, in fp32."""
 MOST_PARAMETERS = 4_000_000
 State = Literal["fast", "stock", "refused", "failed", "different"]
 
@@ -40,7 +40,7 @@ class Outcome:
     """True if the loss uses the logits of the model's own forward pass, because TRL's fused head
     does not compute the same logits."""
     stock_fails: str | None = None
-    """Error of stock TRL on the same model, if our trainer refused it."""
+    """Error of stock TRL on the same model, recorded only if our trainer refused the model."""
 
 
 def record(model_type: str, name: str, tokenizer: Untyped, methods: tuple[str, ...]) -> Untyped:

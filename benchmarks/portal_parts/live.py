@@ -140,7 +140,7 @@ def measure_restart(
     page: Page, service: Service, api: ApiProcess, first: int, away_seconds: float
 ) -> dict[str, float]:
     """Kill the API, store events, and start the API again. Return the time until the page is live
-    again, and the numbers of missing and doubled steps in its curve."""
+    again, and the numbers of missing and doubled steps in the page's curve."""
     job_id = open_job(page, service)
     page.evaluate(_RECORD)
     tell(service, job_id, first)

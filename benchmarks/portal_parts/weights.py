@@ -43,8 +43,9 @@ def scripts() -> dict[str, float]:
 
 
 def visits() -> list[Visit]:
-    """Return the pages of the browser tests, except error pages, pages with model answers, and
-    pages that another caller sees differently."""
+    """Return the page visits of the browser tests that are measured.
+
+    Error pages, pages with model answers, and pages after a click are not measured."""
     own = [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
     own = [visit for visit in own if not visit.is_state]
     return [visit for visit in own if visit.ready != "#answers"]
@@ -77,7 +78,8 @@ def measure_page(
 
 
 def server_milliseconds(api: ApiProcess, ask: Any, paths: Iterable[str]) -> dict[str, float]:
-    """Return the 95th percentile of the API's CPU time of each page. `ask` requests a path."""
+    """Return the 95th percentile of the CPU time that the API needs for each page. `ask` requests a
+    path."""
     found = {}
     for path in paths:
         times = []

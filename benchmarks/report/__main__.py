@@ -37,9 +37,10 @@ INTRO = """# How fast it is
 
 Speed and memory compared with stock TRL and transformers, and figures of the service. Generated
 from `benchmarks/results/*.json` by `python -m benchmarks.report`; do not edit. The
-[benchmarks page](benchmarks.md) explains each benchmark. A ratio is our figure divided by the
-figure of the other side; both are measured alternately on one machine. A speed ratio above 1 or a
-memory ratio below 1 means that our side is better. A bar is a value that a figure must reach.
+[benchmarks page](benchmarks.md) explains each benchmark. A ratio is the figure of Tunesmith divided
+by the figure of stock TRL or transformers; both are measured alternately on one machine. Tunesmith
+is better if a speed ratio is above 1 or a memory ratio is below 1. A bar is a value that a figure
+must reach.
 """
 
 

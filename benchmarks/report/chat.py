@@ -8,7 +8,7 @@ from .tables import Result, against_bar, date, table
 def chat(results: list[Result]) -> str:
     words = (
         "## Chat\n\n"
-        "The inference process in fp32 (`python -m benchmarks.chat --model FOLDER`; "
+        "Speed of the inference process in fp32 (`python -m benchmarks.chat --model FOLDER`; "
         "`chat.json`). `32 streams` is the speed of 32 streams over HTTP, in tokens per second. "
         "`one stream` is this speed divided by the speed of a single stream. `transformers` is "
         "this speed divided by the faster of `generate_batch` and `transformers serve`. `stall` is "

@@ -41,8 +41,8 @@ def training(results: list[Result]) -> str:
         "LoRA r 32 on all linear layers or full tuning (`python -m benchmarks.sft`; `sft.json`). "
         "Speed is tokens per CPU-second of one thread. Peak memory is the peak during "
         "training minus the memory in use before training. Loss is the largest relative "
-        "difference between the two sides' losses in a step. With padded batches, the two sides' "
-        "batches contain different rows, so their losses are not comparable.\n",
+        "difference between our loss and stock TRL's loss in a step. If stock TRL uses padded "
+        "batches, its batches contain other rows than ours, so the losses are not comparable.\n",
         "![Speed by comparison](images/training-on-a-cpu.svg)\n",
         table(
             ("ours against", "speed", "peak memory", "tokens/CPU-s", "loss", "rounds", "set-up"),

@@ -12,7 +12,8 @@ from .tables import NOT_MEASURED, Result, date, table, versions
 SIDES = {"ours": "ours", "stock": "stock TRL + PEFT", "liger": "Liger", "unsloth": "Unsloth"}
 
 MAIN = ("tokens/s", "relative to stock", "relative to stock TRL")
-"""Ends of the names of the main results. The page lists these names if no GPU has been measured."""
+"""Last words of the names of the main bars. If no GPU has been measured, the page lists the bars
+whose names end with these words."""
 
 
 def gpus(results: list[Result]) -> str:
@@ -150,8 +151,8 @@ def _parity(result: Result) -> str:
     )
     words = (
         "Gradients of a model with our kernels, compared with the stock model. In fp32, `worst` is "
-        "the largest relative difference. In bf16, `worst` is our error divided by the error of "
-        "the stock model.\n"
+        "the largest relative difference of a gradient. In bf16, `worst` is our error divided by "
+        "the error of the stock model.\n"
     )
     return words + "\n" + table(("model/dtype", "worst", "tensor", "within bounds"), rows)
 

@@ -105,8 +105,8 @@ def _beside_stock(row: Result, bar: float) -> str:
     pairs = zip(row["ours_last"], row["stock_last"], strict=True)
     apart = row["difference"]
     return (
-        "Mean reward of the last 10 steps for each seed, ours / stock TRL (each samples its own "
-        "completions): "
+        "Mean reward of the last 10 steps for each seed, ours / stock TRL (the two trainers sample "
+        "different completions): "
         + ", ".join(f"{ours:.3f} / {stock:.3f}" for ours, stock in pairs)
         + f"; difference of the means: {apart:+.3f}"
         + verdict(abs(apart) <= bar, f"{bar:g}")

@@ -1,5 +1,5 @@
-"""Plots of the page as SVG. Each plot contains a digest of its data, so that a test can check it
-with any version of matplotlib.
+"""Plots of the page as SVG. Each plot contains a digest of its data, so that a test can check the
+plot with any version of matplotlib.
 """
 
 from __future__ import annotations

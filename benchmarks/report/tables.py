@@ -11,8 +11,8 @@ NOT_MEASURED = "-"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table. If all rows have the same date in a last column `date`, a line after the
-    table has the date instead."""
+    """Return a table. If the last column is `date` and all rows have the same date, a line below
+    the table replaces this column."""
     body, note = [list(row) for row in rows], ""
     if head[-1] == "date" and len({row[-1] for row in body}) == 1:
         head, note = head[:-1], f"\nMeasured: {body[0][-1]}.\n"

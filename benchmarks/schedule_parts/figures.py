@@ -10,7 +10,7 @@ from .week import JobPlan, Week
 from .world import Record
 
 MIN_WAIT_SECONDS = 600.0
-"""Shortest wait in seconds that counts in the median error of estimates."""
+"""Shorter waits, in seconds, are not counted in the median error of estimates."""
 
 
 def figures(week: Week, record: Record) -> dict[str, Any]:  # Any: JSON
@@ -53,8 +53,8 @@ def jain(values: list[float]) -> float:
 
 
 def contested(week: Week, record: Record) -> tuple[float, float]:
-    """Return start and end of the time in which every project has a waiting job. The end is the
-    earliest start of a project's last long job."""
+    """Return start and end of the time in which every project has a waiting job. The time starts at
+    0 and ends when the first project starts its last long job."""
     last: dict[int, float] = defaultdict(float)
     plans = {job.id: job for job in week.jobs}
     for when, _, job_id, _ in record.claims:
@@ -87,9 +87,10 @@ def doubled(record: Record) -> int:
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
     """Return the longest fair wait of a job in seconds.
 
-    A project's share is its number of devices if the devices are divided by weight. The bound is a
-    sum of two times. The first time is twice the device-time of the project's jobs that start
-    during the wait, divided by the share. The second time is twice the duration of the longest job.
+    A project's share is the number of devices that it gets if the devices are divided by the
+    projects' weights. The bound is a sum of two times. The first time is twice the device-time of
+    the project's jobs that start during the wait, divided by the share. The second time is twice
+    the duration of the longest job.
     """
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]

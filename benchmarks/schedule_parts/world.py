@@ -87,7 +87,7 @@ class Device:
 
 @dataclass(kw_only=True)
 class Record:
-    """Claims, waits and ends of the jobs of a simulation."""
+    """Recorded claims, waits and end times of the jobs of a simulation."""
 
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
     """Monotonic time, device, job and fence of each claim."""

@@ -68,8 +68,8 @@ class Attack:
 
 
 def headers(attack: Attack) -> dict[str, Any]:
-    """Send 100 MiB of headers without a key, over 20 connections at a time. The service closes a
-    connection after 64 KiB, so many connections are needed."""
+    """Send 100 MiB of HTTP headers without an API key, over 20 connections at a time. The service
+    closes a connection after 64 KiB, so many connections are needed."""
     piece = (b"x-a: " + b"a" * 1000 + b"\r\n") * 16
     sent, connections, lock = 0, 0, threading.Lock()
 

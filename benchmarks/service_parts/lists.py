@@ -23,7 +23,7 @@ from .process_use import cpu_seconds
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
-"""Number of groups of pages. The benchmark compares the medians of these groups, because the
+"""Number of groups of pages. The benchmark compares the groups' median latencies, because the
 latencies of single requests vary too much."""
 
 

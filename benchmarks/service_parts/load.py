@@ -1,7 +1,7 @@
 """Requests at a fixed rate (open loop), sent from a separate process.
 
-A request's latency is measured from its planned time. If the server stalls, the delay counts in the
-latency of every request that was planned during the stall (no coordinated omission).
+A request's latency is measured from its planned time. If the server stalls, the latency of every
+request that was planned during the stall includes the delay.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def facts() -> dict[str, object]:
 
 
 def commit() -> str:
-    """Return the measured commit, with `+changes` if the working tree differs from it. Without a
-    repository, return "unknown"."""
+    """Return the measured commit. If the working tree has uncommitted changes, append `+changes`.
+    Without a repository, return "unknown"."""
     if shutil.which("git") is None:
         return "unknown"
     command = ["git", "describe", "--always", "--dirty=+changes"]

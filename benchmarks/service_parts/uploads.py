@@ -48,8 +48,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, way: Way, path: Path, sha256: str) -> dict[str, Any]:
-    """Measure memory in MB and the time of one transfer. Raises RuntimeError if the sha256
-    differs."""
+    """Measure memory in MB and the time of one transfer. Raises RuntimeError if the received
+    content does not have the hash `sha256`."""
     began = time.monotonic()
     with watched(service.api_pid) as api, ProcessPoolExecutor(1, get_context("spawn")) as client:
         received, client_growth = client.submit(_watched_here, way, service, path).result()

@@ -224,7 +224,7 @@ def test_bars_are_met_missed_or_open() -> None:
     assert judged["parity fp32: worst error of a gradient"] == (4e-6, True)
     assert judged["parity bf16: worst error relative to the stock model"] == (1.6, False)
     assert judged["llama-3.1-8b: tokens/s"] == (13_800, True)
-    share = "llama-3.1-8b: share of the sustained BLAS rate on its own shapes"
+    share = "llama-3.1-8b: share of the sustained BLAS rate of the model's matrix products"
     assert judged[share] == (0.7, False)
     assert judged["llama-3.1-8b, no-recompute: speed relative to stock"] == (1.986, True)
     assert judged["llama-3.1-8b, no-recompute: peak memory relative to stock"] == (1.0, True)

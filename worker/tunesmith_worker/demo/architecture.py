@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VOCABULARY = 1024
-"""Vocabulary size; each name in the invented world has one or two tokens."""
+"""Vocabulary size; each name in the demo's invented data has one or two tokens."""
 CONTEXT = 256
 """Context length in tokens; the longest row has about 60 tokens."""
 

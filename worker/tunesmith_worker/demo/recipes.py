@@ -9,7 +9,7 @@ from tunesmith_schema import GRPORecipe, LoraRecipe, Recipe
 from .world import FACTS
 
 SEED = 1
-"""Seed of the invented world, the order of the rows and the initial weights."""
+"""Seed of the invented data, the order of the rows and the initial weights."""
 
 PRETRAIN = Recipe(
     tuning="full",

@@ -1,4 +1,5 @@
-"""Main path of the demo: data, service, jobs, downloads, comparison, summary.
+"""Run the demo: create data, start the service, run jobs, download and compare the models, print a
+summary.
 
 The demo uses only the public API, like a user's own program.
 """
