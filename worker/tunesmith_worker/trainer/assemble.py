@@ -1,6 +1,6 @@
-"""Prepare a run after the model is loaded and before the first step, for all methods.
+"""Preparation steps that supervised and GRPO runs share, after the model is loaded.
 
-`assemble_sft.py` and `assemble_grpo.py` call this module's functions in order.
+`assemble_sft.py` and `assemble_grpo.py` call the functions of this module.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class PreparedRun:
     rows_at_a_time: int
     """Rows per forward pass, shown in out-of-memory errors."""
     interruption: type[Exception] | tuple[()] = ()
-    """Exception type that a step raises if a stop request interrupts it before the optimiser
+    """Type of the exception that ends a step early, if a stop request comes before the optimiser
     update."""
     resources: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Context manager that stays open during training."""
+    """Context manager to keep open during training, such as the rollout runner."""
     evaluator: Evaluator | None = None
     """Evaluation of the result; None with `recipe.evaluate: false`."""
     reference: AdapterReference | None = None
-    """Base model of a LoRA run, for the evaluation of the result."""
+    """Base model of a LoRA run. The evaluation compares the result with this model."""
 
 
 def warn_of_ignored_settings(context: RunContext) -> None:
@@ -175,7 +175,7 @@ def resolve_memory(
 def watch_first_step(
     context: RunContext, checked: CheckContext, check: StepCheck, callbacks: Callbacks
 ) -> None:
-    """Make the self-check compare the attempt's first step with plain torch, and check later
+    """Add the self-check's callbacks: one checks the attempt's first step, the other checks later
     steps."""
     if not checked.recipe.self_check:
         return
@@ -194,7 +194,7 @@ def watch_first_step(
 def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReference | None:
     """Return the base model of a LoRA run.
 
-    Call this function before the first step and before resuming.
+    Call this function before a training step or a resume point changes the initial biases.
     """
     recipe = context.spec.recipe
     return AdapterReference(loaded.model) if recipe.evaluate and recipe.tuning == "lora" else None

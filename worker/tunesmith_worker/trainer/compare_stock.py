@@ -1,4 +1,5 @@
-"""`tunesmith run RUN_DIR --compare-stock N`: N steps with our kernels and with the stock trainer.
+"""`tunesmith run RUN_DIR --compare-stock N`: train N steps with our trainer, and N steps with the
+stock trainer.
 
 Prints both loss curves on the user's data, and a verdict. Each trainer runs in its own process and
 run directory; RUN_DIR is not changed.
@@ -223,13 +224,14 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Maximum difference of the losses of a step in fp32; another summation order changes the loss."""
+"""Maximum difference of the losses of a step in fp32. The two trainers sum in different orders, so
+their losses differ slightly."""
 NORM_LIMIT = 1e-5
 """Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Minimum value that the check uses as the stock error. With few rows, the real stock error may be
-tiny by chance (docs/contributing/log)."""
+"""Minimum of the stock error: the check replaces a smaller measured error by this value. With few
+rows, the real stock error may be tiny by chance (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)

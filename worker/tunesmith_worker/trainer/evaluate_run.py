@@ -1,4 +1,5 @@
-"""Evaluation of a run's result: choice of the rows and the models, and the call after training."""
+"""Evaluation of a run's result: prepares the rows before training, and the models after
+training."""
 
 from __future__ import annotations
 
@@ -94,9 +95,9 @@ def reinforcement_evaluation(
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
     """Save the weights of the last step for the evaluation.
 
-    Only full tuning needs these files, and only if the result is from an earlier `step`: reading
-    that result back replaces the weights in memory. Return the folder of the files; None if no
-    files are needed.
+    The files are needed only in full tuning, if the result is from an earlier `step`. In this case,
+    reading the result back replaces the weights of the last step in memory. Return the folder of
+    the files; None if no files are needed.
 
     If saving fails, no error is raised, and the evaluation leaves the last step out."""
     last = ready.trainer.state.global_step

@@ -74,7 +74,8 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
-    """Find the modules, or with full tuning the parameters, that the loss on text does not use."""
+    """Find the parts of the model that the loss on text does not use. Return modules, or with full
+    tuning parameters."""
     full = context.spec.recipe.tuning == "full"
     names = tuple((unused_parameters if full else unused_modules)(base.model))
     if names:
@@ -92,7 +93,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def train_rows(context: RunContext, loaded: LoadedModel, used: Sequence[int]) -> None:
-    """Train the embedding rows of data tokens that the base model never learned.
+    """Train the embedding rows of tokens that occur in the data but were never trained in the base
+    model.
 
     `used`: token ids of the data."""
     recipe = context.spec.recipe

@@ -1,4 +1,4 @@
-"""Writer of a run's weights, and setup of the callbacks between its steps."""
+"""Writing of a run's weights, and setup of the callbacks that run between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Last step of a run: read the result back from disk and prove that it is the trained model."""
+"""Last step of a run: read the saved result and prove that its files contain the trained model."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def read_back(
 ) -> bool:
     """Read the result back, compare it with the probe and write verification.json.
 
-    The kernels are removed from the model and not added again, because an error in adding them
-    could hide a mismatch. Afterwards, a fully tuned model has the weights from the files.
+    The kernels are removed from the model and not added again. An error in adding the kernels could
+    otherwise hide a mismatch. Afterwards, a fully tuned model has the weights from the files.
 
-    Raises RunError `result_mismatch` if the files are not the trained model. After any other error,
-    write a warning and return False, because such an error does not prove that the files are wrong.
+    Raises RunError `result_mismatch` if the files do not contain the trained model. After any other
+    error, write a warning and return False, because such an error does not prove that the files are
+    wrong.
     """
     try:
         if patched is not None:
@@ -104,8 +105,8 @@ def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> C
 
 
 def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:
-    """Load the result as a stock model into the memory of the trained weights. Afterwards, `model`
-    has the loaded weights."""
+    """Free the memory of the trained weights, then load the result as a stock model. Afterwards,
+    `model` has the loaded weights."""
     device = model.device
     for parameter in model.parameters():
         parameter.grad = None

@@ -74,9 +74,9 @@ def main(
 ) -> int:
     """Train a run directory, write result.json and return the exit status.
 
-    `waited`: delay of the run's start, if a warm trainer measured it. `show`: function that prints
-    a line for each event. `rewards`: reward functions from the command line, each
-    `FILE.py:NAME[=WEIGHT]`."""
+    `waited`: delay of the run's start as measured by a warm trainer; None without a warm trainer.
+    `show`: function that prints a line for each event. `rewards`: reward functions from the command
+    line, each `FILE.py:NAME[=WEIGHT]`."""
     with TrainerUse() as device_use:
         return _main(folder, waited, show, rewards, device_use)
 

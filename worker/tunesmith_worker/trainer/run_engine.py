@@ -148,8 +148,8 @@ class RunEngine:
                 raise
 
     def fall_back(self, why: str) -> bool:
-        """Replace the engine if the recipe allows it, with an event that says `why`. Return False
-        if no other engine is allowed."""
+        """Replace the engine if the recipe allows another engine, and write an event with the
+        reason `why`. Return False if no other engine is allowed."""
         if self._fast_inference != "auto" or self.name == "transformers":
             return False
         self._failed.append(self.name)

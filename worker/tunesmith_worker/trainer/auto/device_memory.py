@@ -1,4 +1,5 @@
-"""Device and memory of this process, to announce through `rundir.device_use`."""
+"""Device and memory of this process. `rundir.device_use` announces both values to other
+processes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ EQUAL_TOKENS = 128
 """Maximum tokens of a micro-batch for which padding is faster than packing on a CPU, if all rows
 have the same length."""
 PADDED_WORK = 8e7
-"""Maximum of `padding positions x parameters` for which padding is faster on a CPU."""
+"""Maximum work on padding for which padding is faster on a CPU. This work is the number of padding
+positions in a micro-batch times the number of model parameters."""
 MOST_PADDING = 2.0
 """Maximum ratio of the longest row's length to the mean row length; a higher ratio would raise the
 peak memory."""
@@ -49,7 +50,8 @@ class Layout:
     """Maximum tokens of a micro-batch; None unless packed."""
 
     def divided(self, parts: int) -> Layout:
-        """Return this layout with micro-batches `parts` times smaller, but at least one example."""
+        """Return this layout with the micro-batch size divided by `parts`; the smallest size is one
+        example."""
         if parts == 1:
             return self
         rows = None if self.rows is None else -(-self.rows // parts)
@@ -66,7 +68,7 @@ class LayoutPlan:
     reason: str
     """Reason why the first layout was chosen."""
     slots_per_token: float = 1.0
-    """Token positions per data token, if micro-batches are padded."""
+    """Number of token positions divided by number of data tokens, if micro-batches are padded."""
 
     @property
     def first(self) -> str:
@@ -93,8 +95,8 @@ def plan_layouts(
     of tokens in each data row. `rows`: number of examples per micro-batch. `passes`: number of
     micro-batches per step. `parameters`: number of parameters of the base model.
 
-    The rule was fitted to 30 measured cases on a CPU and tested on 36 others
-    (docs/contributing/log). The rule was not tested on a GPU."""
+    The rule was fitted to 30 measured combinations of model size and row length on a CPU, and
+    tested on 36 other combinations (docs/contributing/log). The rule was not tested on a GPU."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True and mixed_rows is not None:
@@ -140,8 +142,8 @@ def plan_layouts(
 
 
 def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
-    """Estimate the token positions per data token in padded micro-batches, from randomly sampled
-    steps."""
+    """Estimate the number of token positions divided by the number of tokens in padded
+    micro-batches. The estimate uses steps with randomly chosen rows."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):

@@ -1,4 +1,4 @@
-"""Memory plan of a run: chosen before the first step, and compared with the peak at the end.
+"""Memory plan of a run. After training, the plan's prediction is compared with the measured peak.
 
 A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
 closed-form formula estimates the memory, and the fastest policy that fits is selected. A trial runs
@@ -53,9 +53,9 @@ from .layouts import Layouts
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _MOST_WORKSPACE = 2.0**20
-"""Maximum correction factor of the predicted workspace.
+"""Maximum ratio of measured to predicted bytes of temporary memory.
 
-The factor is large if a model has a layer that the formula does not describe."""
+The ratio is large if a model has a layer that the formula does not describe."""
 
 
 class MemoryPlan:
@@ -146,7 +146,8 @@ class MemoryPlan:
             )
 
     def training_started(self) -> None:
-        """Start to measure the peak of training, which excludes the trial and the self-check."""
+        """Start to measure the peak memory of training, after the trial and the self-check have
+        ended."""
         if self.planner.engine.on_gpu:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -158,7 +159,8 @@ class MemoryPlan:
         return self.steps.policy.keep < self.planner.shape.layers
 
     def layer_counters(self) -> LayerCounters:
-        """Return live counters of the layers for the run report."""
+        """Return functions that count recomputations and offloads in each layer, for the run
+        report."""
         return LayerCounters(
             planned=self.steps.planned,
             recomputes=lambda: [counts.recomputes for counts in self._modes.counts],
@@ -235,14 +237,15 @@ class MemoryPlan:
         return batch, Engine(ours=ours, on_gpu=on_gpu, passes=len(batches))
 
     def _ours_in(self, *, padded: bool) -> frozenset[str]:
-        """Return the names of our kernels that run on a batch. On a padded batch, only our loss
-        head runs."""
+        """Return the names of our kernels that run on a batch. If the batch is padded, the layers
+        use stock code, and only the loss head is ours."""
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:
-        """Correct the estimate with the trial's measurement, and return the option to use.
+        """Run the trial and correct the memory estimate. Return the policy to use, with its
+        prediction.
 
-        If `policy` is given, it is kept. Otherwise, a policy is selected again with the corrected
+        `policy`: policy to keep. If None, a policy is selected again with the corrected
         estimate."""
         probe, probed = self._probe()  # if memory runs out, this replaces self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
@@ -250,10 +253,11 @@ class MemoryPlan:
         return option if policy is not None else self._choose_again(option)
 
     def _smaller_layout(self, option: Option) -> Option:
-        """Switch to the smaller layout if this layout needs less recomputation or splitting.
+        """Switch to the layout that needs less memory, if this layout needs less recomputation or
+        less splitting of micro-batches.
 
-        The larger layout would save less time than its recomputation costs. Returns the option to
-        use."""
+        The faster layout would save less time than its recomputation costs. Returns the policy to
+        use, with its prediction."""
         layers = self.planner.shape.layers
         plain = self.planner.option(Policy(keep=layers))
         before, self.planner = self.planner, self._planner_of(self._layouts.smaller)
@@ -274,7 +278,8 @@ class MemoryPlan:
         return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Run the trial under the current policy, on the longest micro-batch or a part of it.
+        """Run the trial under the current policy. The input is the longest micro-batch, or a part
+        of this micro-batch.
 
         If memory runs out, try again with a policy that needs less memory. Returns the trial's
         result and size."""

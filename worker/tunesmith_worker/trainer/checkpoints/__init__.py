@@ -1,1 +1,1 @@
-"""Resume points: all state that a run needs to continue from a step, bit for bit, in one folder."""
+"""Resume points: folders with the state that a run needs to continue exactly after a step."""

@@ -1,7 +1,8 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
-Each resume point has hard links to the best weights at its step. A resumed run restores the best
-weights at its step, even if the lost attempt found better weights later.
+Each resume point has hard links to the weights that were best when the resume point was saved. A
+resumed run restores these weights. If the interrupted attempt found better weights after the resume
+point, they are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Save = Callable[[Path], "SavedWeights"]
 
 _PREFIX = "best-step-"
 _IN_POINT = re.compile(rf"({_PREFIX}\d+)\.(.+)")
-"""Name of a best-weights file inside a resume point, which has no subfolders."""
+"""Name of a best-weights file inside a resume point. The name contains the step, because a resume
+point has no subfolders."""
 
 
 class BestWeights:

@@ -89,7 +89,8 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """Load the scheduler state; a fork continues with its own schedule at the saved step."""
+    """Load the scheduler state. A fork also continues at the saved step, but its own recipe defines
+    the learning rates."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:

@@ -1,5 +1,5 @@
-"""Saving of resume points: at the recipe's interval, when a run stops, or automatically, so often
-that saving takes about 1 % of the run's time."""
+"""Saving of resume points: at the recipe's interval, when a run stops, and automatically. Automatic
+saving takes about 1 % of the run's time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""Minimum time between automatic resume points, as a multiple of the last save's cost. The cost is
-measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because on a busy host
-much wall time goes to other programs."""
+"""Minimum time between two automatic resume points, divided by the cost of the last save. The cost
+is measured in wall time. On a CPU, the cost is also measured in CPU-seconds, because the wall time
+on a busy host includes the work of other programs."""
 _ROOM = 0.5
 """Maximum share of free host memory that a copy of the state may take. A larger state is written
 without a copy, while training waits."""
@@ -59,10 +59,10 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         self._due = self._waits = False
         self._last = -1
         self._blocked = 0.0
-        """Seconds that training waited for the last resume point; the wait ended at `_ended`."""
+        """Seconds that training waited for the last resume point."""
         self._ended = self._next = 0.0
         self._cpu_spent = 0.0
-        """CPU-seconds of capturing the last resume point; the capture ended at `_cpu_ended`."""
+        """CPU-seconds that the capture of the last resume point took."""
         self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:
@@ -115,14 +115,14 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
     def save_interrupted_step(self, trainer: Untyped) -> None:
         """Save the state of the last finished step.
 
-        Call this method after a stop request interrupted a step, which has not changed the weights.
+        Call this method after a stop request has interrupted a step before its weight update.
         """
         self._report(self._writer.finish(wait=True))
         self._due, self._waits = trainer.state.global_step > 0, True
         self.save(trainer)
 
     def _is_time(self) -> bool:
-        """Return True if an automatic save is cheap enough and no write is pending."""
+        """Return True if enough time has passed since the last save, and no write is pending."""
         late = self._now() >= self._next and self._cpu_now() >= self._cpu_next
         return late and not self._writer.busy
 

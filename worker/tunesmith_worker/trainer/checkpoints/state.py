@@ -1,6 +1,7 @@
 """The trainer's state at the end of a step: capture and restore.
 
-Captured tensors share memory with the live tensors, so copy them before training continues.
+Captured tensors share memory with the live tensors, so copy the captured tensors before training
+continues.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class SavedState:
         self._run_state: Json = self._json(names.RUN_STATE)
 
     def load_weights(self, model: torch.nn.Module) -> None:
-        """Copy weights into the model. Raises RunError if the run trains different tensors."""
+        """Copy weights into the model. Raises RunError if the saved tensors are not the tensors
+        that the run trains."""
         saved, trained = load_file(self._folder / names.TRAINED), trained_parameters(model)
         _check_fit(saved, trained)
         with torch.no_grad():

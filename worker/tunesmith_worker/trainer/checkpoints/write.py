@@ -1,6 +1,6 @@
 """Atomic writing of resume points in a thread, and removal of old resume points.
 
-The newest two resume points are kept, and all resume points that `recipe.keep_every` selects. The
+The two newest resume points and the resume points that `recipe.keep_every` selects are kept. The
 manifest is written after all other files are synced. After the manifest is written, the folder gets
 its final name.
 """

@@ -116,10 +116,10 @@ class _Template:
     def turn(self, index: int, whole: str, count: int) -> Span | None:
         """Return the span of turn `index` in `whole`, or None if the span cannot be determined.
 
-        `whole`: rendered text of the first `count` messages.
-        The turn extends from the end of render(messages[:index]) to the end of
-        render(messages[:index + 1]), if both are prefixes of `whole`. The generation prompt and
-        white space after the end-of-turn token are not part of the span.
+        `whole`: rendered text of the first `count` messages. The turn is the text that message
+        `index` adds to the rendered earlier messages, without the generation prompt and without
+        white space at the end. The turn has no span if a shorter rendered conversation is not a
+        prefix of `whole`.
         """
         try:
             prompt = self.text(index, prompt=True) if index else self._opening(whole)
@@ -138,8 +138,8 @@ class _Template:
     def _opening(self, whole: str) -> str:
         """Return the template's text before the first message if the assistant wrote that message.
 
-        Templates do not render an empty conversation, so the generation prompt is read after the
-        first message."""
+        Templates cannot render an empty conversation. The method therefore renders the first
+        message with a generation prompt, and searches `whole` for this generation prompt."""
         first, prompted = self.text(1), self.text(1, prompt=True)
         prompt = prompted[len(first) :] if prompted.startswith(first) else ""
         start = whole.find(prompt) + len(prompt)
@@ -213,8 +213,8 @@ def _render_turns(template: _Template, row: Row) -> RenderedRow:
 
 
 def _last_by_markers(template: _Template, messages: Sequence[Message]) -> dict[int, Span]:
-    """Return the span of the last turn from the template's {% generation %} markers, if there is
-    one marked span per assistant turn."""
+    """Return the span of the last turn, which the template marks with {% generation %}. Return no
+    span if the number of marked spans is not the number of assistant turns."""
     spans = template.marked_turns(len(messages))
     if len(spans) != sum(m.role == "assistant" for m in messages):
         return {}

@@ -1,5 +1,5 @@
-"""Chunks of a data file as bytes for other processes, and parsing of their rows.
-The content of a chunk depends only on the file.
+"""Chunks of a data file: other processes receive a chunk as bytes and parse its rows. The content
+of a chunk depends only on the file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chunk:
 def read_chunks(path: Path) -> Iterator[Chunk]:
     """Yield the chunks of the file in order.
 
-    If a part is unreadable, the last chunk has a `problem`.
+    If a part of the file is unreadable, the last chunk has a `problem`.
     """
     format, detected = None, False
     for chunk in _raw_chunks(path):

@@ -42,14 +42,14 @@ class Counts:
     dropped_too_long: int = 0
     """Rows without an example that fits into max_seq_length."""
     dropped_untrainable: int = 0
-    """Rows without a token that carries loss, at any length."""
+    """Rows in which no token carries loss, even if the row is not cut."""
     dropped_truncated: int = 0
-    """Rows whose examples lost all tokens that carry loss, because they were cut to
-    max_seq_length."""
+    """Rows whose examples were cut to max_seq_length, and then had no token that carries loss."""
     truncated: int = 0
     """Examples cut to the longest allowed length."""
     answers_cut: int = 0
-    """Cut examples in which the cut removed the end of an answer, so this end has no label."""
+    """Examples that were cut inside an answer, so the model does not learn the end of this
+    answer."""
     answers_lost: int = 0
     """Cut examples that were dropped because the cut removed all tokens that carry loss."""
     examples: int = 0
@@ -247,7 +247,8 @@ def _has_loss(labels: Sequence[int]) -> bool:
 
 
 def _longer_rows_hint(plan: DataPlan) -> str:
-    """Return the remedy for long rows; max_seq_length cannot exceed the model's context."""
+    """Return the remedy for long rows. The text suggests a higher max_seq_length only if the
+    model's context allows one."""
     remedy = "Shorten or split the rows"
     return f"{remedy}, raise recipe.max_seq_length" if plan.fits_longer_rows else remedy
 

@@ -251,8 +251,8 @@ def _conversations(value: Any) -> tuple[Message, ...]:  # Any: JSON
 
 
 def _needs_assistant(name: str, messages: tuple[Message, ...]) -> None:
-    """Raise BadRow if no assistant turn can be trained. The model's chat template checks the order
-    of the roles."""
+    """Raise BadRow if no assistant turn can be trained. The order of the roles is checked later, by
+    the model's chat template."""
     first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
     if first == "tool":
         raise BadRow(f"{name} has a tool message before the first assistant message")

@@ -1,4 +1,4 @@
-"""Tokenised data sets of a run, events about dropped rows, and lookup of an example's row."""
+"""Tokenised data sets of a run, with events about dropped rows and a lookup of row numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_ROWS_NAMED = 3
 class RowNumbers:
     """Lookup of the row in the data file that an example came from.
 
-    The lookup is used only if a message must name a row, so batches carry no row numbers.
+    Batches carry no row numbers. If a message must name a row, this class searches for the row.
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
@@ -111,8 +111,8 @@ class Prepared:
 
     def evaluation_rows(self) -> tuple[Any, Any]:
         """Return the validation examples (training examples if there are none), and the number of
-        each example's row. `Any` is untyped: datasets.Dataset, and a pyarrow
-        column."""
+        each example's row. The types datasets.Dataset and pyarrow column are untyped, so `Any` is
+        used."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows
         rows = self.training.rows

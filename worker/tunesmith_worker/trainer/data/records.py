@@ -230,8 +230,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
 
 
 def _check_announced(metadata: Any, limit: int) -> int:  # Any: pyarrow is untyped
-    """Return the bytes of the largest row group. Raises Unreadable if the metadata announces more
-    than `limit` bytes."""
+    """Return the size in bytes of the largest row group, uncompressed. Raises Unreadable if the
+    metadata announces more than `limit` bytes for the file."""
     largest = total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

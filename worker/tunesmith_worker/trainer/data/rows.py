@@ -1,6 +1,7 @@
 """Training rows of a data file: format detection, checks, and conversion to `Row`.
 
-This module imports no torch and no tokenizer, because light workers validate uploads (validate.py).
+This module imports no torch and no tokenizer, because it also runs in light workers (workers that
+only validate uploads).
 """
 
 from __future__ import annotations

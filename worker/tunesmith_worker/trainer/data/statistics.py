@@ -1,6 +1,7 @@
 """Lengths, duplicates and hashes of the rows of a data set.
 
-This module imports no torch and no tokenizer, because light workers use this module.
+This module imports no torch and no tokenizer, because it runs in light workers (workers that only
+validate uploads).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .records import Record
 
 _ROLES = ("role", "from")
 _BINS = 20
-"""Number of bins of the histogram up to the 95th percentile of the lengths, before the width of a
-bin is rounded."""
+"""Number of histogram bins up to the 95th percentile of the row lengths. Rounding of the bin width
+may change this number."""
 
 
 class RowStatistics:
@@ -60,8 +61,8 @@ class RowStatistics:
         )  # fmt: skip
 
     def packed_hashes(self) -> str | None:
-        """Return the hash of each row as base64: eight bytes for each row number, zero if the row
-        is not readable. Return None if a row number is too large."""
+        """Return the hashes of all rows, encoded as base64. Each row has eight bytes, which are
+        zero if the row is not readable. Return None if a row number is too large."""
         last = self._numbers[-1] if self._numbers else 0
         if last > MAX_COMPARED_ROWS:
             return None

@@ -37,10 +37,11 @@ _MAX_PENDING = 3
 """Maximum number of chunks queued at each helper, so that helpers do not wait for the trainer."""
 PATIENCE_SECONDS = 60.0
 PATIENCE_FACTOR = 20.0
-"""Maximum time of a helper's reply, as a multiple of the trainer's time for its slowest chunk.
+"""Maximum time that a helper may take for a reply, as a multiple of the trainer's own time for the
+slowest chunk.
 
-A helper is killed only if its reply also takes longer than PATIENCE_SECONDS. The start of the
-helper is part of the first reply."""
+A helper is killed only if its reply also takes longer than PATIENCE_SECONDS. The time of the first
+reply includes the start of the helper."""
 _POLL_SECONDS = 1.0
 
 Result = tuple[Batch, Counts]
@@ -147,8 +148,8 @@ class TokenStream:
     def _kill_hung_helpers(self) -> None:
         """Kill helpers that do not reply.
 
-        Each poll counts as `_POLL_SECONDS`. Wall time would also count the time in which the
-        trainer and its helpers are paused."""
+        The waiting time is counted in polls of `_POLL_SECONDS`. Wall time would also include pauses
+        of the trainer and its helpers."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
             helper.silent += _POLL_SECONDS if helper.pending else 0.0

@@ -1,6 +1,7 @@
 """Validation of an uploaded file: checks every row for each training method.
 
-This module imports no torch and no tokenizer, because light workers use this module.
+This module imports no torch and no tokenizer, because it runs in light workers (workers that only
+validate uploads).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Budget:
     ) -> None:
         """`job_seconds`: trainer's time so far. `seconds`: planned duration; the default is a share
         of `job_seconds`. `stop_requested`: function that returns True if the evaluation should end
-        soon. `mark`: function to call when the evaluation advances."""
+        soon. `mark`: function to call whenever the evaluation makes progress."""
         self.job_seconds = job_seconds
         self.seconds = max(LEAST_SECONDS, SHARE * job_seconds) if seconds is None else seconds
         self._stop_requested, self._mark, self._now = stop_requested, mark, now

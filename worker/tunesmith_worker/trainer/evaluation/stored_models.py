@@ -55,9 +55,8 @@ class StoredModel:
 
     @contextmanager
     def use_like(self, other: StoredModel, vocabulary: dict[str, int]) -> Iterator[Untyped]:
-        """Yield the model in evaluation mode.
-
-        `vocabulary`: tokens of `other`. Raises LeftOut if the model has other tokens.
+        """Yield the model in evaluation mode, for a comparison with `other`. `vocabulary`: tokens
+        of `other`. Raises LeftOut if the two models have different tokens.
         """
         own = transformers.AutoTokenizer.from_pretrained(
             self._tokenizer_folder or self.folders.base, trust_remote_code=False

@@ -59,8 +59,8 @@ class SupervisedEvaluation:
     ) -> None:
         """`max_tokens`: see `score_rows`.
 
-        `metrics`: number of compared metrics; the error level of each confidence interval is
-        divided by this number. `dropped`: number of rows that are too long for the model.
+        `metrics`: number of compared metrics. With more metrics, each confidence interval is wider.
+        `dropped`: number of rows that are too long for the model.
         """
         self._metrics, self._dropped = metrics, dropped
         self._rows, self._tokenizer, self._seed = rows, tokenizer, seed
@@ -105,7 +105,7 @@ class SupervisedEvaluation:
         waiting: int,
         cost: float | None,
     ) -> tuple[RowScores, _Answers, float]:
-        """Return the scores, the answers, and the seconds for the losses of one model.
+        """Return one model's scores and answers, and the seconds that computing the losses took.
 
         `waiting`: number of models that are not measured yet. `cost`: seconds that the losses of
         the first model took; None if this model is the first. A model that is slower than the first
@@ -230,7 +230,7 @@ class SupervisedEvaluation:
 class _Answers:
     texts: list[str]
     cut_after: int | None
-    """Length of the longest answer in tokens; None if no limit ended an answer."""
+    """Number of tokens after which answers were cut off; None if no answer was cut off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ Batch = dict[str, Any]  # Any: tensors, and numbers of TRL's padding-free collat
 
 
 def collate(examples: Sequence[dict[str, Any]]) -> Batch:  # Any: rows of a datasets.Dataset
-    """Concatenate the examples of a step; an example is a row or a pack of rows (`seq_lengths`).
+    """Concatenate the examples of a step. An example is one row, or several packed rows with
+    `seq_lengths`.
 
     Returns `input_ids`, `labels`: int64 [1, T]. `lengths`: number of tokens in each row, as a
-    tuple.
-    `rows_of_examples`: number of rows in each example; above 1 only for packs.
+    tuple. `rows_of_examples`: number of rows in each example; 1 without packing.
     """
     lengths = [tuple(row.get("seq_lengths") or [len(row["input_ids"])]) for row in examples]
     ids = torch.tensor([*chain.from_iterable(row["input_ids"] for row in examples)])[None]
@@ -153,7 +153,8 @@ def _end_to_end(rows: Sequence[_TokenRow]) -> Batch:
 
 
 def predicting_tokens(rows: Batch) -> torch.Tensor:
-    """Return the unique ids of tokens that are followed by a labelled token, in a collated step."""
+    """Return the ids of all tokens that precede a labelled token in a collated step, without
+    duplicates."""
     labelled = rows["labels"][0, 1:] != IGNORED
     ids: torch.Tensor = rows["input_ids"][0, :-1][labelled].unique()
     return ids

@@ -1,7 +1,7 @@
 """Log-probabilities of completions under the trained model: the forward pass of GRPO.
 
-Computing a prompt once per group instead of once per completion changes speed and memory, not the
-values or their gradients.
+A prompt may be computed once per group, or once per completion. Both ways give the same values and
+gradients, but need different time and memory.
 """
 
 from __future__ import annotations

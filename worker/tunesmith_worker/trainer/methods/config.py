@@ -57,7 +57,8 @@ def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
 
 
 def reward_column(name: str) -> Callable[..., Untyped]:
-    """Return a placeholder that gives TRL the name of a reward column."""
+    """Return a function with the given name. TRL only reads the name, which is the name of a reward
+    column."""
 
     def column(**_: Untyped) -> Untyped:
         raise AssertionError("_calculate_rewards computes the rewards")

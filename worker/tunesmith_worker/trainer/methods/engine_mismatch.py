@@ -59,7 +59,7 @@ class MismatchCorrection:
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self._ratios: list[torch.Tensor] = []
-        """Ratios of each part of the step before truncation or masking."""
+        """Ratios before truncation or masking, one tensor for each part of the step."""
 
     def start_step(self) -> None:
         self._ratios.clear()
@@ -69,9 +69,9 @@ class MismatchCorrection:
     ) -> torch.Tensor:
         """Return TRL's ratio of each token [B, C], or of each completion [B, 1].
 
-        `log_probs`: the trainer's log-probs [B, C]. If the weights have changed since the
-        completions were generated, `inputs` has `old_per_token_logps`, and the ratio uses these
-        log-probs instead of `log_probs`. Skipped rows have the ratio 1.
+        `log_probs`: the trainer's log-probs [B, C]. After the first update on the completions,
+        `inputs` has `old_per_token_logps`: the trainer's log-probs before this update. The ratio
+        then uses these log-probs instead of `log_probs`. Skipped rows have the ratio 1.
         """
         old = inputs.get("old_per_token_logps", log_probs.detach())
         skipped = torch.tensor([row.skip for row in rows], device=old.device)[:, None]

@@ -1,4 +1,4 @@
-"""Order of prompts, groups of completions, and micro-batches of whole groups or parts of groups.
+"""Groups of completions with the same prompt: their order in training, and their micro-batches.
 
 With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
 tokens instead of G (P + R). Micro-batches are built on the host. The last token of each completion
@@ -33,7 +33,8 @@ class GroupRow:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     skip: bool = False
-    """Skip the forward pass and set the scores to zero, because the row has no gradient."""
+    """True for a row without a gradient: the forward pass leaves out the row, and its scores are
+    zero."""
 
     @property
     def scored(self) -> bool:
@@ -248,8 +249,8 @@ def _flat(parts: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def _concatenate(groups: Sequence[Group], rows: Sequence[GroupRow]) -> GroupBatch:
-    """Concatenate groups. A prompt with several completions is a row of its own and serves as the
-    prefix of these completions.
+    """Concatenate groups. A prompt with several completions is a separate row, and the completions
+    attend to this row as their prefix.
 
     A prompt with a single completion is in the same row as the completion."""
     scores = _Scores(_width(rows))

@@ -39,7 +39,8 @@ from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
-"""Start of the names of tensors in a resume point that store completions for later steps."""
+"""Prefix of tensor names in a resume point. These tensors store completions on which later steps
+train."""
 
 
 class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
@@ -234,9 +235,9 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return log_probs, entropy, None
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
-        """Return the reference model's log-probs, or None for the sampling policy.
-
-        TRL also requests log-probs of the sampling policy if `num_iterations` is above 1."""
+        """Return the reference model's log-probs; return None if TRL requests log-probs of the
+        sampling policy. TRL requests log-probs of the sampling policy if `num_iterations` is above
+        1."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:
@@ -340,7 +341,8 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         super().log(logs, start_time)
 
     def counters(self, mode: str = "train") -> Untyped:
-        """Return a copy of the metrics, to restore before a step is repeated."""
+        """Return a copy of the metrics. If a step is repeated, `restore_counters` restores this
+        copy."""
         return {name: list(values) for name, values in self._metrics[mode].items()}
 
     def restore_counters(self, counters: Untyped) -> None:

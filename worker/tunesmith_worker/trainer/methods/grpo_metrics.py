@@ -1,4 +1,5 @@
-"""Metrics of a reinforcement step: names, log-probs per step, and values for the run report."""
+"""Metrics of a reinforcement step: their names, the step's log-probs, and values for the run
+report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods for one reinforcement step: layout, splitting to save memory, and log-probabilities.
+"""Computation of a reinforcement step: layout, splitting into parts, and log-probabilities.
 
 The memory plan and the self-check use the same methods as the loss.
 """
@@ -234,9 +234,9 @@ def _causal(model: Untyped) -> Untyped:
 def in_parts(inputs: Inputs, parts: int, loss_type: str) -> list[Inputs]:
     """Split a step into parts with about equal numbers of tokens.
 
-    A part consists of consecutive rows in the order of their prompts, so that only its first and
-    its last group can be incomplete. The loss of each part is multiplied by the part's weight; the
-    sum over all parts is the step's loss."""
+    A part consists of consecutive rows, ordered by prompt. Only the first and the last group of a
+    part can be incomplete. The loss of each part is multiplied by the part's weight; the sum over
+    all parts is the step's loss."""
     rows: list[GroupRow] = inputs[ROWS]
     if parts <= 1 or len(rows) <= 1:
         return [inputs | {SHARE: 1.0}]

@@ -1,9 +1,9 @@
 """Guard that keeps NaN and infinity out of the weights without a device sync in every step.
 
-On the device, the guard checks the gradient norm, which clipping computes anyway. A non-finite norm
-sets the flag `found_inf`, and fused optimisers then skip this update and all later updates. The
-host reads the flag when the loss is logged. The weights do not change after a step with a
-non-finite gradient, so the rows of this step can be rerun to find the cause.
+On the device, the guard checks the gradient norm that clipping has computed. A non-finite norm sets
+the flag `found_inf`, and fused optimisers then skip this update and all later updates. The host
+reads the flag when the loss is logged. The weights do not change after a step with a non-finite
+gradient, so the rows of this step can be rerun to find the cause.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NanGuard:
         self.norm = torch.zeros((), device=device)
         """Norm of the last gradient before clipping, on the device."""
         self._skipped = torch.zeros((), device=device)
-        """Number of updates that the flag has skipped."""
+        """Number of updates that were skipped because the flag was set."""
         self._explain = explain
         self._kept: list[StepRecord] = []
 

@@ -1,4 +1,5 @@
-"""The reference model of a LoRA run: the model with its adapter disabled and its initial biases.
+"""Reference model of a LoRA run: the trained model without its adapter, and with its initial
+biases.
 
 PEFT's `disable_adapter` keeps the trained values of biases (`recipe.lora.bias`). While the
 reference model runs, biases have their initial values, and dropout is off.

@@ -43,7 +43,7 @@ Untyped = Any  # Any: transformers is not typed
 
 @dataclass(eq=False, kw_only=True)
 class Rollout:
-    """The completions of one training step or evaluation, filled in as they arrive."""
+    """The completions of one training step or evaluation, added one by one."""
 
     prompts: list[PromptRow]
     """One prompt per completion; the completions of a group are adjacent."""
@@ -285,7 +285,7 @@ _SMALLER = (
 
 @contextmanager
 def rollout_failures() -> Iterator[None]:
-    """Convert the errors of the rollout engine into a RunError; other errors pass through."""
+    """Convert the errors of the rollout engine into a RunError; raise other errors unchanged."""
     try:
         yield
     except UnsupportedModel as error:

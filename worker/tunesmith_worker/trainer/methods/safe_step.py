@@ -27,9 +27,9 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
     ) -> None:
         """Set up the mixin; call this method last in the constructor.
 
-        `save`: function that writes the outputs due after a step. `embedding_rate`: peak learning
-        rate of embedding, head and token rows; None means that all parameters have the same
-        learning rate.
+        `save`: function to call after each step; it writes the checkpoints that are due.
+        `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
+        parameters have the same learning rate.
         """
         self.guard, self._save, self.embedding_rate = guard, save, embedding_rate
 

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: TRL's SFTTrainer with rows that are already tokenised and labelled.
 
 The trainer splits each optimiser step's rows into micro-batches; TRL computes loss and gradients.
-Metrics are sums over tokens, which stay on the device until logging.
+Metrics are sums over tokens. The sums stay on the device until the metrics are logged.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
-        """Rerun forward and backward on some rows of a step; return their part of the loss."""
+        """Rerun forward and backward on some rows of a step. Return the part of the step's loss
+        that these rows cause."""
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
             inputs_on_device = batch_to_device(batch, self.args.device)
@@ -179,7 +180,8 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def counters(self, mode: str = "train") -> Untyped:
-        """Return a copy of the metrics, to restore before a step is repeated."""
+        """Return a copy of the metrics. If a step is repeated, `restore_counters` restores this
+        copy."""
         sums = self._sums[mode].values.clone()
         return metrics_so_far(self, mode), sums, self._trained.clone()
 

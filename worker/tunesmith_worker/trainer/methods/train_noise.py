@@ -1,4 +1,4 @@
-"""Gap between sampling and training log-probabilities for models with noise in training.
+"""Gap between sampling and training log-probabilities, for models with dropout or other noise.
 
 Dropout and router jitter change the log-probabilities of each training forward pass. The rollout
 engine generates without such noise, so the gap is measured without noise too.
@@ -19,10 +19,10 @@ Untyped = Any  # Any: transformers is not typed
 Score = Callable[[list[GroupRow]], CompletionScores]
 
 GAP_TOKENS = 4096
-"""Maximum number of tokens in the rows whose gap is measured without noise. A single longer row is
-allowed."""
+"""Maximum number of tokens in the sample of rows on which the gap is measured. A single longer row
+is allowed."""
 _NOISE = ("drop", "jitter")
-"""Parts of the names of configuration fields that add noise in training."""
+"""Substrings that mark the names of configuration fields for noise in training."""
 
 
 def differs_in_training(model: Untyped) -> bool:
@@ -43,7 +43,8 @@ def gap_without_noise(
     completion_mask: torch.Tensor,
     score: Score,
 ) -> float:
-    """Return the mean |sampling log-prob - log-prob| over a sample of a step's scored rows.
+    """Return the mean |sampling log-prob - training log-prob| over a sample of a step's scored
+    rows.
 
     `sampled`: sampling log-probs of all rows, [B, C]. `completion_mask`: mask of all rows, [B, C].
     `score`: function that runs the model's forward pass on rows. NaN if no row is scored. The

@@ -1,7 +1,7 @@
 """Token counts of training batches, and the effect of more rows per micro-batch.
 
 The report fits the time of a micro-batch as seconds = fixed + rate x token positions. With more
-rows per micro-batch, a step has fewer micro-batches, so it needs the fixed time less often.
+rows per micro-batch, a step has fewer micro-batches, so the fixed time occurs less often.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tunesmith_schema import PhaseName, Saturation
 
 WARM_UP = 3
-"""Number of micro-batches to ignore at the start, when memory is allocated and kernels are
-chosen."""
+"""Number of micro-batches to ignore at the start. The first micro-batches are slow, because memory
+is allocated and kernels are selected."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class BatchCounts:
     def computed(self, phase: str, seconds: float) -> None:
         """Add the time of a forward or backward pass.
 
-        The calls must be in the order in which the passes run.
+        Call this method in the order in which the passes run.
         """
         if phase == PhaseName.FORWARD:
             self._forward = seconds

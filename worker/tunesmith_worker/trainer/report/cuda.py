@@ -1,8 +1,8 @@
 """GPU time of each phase, measured with CUDA events.
 
-An event is read after the GPU has reached it, so the host need not wait. Only `finish`, at the end
-of training, waits for the GPU. If the GPU waits for the host, this time counts for the phase of the
-host's work.
+The host reads an event only after the GPU has reached the event, so the host does not wait. Only
+`finish`, at the end of training, waits for the GPU. While the GPU waits for the host, the time
+counts for the phase that runs on the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorder of the run report: owns the clock and writes report.json.
+"""Recorder of the run report: measures times with its clock, and writes report.json.
 
 The recorder rewrites report.json every few seconds during training and at the end, so that a killed
 trainer leaves a recent report. Torch is imported only when training begins.
@@ -41,8 +41,8 @@ class RunRecorder:
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
         self.first_step: str | None = None
-        """Comparison of the attempt's first step with plain torch, and the values that were not
-        compared."""
+        """Text about the comparison of the attempt's first step with plain torch. The text also
+        names the values that were not compared."""
         self.no_evaluation: str | None = None
         """Reason why the result could not be evaluated."""
 
@@ -89,7 +89,7 @@ class RunRecorder:
         self.write(outcome)
 
     def leave(self) -> None:
-        """Write the report from a signal handler, without waiting."""
+        """Write the report from a signal handler, without waiting for the GPU."""
         self.write("stopped")
 
     def training_ended(self) -> None:

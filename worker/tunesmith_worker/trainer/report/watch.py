@@ -28,7 +28,8 @@ from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
 LIVE_SECONDS = 1.0
-"""Minimum seconds between two updates of the live metrics, so that quick steps write few events."""
+"""Minimum seconds between two updates of the live metrics. The limit keeps the number of events
+small if steps are short."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
 """Phases whose time is used for rates, such as tokens per second."""
 
@@ -100,8 +101,8 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return mean values since the last call that returned values. If that call was less than
-        `LIVE_SECONDS` ago, return {}.
+        """Return mean values over the time since the last result. If the last result is less than
+        `LIVE_SECONDS` old, return {}.
         """
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}
@@ -177,8 +178,9 @@ class TrainingWatch:
 
 
 def _padding(slots: int, tokens: int) -> float | None:
-    """Return the share of padding in the token positions. Return None if there are no tokens, or if
-    shared prompts lead to fewer positions than tokens."""
+    """Return the share of padding in the token positions. Return None if there are no tokens, or
+    fewer positions than tokens. Shared prompts can lead to fewer positions, because a shared prompt
+    is computed only once."""
     return _share(slots - tokens, slots) if 0 < tokens <= slots else None
 
 

@@ -1,7 +1,7 @@
 """Grading of completions while the engine generates the rest of the step.
 
-The job's grader scores each completion in a thread as soon as it ends; local reward functions score
-all completions at the end of the step.
+The job's grader scores a completion in a thread as soon as this completion ends. Local reward
+functions score all completions at the end of the step.
 """
 
 from __future__ import annotations
@@ -267,10 +267,11 @@ def _format_error(name: str, error: Exception) -> str:
 
 
 class GradingWarnings:
-    """Warnings about completions that cannot be scored, limited in number per grader."""
+    """Warnings about completions that cannot be scored. The number of warnings of each grader is
+    limited."""
 
     def __init__(self, occasion: str) -> None:
-        """`occasion`: first words of each message, before the step number."""
+        """`occasion`: text before the step number at the start of each message, such as "Step"."""
         self._occasion = occasion
         self._most: dict[str, int] = {}
         """For each grader: the number of unscored completions in its last warning."""

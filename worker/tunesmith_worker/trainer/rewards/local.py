@@ -155,7 +155,7 @@ def trl_arguments(
 ) -> dict[str, object]:
     """Return the arguments that TRL passes to reward functions.
 
-    The caller adds trainer_state and the log functions."""
+    The caller adds `trainer_state`, `log_extra` and `log_metric`."""
     columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.item))
     asked = [_prompt_value(prompt) for prompt in prompts]
     answers = [

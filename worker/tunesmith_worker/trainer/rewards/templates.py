@@ -94,8 +94,8 @@ class MissingField:
     rows: int
     """Number of rows without the field."""
     explanation: str
-    """End of the message: the missing path in the first row without the field, and what the row has
-    instead."""
+    """End of the error message. For the first row without the field, the text names the missing
+    path and what the row has instead."""
 
     def __str__(self) -> str:
         return f"the grader reads {{{{{self.field}}}}}, which {self.explanation}"

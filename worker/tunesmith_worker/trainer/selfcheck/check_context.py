@@ -177,8 +177,8 @@ class ReinforcementContext:
     def select_prompts(self, room: int) -> list[TokenIds]:
         """Return distinct prompts, evenly spaced by length from the shortest to the longest.
 
-        Prompts plus `room` tokens stay below the length at which the model's position encoding
-        changes (engine/rollout/rope_tables.py).
+        If a prompt plus `room` tokens would exceed the length at which the model's position
+        encoding changes (engine/rollout/rope_tables.py), the prompt is left out.
         """
         stable = self.engine.stable_length
         ids = {prompt.prompt_ids for prompt in self.prompts}
