@@ -9,6 +9,7 @@ from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
 from tunesmith_server.api.queue import visible_to
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.scheduling import overview
+from tunesmith_server.services import keys
 from tunesmith_server.services.training import jobs
 
 from .calls import Call
@@ -20,11 +21,13 @@ NEEDS = ("GET /workers", "GET /queue")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A running or waiting job, with its name."""
+    """A running or waiting job, with its name and its owner."""
 
     job: QueuedJob
-    name: str
+    name: str = ""
     """Name of the job; empty if it has none, or if it is a job of another project."""
+    owner: str | None = None
+    """Name of the owner's key; None for a job of another project."""
 
     @property
     def title(self) -> str:
@@ -85,13 +88,14 @@ def read(visit: Visit, *, waiting: int) -> Devices:
 
 
 def _work(visit: Visit, job: QueuedJob) -> Work:
-    name = ""
-    if job.id is not None:
-        try:
-            name = (jobs.retrieve(visit.session, job.id).suffix or "").strip()
-        except NotFound:  # an admin sees ids of other projects' jobs, but not the rows
-            name = ""
-    return Work(job=job, name=name)
+    if job.id is None:
+        return Work(job=job)
+    try:
+        row = jobs.retrieve(visit.session, job.id)
+    except NotFound:  # an admin sees ids of other projects' jobs, but not the rows
+        return Work(job=job)
+    name = (row.name or row.suffix or "").strip()
+    return Work(job=job, name=name, owner=keys.name_of(visit.session, row.owner))
 
 
 def calls() -> list[Call]:

@@ -48,6 +48,19 @@ def test_pages_show_what_runs_what_waits_and_why(server: Server) -> None:
         check_links(browser, check_page(browser.page(path)), TO_COME)
 
 
+def test_a_running_job_has_its_new_name_and_its_owner(server: Server) -> None:
+    job_id = server.create_job(server.good_file(), suffix="before")
+    server.worker.claim()
+    renamed = server.user.send("PATCH", f"/v1/fine_tuning/jobs/{job_id}", json={"name": "after"})
+    assert renamed.is_success
+    owner = server.user.get(f"/v1/fine_tuning/jobs/{job_id}").json()["owner"]
+    browser = signed_in(server)
+    home, workers, screen = [_text(browser, path) for path in PAGES]
+    assert all("after" in page and "before" not in page for page in (home, workers, screen))
+    assert f"after {owner}" in workers
+    assert f"{owner}, on " in screen
+
+
 def test_home_names_failed_and_paused_jobs_with_the_reason(server: Server) -> None:
     job_ids = [server.create_job(server.good_file(), suffix=name) for name in ("broke", "sleeps")]
     error = {"category": "user", "code": "recipe_invalid", "message": "the rate is <b>0</b>"}
