@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tunesmith_server.services.sessions import SignedIn
@@ -12,7 +13,7 @@ class Entry(NamedTuple):
     name: str
     icon: str
     key: str
-    """Letter of the keyboard shortcut: `g` and this letter open the page."""
+    """Letter of the keyboard shortcut: `g` and this letter open the page; empty for none."""
 
 
 PLAYGROUND = Entry("/portal/playground", "Playground", "chat", "p")
@@ -26,11 +27,27 @@ _ALL = (
     Entry("/portal/settings", "Settings", "settings", "s"),
 )
 NEW_JOB = Entry("/portal/jobs/new", "New job", "plus", "n")
+_WRITING = (
+    NEW_JOB,
+    Entry("/portal/data#file", "Upload a data set", "upload", ""),
+    Entry("/portal/settings#displays", "Make a link for an office screen", "link", ""),
+)
+_READING = (
+    Entry("/portal/compare", "Compare jobs", "jobs", ""),
+    Entry("/portal/screen", "Open the office screen", "workers", ""),
+    Entry("/portal/settings#sessions", "End a session", "settings", ""),
+    Entry("/docs", "Read the API reference", "info", ""),
+)
 
 
 def entries(paths: frozenset[str]) -> list[Entry]:
     """Return the entries of the main navigation whose pages exist."""
     return [entry for entry in _ALL if entry.path in paths]
+
+
+def actions(verbs: Collection[str]) -> tuple[Entry, ...]:
+    """Return what a caller with these verbs can do from any page."""
+    return (*_WRITING, *_READING) if "write" in verbs else _READING
 
 
 def offered(paths: frozenset[str], signed_in: SignedIn | None) -> frozenset[str]:

@@ -202,13 +202,28 @@ def test_controls_of_pages_that_do_not_exist_are_hidden(server: Server) -> None:
     check_page(page)
 
 
-def test_jobs_and_pages_are_found_by_a_part_of_their_names(server: Server) -> None:
-    job_id = server.create_job(server.good_file(), suffix="settled")
+def test_jobs_files_and_pages_are_found_by_a_part_of_their_names(server: Server) -> None:
+    file_id = server.good_file()
+    job_id = server.create_job(file_id, suffix="settled")
+    named = server.upload(b'{"messages": []}\n', filename="sett.jsonl")
     browser = signed_in(server)
     part = {"hx-request": "true"}
     found = Document(browser.get("/portal/find?q=sett", headers=part).text)
     addresses = [item.attributes["href"] for item in found.all("a")]
-    assert addresses == [f"/portal/jobs/{job_id}", "/portal/settings"]
+    assert addresses == [
+        f"/portal/jobs/{job_id}", f"/portal/data/{named}", "/portal/settings",
+    ]  # fmt: skip
     none = browser.get("/portal/find", params={"q": "<b>"}, headers=part).text
     assert "Nothing has “&lt;b&gt;” in its name." in none
     assert browser.get("/portal/find?q=a+b").headers["location"] == "/portal/jobs?q=a+b"
+
+
+def test_actions_are_found_by_callers_who_may_use_them(server: Server) -> None:
+    part = {"hx-request": "true"}
+    viewer = signed_in(server, caller(server, "viewer"))
+    for browser, found in ((signed_in(server), ["/portal/data#file"]), (viewer, [])):
+        document = Document(browser.get("/portal/find?q=upload", headers=part).text)
+        assert [item.attributes["href"] for item in document.all("a")] == found
+    document = Document(viewer.get("/portal/find", headers=part).text)
+    for item in document.all("a"):
+        assert viewer.get(item.attributes["href"] or "").status_code == 200

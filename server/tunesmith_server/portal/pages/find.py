@@ -1,16 +1,21 @@
-"""Jobs, models and pages whose names contain a text, for the dialog that Ctrl K opens."""
+"""Jobs, models, files, actions and pages whose names contain a text, for the dialog that Ctrl K
+opens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import urlencode
 
 from pydantic_core import from_json
 from starlette.responses import Response
 
+from tunesmith_schema import FileObject, FilePurpose
 from tunesmith_server.portal import navigation
+from tunesmith_server.portal.navigation import Entry
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.catalogue import model_list
 from tunesmith_server.services.catalogue.model_list import ModelFilters
+from tunesmith_server.services.data import files
 from tunesmith_server.services.training import jobs
 from tunesmith_server.services.training.job_filters import JobFilters
 
@@ -18,6 +23,7 @@ from .jobs import line_of
 
 _MOST_JOBS = 8
 _MOST_MODELS = 8
+_MOST_FILES = 5
 _MAX_TEXT = 200
 
 
@@ -36,15 +42,24 @@ def show(visit: Visit) -> Response:
         visit.session, visit.state.settings, after=None, limit=_MOST_MODELS,
         filters=ModelFilters(text=text or None), serving=visit.state.inference.serving,
     )  # fmt: skip
+    data = files.list_files(
+        visit.session, after=None, limit=_MOST_FILES, order="desc",
+        purpose=FilePurpose.FINE_TUNE, text=text or None,
+    )  # fmt: skip
     return visit.show(
         "_found.html",
         text=text,
-        pages=[
-            entry for entry in navigation.entries(paths) if text.casefold() in entry.name.casefold()
-        ],
+        actions=_named(navigation.actions(visit.principal.verbs), text),
+        pages=_named(navigation.entries(paths), text),
+        files=[FileObject.model_validate(item) for item in from_json(data.content())["data"]],
         models=from_json(found.content())["data"],
         lines=[line_of(item) for item in from_json(page.content())["data"]],
     )
 
 
-PAGES = [Page(path="/portal/find", show=show, needs=("GET /fine_tuning/jobs", "GET /models"))]
+def _named(entries: Iterable[Entry], text: str) -> list[Entry]:
+    return [entry for entry in entries if text.casefold() in entry.name.casefold()]
+
+
+_NEEDS = ("GET /fine_tuning/jobs", "GET /models", "GET /files")
+PAGES = [Page(path="/portal/find", show=show, needs=_NEEDS)]

@@ -1,4 +1,4 @@
-// Ctrl K: a dialog that finds jobs, models and pages.
+// Ctrl K: a dialog that finds jobs, models, files, actions.
 
 const dialog = document.querySelector("#palette");
 const input = dialog?.querySelector("input");
