@@ -1,4 +1,5 @@
-"""The demo's own service: `serve` as a child process on a free port, always stopped at the end."""
+"""The demo's own service: `tunesmith serve` as a child process on a free port. The demo always
+stops the service when it ends."""
 
 from __future__ import annotations
 

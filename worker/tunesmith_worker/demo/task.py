@@ -1,4 +1,4 @@
-"""Jobs of a demo and their files: the invented world, or the user's own model and data."""
+"""Jobs of a demo and their files. The model and the data are either invented or the user's own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Task:
 
 
 def invented_task(output: Path) -> Task:
-    """Write the data sets of the invented world, and a model folder without weights."""
+    """Write the invented data sets, and a model folder without weights."""
     people = world.make_world(SEED, taught=NUM_TAUGHT, held_out=NUM_HELD_OUT)
     facts, style = world.pretraining_data(people), world.lora_data(people)
     questions = world.grpo_data(people)

@@ -1,9 +1,9 @@
 """Training data of the demo: inhabitants of an invented world, and questions about them.
 
 The base model learns to answer in prose, and in JSON only on request. LoRA then learns to answer
-every question in JSON. Its training data has questions about only some of the inhabitants, so
-the evaluation can ask about the others. GRPO gets questions without answers. A seed determines all
-data.
+every question in JSON. The training data of LoRA has questions about only some of the inhabitants.
+The evaluation asks about the other inhabitants. GRPO gets questions without answers. A seed
+determines all data.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Compare two models on the same rows: paired bootstrap confidence interval and verdict.
 
 The difference of two models on n rows is `d = sum(x) / sum(w)`; each row has one x and one w. To
-compare losses, x is the row's loss under the second model minus its loss under the first, in nats,
-and w is the row's number of answer tokens. Then d is a difference of losses per token. To compare
-the scores of graders, x is the difference of the row's two scores, and w is 1.
+compare losses, x is the row's loss under the second model minus the row's loss under the first
+model, in nats. w is the row's number of answer tokens. Then d is a difference of losses per token.
+To compare the scores of graders, x is the difference of the row's two scores, and w is 1.
 
 The bootstrap samples n rows with replacement, RESAMPLES times, computes d for each sample, and
 takes quantiles of the RESAMPLES values (Efron and Tibshirani, An Introduction to the Bootstrap,
-1993, chapter 13). If n is small, the interval between the quantiles alpha/2 and 1 - alpha/2 is too
-narrow. We use the expanded percentile interval (Hesterberg, What Teachers Should Know about the
-Bootstrap, 2015, https://doi.org/10.1080/00031305.2015.1089789). For the expanded percentile
-interval, alpha/2 is replaced by `Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of
-Student's t distribution with n - 1 degrees of freedom. If the differences are normal, the expanded
-interval is as wide as a t interval.
+1993, chapter 13). For a confidence level of 1 - alpha, these quantiles are alpha/2 and 1 - alpha/2.
+If n is small, the interval between these two quantiles is too narrow. We use the expanded
+percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015,
+https://doi.org/10.1080/00031305.2015.1089789). For the expanded percentile interval, alpha/2 is
+replaced by `Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of Student's t
+distribution with n - 1 degrees of freedom. If the differences are normal, the expanded interval is
+as wide as a t interval.
 
 With alpha = 0.01, comparing two equal models declares each model the better one by chance in about
 0.5 % of all comparisons. A difference below NEGLIGIBLE counts as no difference, even if its
@@ -120,8 +121,9 @@ def _expanded_tail(n: int, level: float) -> float:
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution for a probability from 0.5 to 1.
 
-    The function finds the quantile by bisection on the integral of the density. With `t =
-    sqrt(freedom) tan(u)`, the density of u is proportional to `cos(u) ** (freedom - 1)`.
+    The function finds the quantile by bisection on the integral of the density. The integral is
+    computed over u, where `t = sqrt(freedom) tan(u)` and the density of u is proportional to
+    `cos(u) ** (freedom - 1)`.
     """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
 

@@ -84,7 +84,7 @@ def score_rows(
 
     `model`: a causal language model, with or without PEFT, that has TRL's fused head or our loss
     head. The function does not change the model's training or evaluation mode. `max_tokens`:
-    maximum number of token positions, padding included, in a forward pass of several rows; each
+    maximum number of tokens, padding included, in a forward pass of several rows. Each
     out-of-memory error halves this maximum. `enough`: function that is called after each group of
     rows with the number of rows scored so far. If `enough` returns True, only the scores of these
     rows are returned. Raises ValueError without rows."""

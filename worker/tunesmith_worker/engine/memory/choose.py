@@ -25,11 +25,11 @@ allocate host memory, and Linux kills a process that uses too much of it.
 """
 _PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512
-"""Layer inputs with fewer tokens are not offloaded, because the copy would cost more time than it
-saves."""
+"""Layer inputs with fewer tokens are not offloaded, because copying them would take longer than
+recomputing the layer."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed cost of a forward and backward pass: the number of tokens that the device could
-process in the same time. The key is True for a GPU and False for a CPU."""
+"""Fixed time of a forward and backward pass, assumed to be as long as the time for this number of
+tokens. The key is True for a GPU and False for a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

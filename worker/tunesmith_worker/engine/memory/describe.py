@@ -101,14 +101,16 @@ def describe_change(failed: Policy, policy: Policy, rows: int) -> str:
 
     `rows`: number of rows in a micro-batch that is not split."""
     if policy.parts != failed.parts:
-        return f"micro-batches of {-(-rows // policy.parts)} rows, {policy.parts} times as many"
+        most = -(-rows // policy.parts)
+        return f"each micro-batch is split into {policy.parts} parts of at most {most} rows"
     if policy.offload != failed.offload:
         return f"the inputs of {policy.offload} recomputed layers are offloaded to host memory"
     return f"{policy.keep} layers keep their activations instead of {failed.keep}"
 
 
 def stored_policy(choice: Choice | None, layers: int) -> Policy | None:
-    """Return the policy of an earlier attempt, or None if it does not fit this model."""
+    """Return the policy of an earlier attempt, or None if the policy is for a model with fewer
+    layers."""
     value = None if choice is None else choice.value
     if not isinstance(value, dict):
         return None

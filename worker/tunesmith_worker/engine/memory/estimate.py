@@ -1,17 +1,18 @@
 """Predict a training step's peak memory, from one formula for each kind of tensor.
 
 A layer that our kernels compute keeps `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) +
-statistics` bytes per token for backward. In this formula, `e` is the number of bytes per element,
-and `s` the number of bytes per element of the residual stream. The tensors in this formula are
-listed in kernels/tunesmith_kernels/lora.py and attention.py.
+statistics` bytes per token for backward. In this formula, H is the hidden size, I the intermediate
+size, and q and kv the widths of the queries and of the keys. `e` is the number of bytes per
+element, and `s` the number of bytes per element of the residual stream. The tensors in this formula
+are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
 A recomputed layer keeps only its input (`s H` bytes per token). An offloaded layer keeps its input
 in host memory. Layers with 8-bit weights also keep the inputs of their projections, because
 bitsandbytes does not free these inputs when a layer is recomputed.
 
-Memory can peak at four moments: in the head, in the backward pass of a layer, at the embedding's
-gradient and in the optimiser step. The predicted peak is the maximum over the four moments. This
-module needs neither torch nor a device.
+Memory can peak at four moments: in the head, in the backward pass of a layer, when the embedding's
+gradient is computed, and in the optimiser step. The predicted peak is the maximum over the four
+moments. This module needs neither torch nor a device.
 """
 
 from __future__ import annotations

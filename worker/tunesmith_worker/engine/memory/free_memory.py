@@ -15,7 +15,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_free_memory(device: torch.device, held: int) -> FreeMemory:
-    """Read free memory. `held`: bytes of this process's tensors, which count as free on a CPU."""
+    """Read free memory. `held`: bytes of this process's tensors. On a CPU, the result includes
+    `held`, because the memory plan also counts these tensors."""
     host = host_free()
     if device.type != "cuda":
         return FreeMemory(free=host + held, host_free=host, on_gpu=False)

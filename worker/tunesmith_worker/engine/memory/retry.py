@@ -190,7 +190,7 @@ def _attempt(work: Callable[[], T]) -> T | _Failure:
 
 
 def release_cached_memory() -> None:
-    """Collect garbage and return the memory that torch's CUDA allocator caches."""
+    """Collect garbage, then release the unused memory that torch's CUDA allocator holds."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -39,8 +39,8 @@ def find_targets(
     `exclude_modules` is a regular expression for modules that a target matches, but that get no
     adapter; None if no module is excluded.
 
-    `unused`: paths of modules that get no adapter, with all modules inside. Raises RunError if the
-    recipe names a layer that the model does not have."""
+    `unused`: paths of modules that get no adapter. The modules inside these modules get no adapter
+    either. Raises RunError if the recipe names a layer that the model does not have."""
     targets = _targets(model, lora, choices, unused)
     excluded = list(unused)
     if targets == "all-linear":
@@ -89,8 +89,8 @@ def _targets(
 
 def _wanted(model: Untyped) -> Iterator[str]:
     """Yield the paths of the linear layers in decoder layers that "auto" adapts. Layers of routers
-    and dynamic convolutions are skipped. Layers are also skipped if the model reads their weights
-    directly, or if their name in a torch.nn.Sequential is only a number."""
+    and dynamic convolutions are skipped. Also skipped are layers whose weights the model reads
+    without calling the layer, and layers whose name is only a number (in a torch.nn.Sequential)."""
     others = [path for path, m in model.named_modules() if _OTHER_CLASS.search(type(m).__name__)]
     in_other = re.compile(inside(others)).fullmatch if others else lambda _: None
     directly = set(_read_directly(model))

@@ -34,10 +34,11 @@ Untyped = Any  # Any: transformers and peft are not typed
 def attach_lora(
     model: Untyped, recipe: Recipe, choices: Choices, unused: Sequence[str] = ()
 ) -> Untyped:
-    """Attach a new adapter to the model. LoRA's B matrices start at 0, so the model first equals
-    the base model.
+    """Attach a new adapter to the model. LoRA's B matrices start at 0, so the model with the new
+    adapter computes the same as the base model.
 
-    `unused`: paths of modules that get no adapter, with all modules inside."""
+    `unused`: paths of modules that get no adapter. The modules inside these modules get no adapter
+    either."""
     lora = recipe.lora or LoraRecipe()
     targets, excluded = find_targets(model, lora, choices, unused)
     whole = whole_matrices(
@@ -101,7 +102,8 @@ class SavedAdapter:
     bytes: int
     """Bytes of adapter_model.safetensors."""
     rounding: float
-    """Largest change of the probe's logits when the adapter is rounded to the saved dtype."""
+    """Largest change of a logit when the adapter is rounded to the saved dtype, measured on the
+    rows of the probe (probe.py)."""
 
     def summary(self) -> str:
         return (

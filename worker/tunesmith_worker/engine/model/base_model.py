@@ -35,8 +35,8 @@ class Base:
     context: int | None
     """Maximum number of token positions; None if the configuration does not set it."""
     unused: tuple[str, ...] = ()
-    """Paths of modules or parameters that the loss on text does not use: modules that LoRA does not
-    adapt, or parameters that full tuning does not train."""
+    """Paths of modules (LoRA) or parameters (full tuning) that do not affect the loss on text.
+    These modules get no adapter, and these parameters are not trained."""
 
     @property
     def architecture(self) -> str:

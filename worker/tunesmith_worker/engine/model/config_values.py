@@ -10,8 +10,8 @@ Untyped = Any  # Any: a configuration of transformers, which is not typed
 def config_value(config: Untyped, *names: str) -> Untyped:
     """Return the first of the values `names` that the configuration sets, or None.
 
-    A value that differs between layers also counts as not set: transformers raises an error for
-    it."""
+    A value that differs between layers also counts as not set, because transformers raises an error
+    when such a value is read."""
     for name in names:
         try:
             value = getattr(config, name, None)

@@ -23,7 +23,8 @@ Untyped = Any  # Any: transformers, PEFT and bitsandbytes are not typed
 
 
 def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Untyped:
-    """Return the transformers configuration for matrix multiplications in `dtype`.
+    """Return transformers' quantization configuration; `dtype`: dtype of matrix products with NF4
+    weights.
 
     With NF4, the block scales are quantised too, so that a weight takes 0.52 bytes instead of
     0.56."""

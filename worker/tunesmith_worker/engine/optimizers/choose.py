@@ -22,7 +22,8 @@ BYTES: dict[Precision, tuple[int, int]] = {
     "bf16_sr8": (4, 2),
     "bf16": (6, 2),
 }
-"""Bytes per parameter in full tuning: (weights and optimiser state, gradient)."""
+"""Bytes per parameter in full tuning: first the bytes of weight and optimiser state together, then
+the bytes of the gradient."""
 
 
 def optimizer_for(
@@ -46,7 +47,7 @@ def describe_precision(precision: Precision) -> str:
     if precision == "bf16":
         line += (
             ". Plain bf16 loses small updates to rounding and ends at a higher loss; "
-            "recipe.precision='bf16_split_master' does not"
+            "recipe.precision='bf16_split_master' loses no updates"
         )
     return line
 

@@ -36,8 +36,8 @@ class StochasticAdamW(SplitMasterAdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        """The rounding depends only on `seed`, the parameter's index and its step. A resume point
-        needs no random state, because the parameter groups store the seed."""
+        """The random numbers for rounding depend only on `seed`, the parameter's index and the
+        step. A resume point therefore stores only the seed, in the parameter groups."""
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, seed=seed)
 
     def _fresh(self, parameter: torch.Tensor) -> State:

@@ -16,7 +16,7 @@ Untyped = Any  # Any: accelerate is not typed
 
 
 def make_state(optimizer: Untyped) -> None:
-    """Allocate the state of all trained parameters that have none.
+    """Allocate the state of all trained parameters that have no state yet.
 
     If an allocation fails, the newly allocated states are removed and the error propagates. For
     optimisers other than ours and torch's AdamW, the function does nothing."""

@@ -23,10 +23,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 class SplitMasterAdamW(torch.optim.Optimizer):
     """AdamW for bf16 parameters with split masters; fp32 parameters use plain AdamW.
 
-    `found_inf` is an fp32 scalar on the device, the same as in torch's fused optimisers. If
-    `found_inf` is 1, a step increases only the step count and changes neither weights nor moments.
-    The state's key `error` holds the low 16 bits of the masters; resume points use this name
-    too."""
+    As in torch's fused optimisers, `found_inf` is an fp32 scalar on the device. If `found_inf` is
+    1, a step increases only the step count and changes neither weights nor moments. The state's key
+    `error` holds the low 16 bits of the masters; resume points use this name too."""
 
     def __init__(
         self,

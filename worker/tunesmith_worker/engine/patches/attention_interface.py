@@ -1,7 +1,8 @@
 """Register our attention in transformers' attention registry.
 
-A forward call with `segments` runs our attention and builds no mask. All other forward calls
-(padded rows, generation with a cache) run the model's previous attention with its mask.
+A forward call with `segments` (the boundaries of packed rows) runs our attention and builds no
+mask. All other forward calls (padded rows, generation with a cache) run the model's previous
+attention with its mask.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _attention_over(stock: str) -> Untyped:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention: query [1, H, T, D]; key, value [1, KV, T, D].
 
-        Returns the output [1, T, H, D] and, from our attention, no weights."""
+        Returns the output [1, T, H, D] and the attention weights, which are None for our
+        attention."""
         if segments is None:
             kwargs |= {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
             stock_kwargs = {name: value for name, value in kwargs.items() if value is not None}

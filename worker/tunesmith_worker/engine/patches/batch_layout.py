@@ -1,6 +1,7 @@
 """Layout of a batch, recorded on the host before the batch is copied to the device.
 
-Reading a batch's layout back from the device would wait for all work launched before.
+To read a batch's layout from the device, the host would have to wait until the device finishes all
+launched work.
 
 The caller sets the layout of a batch around its forward pass. If the caller sets no layout, patches
 read the layout from the batch's tensors on the device.

@@ -262,8 +262,8 @@ def norm_eps(module: Untyped) -> float:
 def check_unmodified(layer: Untyped, module: Untyped) -> None:
     """Raise Unsupported if our kernels would not compute the same as `module`.
 
-    Our kernels skip hooks and replaced forwards, so the module must have none. The module must also
-    be from the layer's architecture."""
+    Our kernels skip hooks and replaced forwards, so the module must have none. The classes of the
+    module and of the layer must be defined in the same Python module."""
     if type(module).__module__ != type(layer).__module__:
         raise Unsupported(f"{type(module).__name__} replaces a module of {type(layer).__name__}")
     for part in module.modules():

@@ -2,7 +2,8 @@
 
 The loss head replaces the forward that TRL's `add_fused_lm_head` sets on a causal language model.
 Our loss head keeps the arguments and result fields of the stock head. If the batch's layout has
-`scored`, the loss head needs no labels, and its result fields have one dimension, [N].
+`scored` (`ScoredTokens`), the loss head needs no labels, and its result fields have one dimension,
+[N].
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
     If the loss is a sum, all elements of the upstream gradient are equal: torch passes one number,
-    expanded to `shape`. In this case, backward also returns one expanded number, so that the
-    kernels see from the strides, without reading the device, that all tokens have the same weight.
+    expanded to `shape`. In this case, backward also returns one expanded number. From the strides,
+    the kernels then know that all tokens have the same weight, and do not have to read the device.
     """
 
     @staticmethod

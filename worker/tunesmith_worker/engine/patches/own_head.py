@@ -34,7 +34,7 @@ _IGNORED = -100
 _TOKENS = 16
 _LIMITS = {True: 1e-5, False: 2e-2}
 """Largest accepted relative difference (RMS) between the log-probs of TRL's fused head and the
-model's own. The key is True for fp32."""
+log-probs of the model's own logits. The key is True for fp32."""
 
 
 def check_head(causal: Untyped) -> str | None:
@@ -116,7 +116,8 @@ def own_output(causal: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
 def _score(
     output: Untyped, labels: torch.Tensor, count: torch.Tensor | int | None
 ) -> FusedCausalLMOutput:
-    """Return TRL's fields for labels [B, T], from the model's own logits [B, T, V]."""
+    """Return the result that TRL's fused head would return for labels [B, T], computed from the
+    model's own logits [B, T, V]."""
     mask = labels[:, 1:] != _IGNORED
     targets = labels[:, 1:][mask]
     logits = output.logits[:, :-1][mask].float()

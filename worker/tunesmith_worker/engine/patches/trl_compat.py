@@ -61,7 +61,7 @@ def load_balancing_loss(
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """Add TRL's fused head to GRPO's reference model, like GRPOTrainer."""
+    """Add TRL's fused head to GRPO's reference model. GRPOTrainer does the same."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 
@@ -73,7 +73,8 @@ def add_scoring_head(model: Untyped) -> None:
 
 
 def metrics_so_far(trainer: Untyped, mode: str = "train") -> Untyped:
-    """Return the metrics of TRL's SFTTrainer since its last log, and its total token count.
+    """Return the metrics that TRL's SFTTrainer has collected since its last log, and the total
+    number of trained tokens.
 
     `mode` is `train` or `eval`."""
     lists = {name: list(values) for name, values in trainer._metrics[mode].items()}

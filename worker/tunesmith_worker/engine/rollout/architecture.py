@@ -129,7 +129,8 @@ def _read(causal: Untyped) -> Architecture:
 
 
 def _check_model(causal: Untyped, layer: Untyped) -> None:
-    """Raise Unsupported if the model's class does not fit its layers, or if modules have hooks."""
+    """Raise Unsupported if the class of the model is not the class that transformers uses with
+    these layers, or if modules have hooks."""
     expected = type(layer).__name__.removesuffix("DecoderLayer") + "ForCausalLM"
     kind = type(causal)
     if kind.__name__ != expected or kind.__module__ != type(layer).__module__:

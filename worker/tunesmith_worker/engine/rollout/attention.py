@@ -7,8 +7,8 @@ same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The 
 scores are the prompt's tokens, then the completion's tokens. Shapes use the symbols of cache.py,
 and H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
 
-All layers of a step share the same buffers and views, because creating new ones in each layer would
-take time: on a CPU, launching a small operation takes about as long as running it.
+All layers of a step share the same buffers and views. On a CPU, creating new ones in each layer
+would take about as long as computing with them.
 """
 
 from __future__ import annotations

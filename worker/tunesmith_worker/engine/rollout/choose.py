@@ -73,7 +73,7 @@ class EngineKind:
     why_not: Callable[[Workload], str | None]
     """Function that returns the reason why the engine cannot serve a workload; None if it can."""
     plan: Callable[[Workload], RolloutPlan]
-    """Function that plans the memory; it raises RolloutDoesNotFit."""
+    """Function that plans the memory, or raises RolloutDoesNotFit if the memory is too small."""
     make: Callable[[Untyped, RolloutPlan, Untyped], ModelEngine]
     """Function that makes the engine from a model, a plan and a tokenizer."""
 

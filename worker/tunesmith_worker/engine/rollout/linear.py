@@ -19,8 +19,8 @@ import torch
 from torch.nn.functional import linear
 
 _HUGE_PAGE = 2 << 20
-"""Bytes per huge page. If the host's huge pages have another size, the operating system moves only
-the pages that fit."""
+"""Assumed size of a huge page, in bytes. On a host with another size, Linux moves only whole huge
+pages."""
 _MIN_BYTES = _HUGE_PAGE // 8
 """Minimum size of a weight for huge pages, in bytes."""
 _MADV_COLLAPSE = 25

@@ -2,8 +2,9 @@
 
 The original tokenizer splits a new token into several old tokens. In the embedding and in the head,
 the new token's row starts as the mean of the old tokens' rows. The new token's logit is then the
-mean of the old tokens' logits, so the new token is never more likely than the most likely of these
-old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
+mean of the old tokens' logits (Hewitt 2021,
+https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Therefore, the new token is never more
+likely than the most likely of these old tokens.
 """
 
 from __future__ import annotations

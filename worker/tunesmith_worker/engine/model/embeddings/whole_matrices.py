@@ -92,9 +92,9 @@ def whole_matrices(
             ErrorCode.RECIPE_INVALID,
             "recipe.lora.target_modules names matrices that would train as a whole: "
             f"{whole.price(adapter_itemsize)}.",
-            hint="Remove these names: single rows already train for recipe.add_tokens and for "
-            "tokens that the base model never learned. To train the whole matrices, set "
-            "recipe.allow_full_embeddings=true.",
+            hint="Remove these names: without them, the run trains only the rows of the tokens in "
+            "recipe.add_tokens and of tokens that the base model never learned. To train the whole "
+            "matrices, set recipe.allow_full_embeddings=true.",
             param="recipe.allow_full_embeddings",
         )
     return whole
