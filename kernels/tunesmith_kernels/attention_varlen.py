@@ -35,7 +35,7 @@ def why_not_varlen(dtype: torch.dtype, shape: AttentionShape) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{str(dtype).removeprefix('torch.')}, not half precision"
     if shape.head_dim % 8 or shape.head_dim > 256:
-        return f"head_dim {shape.head_dim}, not a multiple of 8 up to 256"
+        return f"head_dim {shape.head_dim} (supported: multiples of 8 up to 256)"
     return None
 
 

@@ -1,5 +1,5 @@
-"""Allow several retries of a job, and store the Idempotency-Keys of uploads. Only requests with the
-same Idempotency-Key count as one request."""
+"""Allow several retries of a job, and store the Idempotency-Keys of uploads. From now on, a request
+is a repetition only if it has the same Idempotency-Key."""
 
 from __future__ import annotations
 

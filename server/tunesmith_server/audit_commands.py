@@ -28,7 +28,7 @@ def add_to(
     verify = commands.add_parser(
         "verify", help="check the hashes of all entries; exit status 1 if one is wrong"
     )
-    verify.add_argument("--head", help="hash printed by an earlier run; its entry must exist")
+    verify.add_argument("--head", help="hash that an earlier run printed: fail if no entry has it")
     verify.set_defaults(run=lambda *given: _verify(open_database, *given))
     listing = commands.add_parser("list", help="list the entries, oldest first")
     listing.add_argument("--after", type=int, default=0, help="number of the last known entry")
@@ -48,7 +48,7 @@ def _verify(open_database: Open, settings: Settings, arguments: argparse.Namespa
         sys.stdout.write(json.dumps(document) + "\n")
     elif verdict.problem:
         sys.stderr.write(
-            f"error: {verdict.problem}; the {verdict.entries} entries before are correct\n"
+            f"error: {verdict.problem}; the first {verdict.entries} entries are correct\n"
         )
     else:
         sys.stdout.write(f"{verdict.entries} entries are correct, head {verdict.head}\n")

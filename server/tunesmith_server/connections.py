@@ -98,8 +98,9 @@ class ConnectionGuard:
         if time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + 60
             log.warning(
-                "too many connections from %s: the oldest without a request are closed (limits: "
-                "%d per address, TUNESMITH_MAX_CONNECTIONS_PER_ADDRESS; %d in total, open files)",
+                "too many connections from %s: the oldest connections without a request are closed "
+                "(limits: %d per address, TUNESMITH_MAX_CONNECTIONS_PER_ADDRESS; %d in total, "
+                "because of the limit of open files)",
                 whose, self._per_address, self._total,
             )  # fmt: skip
 

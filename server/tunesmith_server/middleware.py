@@ -21,7 +21,7 @@ log = logging.getLogger("tunesmith.access")
 _ID = re.compile(rf"(?!{KEY_PREFIX})[A-Za-z0-9._-]{{1,64}}")
 """Request ids that a caller may choose.
 
-An API key is not a valid request id, because the log shows request ids.
+An API key is not a valid request id, because the log shows request ids and must not show keys.
 """
 CLIENT_LEFT = 499
 """Status in the access log of a request whose client disconnected; nginx uses the same number."""

@@ -42,7 +42,7 @@ class FileChecks:
         if not names_files(report):
             return report
         if not self._running.acquire(blocking=False):
-            raise StorageUnavailable("earlier requests to the store have not ended")
+            raise StorageUnavailable("the store has not answered earlier requests yet")
         result: list[ReceivedReport | Exception] = []
 
         def run() -> None:

@@ -112,8 +112,8 @@ def store_upload(
     request_key: str | None = None,
     reuses: bool = False,
 ) -> tuple[FileObject, bool]:
-    """Store an uploaded file; return it, and True if it existed already. With `reuses`, a file with
-    the same content, name and purpose is returned instead of a new file."""
+    """Store an uploaded file; return it, and True if it existed already. With `reuses`, an existing
+    file with the same content and format is returned instead, if there is one."""
     sha256, size = hash_of(content)
     files.check_size(filename, size)
     if reuses:
@@ -280,7 +280,7 @@ def content_missing(filename: str) -> NotFound:
     return NotFound(
         ErrorCode.CONTENT_MISSING,
         f"the server's storage has lost the content of {filename!r}",
-        hint="restore the storage from a backup, or upload or train it again",
+        hint="restore the storage from a backup, or upload the file or train the model again",
     )
 
 

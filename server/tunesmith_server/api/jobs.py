@@ -97,10 +97,10 @@ async def get_filters(
     if len(metadata) > MAX_PAIRS or any(len(value) > MAX_VALUE for value in metadata.values()):
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"metadata: at most {MAX_PAIRS} pairs with values of at most {MAX_VALUE} characters "
-            "can be searched for",
+            f"metadata: a search may have at most {MAX_PAIRS} pairs, with values of at most "
+            f"{MAX_VALUE} characters",
             param="metadata",
-            hint=f"a job has at most {MAX_PAIRS} pairs: search for fewer",
+            hint="search for fewer pairs or shorter values",
         )
     return JobFilters(
         states=state or [],

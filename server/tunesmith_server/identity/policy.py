@@ -166,5 +166,5 @@ def no_project(project_id: str) -> NotFound:
     return NotFound(
         ErrorCode.NOT_FOUND,
         f"no project {project_id!r}",
-        hint="GET /v1/me lists the projects that your key opens",
+        hint="GET /v1/me lists the projects that your key gives access to",
     )

@@ -105,7 +105,7 @@ def _own_model(session: Session, model: str) -> AdapterRow:
     if row.project_id != project_of(session):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
-            f"model {model!r} belongs to another project, which shares it",
+            f"model {model!r} belongs to another project, which shares it with yours",
             hint="only the project that trained the model can share it",
         )
     return row

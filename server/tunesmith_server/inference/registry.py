@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Pause in seconds before the next registration of a model that the server did not know in spite of
-its registration. Requests for the model fail during the pause."""
+"""Seconds before a model is registered again if the server does not know the registered model.
+Requests for the model fail during these seconds."""
 
 _SERVE_BASE = (
     "start the inference server with this base model and this name (vLLM: --served-model-name), or "
@@ -38,9 +38,8 @@ class Registry:
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Models that the server did not know in spite of their registration; the keys are model
-        names. Each value has the model's digest, the time of the next registration, and the
-        error."""
+        """Registered models that the server did not know; the keys are model names. Each value has
+        the model's digest, the time of the next registration, and the error."""
 
     def __contains__(self, model_id: str) -> bool:
         return model_id in self._registered
@@ -85,7 +84,7 @@ class Registry:
 
     async def ensure_registered(self, model: ServedModel) -> dict[str, tuple[str, int]]:
         """Register a model, and the tuned model that it is based on, unless they are registered.
-        Return the registration numbers; the keys are model names."""
+        Return digest and registration number of each; the keys are model names."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self.ensure_registered(model.base)

@@ -47,15 +47,15 @@ class Inference:
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
         self._open_engines: tuple[Registry, StartedVLLM | None] | None = None
-        """Registry of our own process or of the server at TUNESMITH_INFERENCE_URL; and vLLM, if
-        `tunesmith serve` started it."""
+        """First item: registry of our own process, or of the server at TUNESMITH_INFERENCE_URL.
+        Second item: vLLM, if `tunesmith serve` started it."""
         self._opening = asyncio.Lock()
         self._open = self._open_bytes = 0
         self._of_key: dict[str, int] = {}
 
     @contextmanager
     def admitted(self, key: str, completions: int, size: int) -> Iterator[None]:
-        """Count an open request, until the context ends.
+        """Count a request as open while the `with` block runs.
 
         Raises TooManyRequests if too many requests are open. `key`: name of the caller's API key.
         `completions`: number of answers that the request asks for. `size`: bytes of its body.
@@ -107,8 +107,8 @@ class Inference:
     async def forget_deleted(self, existing: Callable[[Sequence[str]], set[str]]) -> None:
         """Unload models whose files the server has deleted; repeat until the task is cancelled.
 
-        `existing`: function that returns those of the given names that are still models of this
-        server. It is called in a thread.
+        `existing`: function that takes model names and returns the names whose models still exist.
+        It is called in a thread.
         """
         while True:
             await asyncio.sleep(FORGET_SECONDS)

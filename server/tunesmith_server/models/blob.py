@@ -18,10 +18,10 @@ class BlobRow(Base):
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float] = mapped_column(Double)
     last_used_at: Mapped[float] = mapped_column(Double, index=True)
-    """Database time at which the object was last written, or at which a new row last referred to
-    the object."""
+    """Database time of the last use of the object: a write to the store, or a new row that refers
+    to the object."""
     stored_at: Mapped[float | None] = mapped_column(Double)
-    """Time at which the content was last known to be durable and to match its hash; null before."""
+    """Time at which a writer last confirmed that the whole content is stored; null until then."""
     deleting_at: Mapped[float | None] = mapped_column(Double)
     """Time when a garbage collection decided to delete the object."""
 

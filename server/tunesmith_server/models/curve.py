@@ -1,4 +1,4 @@
-"""Table of curves: metrics of complete chunks of steps, packed for fast access."""
+"""Table of curves. One row has the values of one metric for a whole chunk of steps."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class EventRow(Owned, Base):
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    """Event number from 1. The transaction that stores the event also assigns the number, so a
-    reader that asks for higher numbers misses no event."""
+    """Event number from 1. Events become visible in the order of their numbers. A reader that asks
+    for the events after a number therefore misses no event."""
     created_at: Mapped[float] = mapped_column(Double)
     attempt: Mapped[int] = mapped_column(Integer)
     kind: Mapped[str] = mapped_column(String(16))

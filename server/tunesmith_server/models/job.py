@@ -106,7 +106,7 @@ class JobRow(Owned, Base):
     """Job whose resume point this job starts from."""
     forked_step: Mapped[int | None] = mapped_column(Integer)
     retry_of: Mapped[str | None] = mapped_column(String(40))
-    """Failed or cancelled job that this job retries; a job has at most one retry."""
+    """Failed or cancelled job that this job retries."""
 
     priority: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     """Priority among the jobs of a project: higher values are claimed first."""
@@ -124,7 +124,8 @@ class JobRow(Owned, Base):
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
-    """Device-time of the ended attempts in seconds, including lost work."""
+    """Device-time of the ended attempts in seconds. It includes work that was lost when an attempt
+    failed."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason why the worker must save a resume point and free its device; null if the job may
     continue."""

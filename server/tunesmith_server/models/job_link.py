@@ -17,6 +17,6 @@ class JobLinkRow(Owned, Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     key_id: Mapped[str] = mapped_column(String(40))
-    """API key that created the link; the link ends when the key ends."""
+    """API key that created the link. The link stops working when the key is revoked or expires."""
     created_at: Mapped[float] = mapped_column(Double)
     expires_at: Mapped[float] = mapped_column(Double, index=True)

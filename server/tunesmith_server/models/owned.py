@@ -1,4 +1,4 @@
-"""Ownership: each row that a user can name belongs to one project."""
+"""Ownership: each file, job, model and other object of users belongs to one project."""
 
 from __future__ import annotations
 

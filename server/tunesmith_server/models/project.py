@@ -14,7 +14,7 @@ class ProjectRow(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     name: Mapped[str] = mapped_column(String(120))
     slug: Mapped[str | None] = mapped_column(String(32))
-    """Second part of the names of the project's tuned models (`ft:BASE:SLUG:...`); null means
+    """SLUG in the names of the project's tuned models (`ft:BASE:SLUG:...`); null means
     TUNESMITH_PROJECT."""
     created_at: Mapped[float] = mapped_column(Double)
     archived_at: Mapped[float | None] = mapped_column(Double)
@@ -37,7 +37,7 @@ class ProjectRow(Base):
     In this column and the two columns above, null means no limit.
     """
     usage_log: Mapped[float | None] = mapped_column(Double)
-    """Logarithm of the decayed device-time, which changes only when the project uses a device
+    """Logarithm of the project's usage, in which older device-time counts less
     (scheduling/usage.py); null before the first job."""
 
 

@@ -1,5 +1,5 @@
-"""Devices and the queue, as pages show them: each device with its running job, and the first
-waiting jobs with the reasons why they wait."""
+"""Devices and the queue for pages: each device with its running job, and the first waiting jobs
+with the reasons for the wait."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ async def respond(request: Request, error: Exception) -> Response:
 
 
 def _again(request: Request, status: int) -> str:
-    """Return the address that "Try again" opens: after a form, the page with the form; empty if the
-    page would fail again."""
+    """Return the address that "Try again" opens. If a form was sent, this is the page with the
+    form. Empty if the page would fail again."""
     if request.method != "GET":
         return security.referring_page(request)
     if status in (403, 404):

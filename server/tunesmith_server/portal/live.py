@@ -107,8 +107,8 @@ class _RowFeed:
                 await changed.wait()
 
     def changed(self, state: State) -> list[bytes]:
-        """Return the newest of the jobs that changed since the last call, oldest first. The first
-        call returns no jobs."""
+        """Return the rows of jobs that changed since the last call, oldest job first. Only the
+        newest `_ROWS` jobs are compared. The first call returns nothing."""
         with scope.limit(state.database.read(), self._principal.project) as session:
             page = jobs.list_jobs(
                 session, after=None, limit=_ROWS, order="desc", filters=JobFilters(),
@@ -186,8 +186,9 @@ def _known(state: State, principal: Principal, names: Sequence[str]) -> list[str
 async def _stream(
     state: State, use: tuple[str, str], secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
-    """Yield the pieces of all feeds as they arrive, until the session, its key or the process ends.
-    `state.hub` checks every few seconds that the caller's key is still valid."""
+    """Yield the pieces of all feeds as they arrive. Stop when the session ends, its key is revoked,
+    or the process ends. `state.hub` checks every few seconds that the caller's key is still
+    valid."""
     queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
     ends = asyncio.Event()
     tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]

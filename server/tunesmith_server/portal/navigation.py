@@ -51,8 +51,9 @@ def actions(verbs: Collection[str]) -> tuple[Entry, ...]:
 
 
 def offered(paths: frozenset[str], signed_in: SignedIn | None) -> frozenset[str]:
-    """Return the pages to which other pages link for this visitor: not the form for a new job or
-    the playground if the visitor may not use them. The main navigation has all pages."""
+    """Return the paths to which pages may link for this visitor. The form for a new job and the
+    playground are left out if the visitor may not use them. The main navigation links to all
+    pages."""
     if signed_in is None:
         return paths
     needed = {NEW_JOB.path: "write", PLAYGROUND.path: "chat"}

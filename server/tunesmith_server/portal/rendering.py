@@ -93,7 +93,7 @@ def compressed(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Return the content, compressed if it is long and the browser accepts this."""
+    """Return the content as a response. Long content is compressed if the browser accepts gzip."""
     all_headers = {**security.HEADERS, "vary": "cookie, accept-encoding", **(headers or {})}
     if len(content) >= _LEAST_COMPRESSED and assets.accepts_gzip(request):
         content = gzip.compress(content, 5, mtime=0)

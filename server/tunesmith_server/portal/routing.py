@@ -34,7 +34,7 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]  # Any: a coroutin
 
 
 class _PageRoute(Route):
-    """Route of a page. A request with another method gets an error page."""
+    """Route of a page. A request with a method that the page does not accept gets an error page."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in (self.methods or ()):

@@ -92,7 +92,8 @@ def own_path(address: str) -> str:
 
 
 def referring_page(request: Request) -> str:
-    """Return the address of the portal's page that sent the request, else of its first page."""
+    """Return the address of the portal's page that sent the request. If it is unknown, return the
+    address of the portal's first page."""
     try:
         came_from = urlsplit(request.headers.get("referer", ""))
     except ValueError:

@@ -4,8 +4,9 @@ Rule 1: Interactive jobs come first. Interactive jobs are short, and each key ca
 
 Rule 2: Jobs of a project that has fewer devices than its guarantee come before other jobs.
 
-Rule 3: The project with the least decayed device-time per weight comes first. For rule 3, the query
-compares the logarithms of device-time per weight, which give the same order at any time (usage.py).
+Rule 3: The project with the least usage per weight comes first. Usage is device-time, and older
+device-time counts less. For rule 3, the query compares the logarithms of usage per weight, which
+give the same order at any time (usage.py).
 
 Rule 4: Jobs with a higher priority come first.
 

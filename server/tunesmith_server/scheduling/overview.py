@@ -1,4 +1,5 @@
-"""The queue and the workers, in the format of the API. Jobs of other projects have no id."""
+"""The queue and the workers, in the format of the API. Jobs of other projects are shown without
+their id."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def _frees_device(job: Running | None) -> bool:
 
 
 def _may_preempt(snapshot: Snapshot, job: Waiting, victim: Running, left: int) -> bool:
-    """Return True if the waiting job may pre-empt the victim. `left`: number of devices that the
-    victim's project keeps."""
+    """Return True if the waiting job may pre-empt the running job `victim`. `left`: number of
+    devices that the victim's project has without this job's device."""
     last = victim.preempted_at
     if victim.state != JobState.RUNNING or victim.yields or victim.interactive:
         return False

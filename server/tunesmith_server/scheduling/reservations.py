@@ -34,7 +34,7 @@ def of_worker(session: Session, names: dict[str, str]) -> list[ReservationRow]:
 def refuse(project_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """Return the SQL condition that a reservation forbids the worker to run the project's jobs.
 
-    The worker's names are parameters (`names_of`).
+    The query that uses the condition has parameters for the worker's id and host (`names_of`).
     """
     other = or_(ReservationRow.project_id.is_(None), ReservationRow.project_id != project_id)
     return exists().where(_is_named(), active(), other)

@@ -84,7 +84,7 @@ def _check_limit(name: str, own: float | None, asked: float | None) -> None:
     if own is not None and (asked is None or asked > own):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
-            f"{name}: this key has the limit {own:g} itself and cannot set "
+            f"{name}: the limit of this key is {own:g}, so the key cannot set "
             + ("no limit" if asked is None else f"{asked:g}"),
             param=name,
             hint=f"send at most {own:g}, or ask an admin",

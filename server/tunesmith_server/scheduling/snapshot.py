@@ -36,8 +36,8 @@ READY_SECONDS = 35.0
 MAX_WAITING = 10_000
 """Maximum number of waiting jobs that are read.
 
-The first jobs of each project are read, so that one project's jobs do not hide another project's
-jobs.
+The first jobs of each project are read, so that a project with very many jobs does not use up this
+number alone.
 """
 
 Place = tuple[bool, bool, float, int, float, str]

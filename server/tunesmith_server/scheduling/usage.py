@@ -100,9 +100,9 @@ def continue_charging(session: Session, job: JobRow, now: float) -> None:
 
 
 def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
-    """End the charge of an attempt that this transaction has ended, and add its device-time to the
-    totals. If `work_is_lost` is True, the project does not pay for the time after the attempt's
-    newest resume point."""
+    """Charge an ended attempt for its exact device-time, and add this time to the totals. If
+    `work_is_lost` is True, the project does not pay for the time after the attempt's newest resume
+    point."""
     if job.charged_until is None or job.claimed_at is None:
         return
     end = max(job.claimed_at, database_now(session))

@@ -20,8 +20,8 @@ from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.6, 1.7
-"""The earliest expected start assumes that a job takes FAST times as long as similar jobs took, the
-latest expected start SLOW times as long."""
+"""Factors of the time that similar jobs took. The earliest expected start assumes FAST times this
+time, and the latest expected start assumes SLOW times this time."""
 LONG_QUEUE = 200
 """Minimum number of waiting jobs for which a view is reused."""
 KEEP_FACTOR = 10.0

@@ -43,7 +43,7 @@ def announce(session: Session, name: str, size: int) -> None:
 
 
 def use(session: Session, sizes: dict[str, int]) -> None:
-    """Record stored content in the transaction of the row that refers to it.
+    """Record that content is stored, in the transaction that adds a row referring to the content.
 
     `sizes`: size in bytes of each content, with its name as the key.
     """

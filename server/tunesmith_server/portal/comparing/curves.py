@@ -67,8 +67,8 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a label for the element `ts-chart`. The characters that separate labels in this
-    element become spaces."""
+    """Return a label for the element `ts-chart`. Commas and colons become spaces, because this
+    element separates labels by them."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 
 

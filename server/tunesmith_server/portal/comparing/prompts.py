@@ -17,7 +17,7 @@ from tunesmith_server.services.results.sample_search import MAX_READ_BYTES, Samp
 _STEPS = 12
 """Maximum number of a job's newest steps that are searched for the prompt.
 
-Fewer steps are searched if their files are larger than `_MAX_BYTES` together.
+Fewer steps are searched if the files of the steps are too large in total (`_MAX_BYTES`).
 """
 _MAX_BYTES = MAX_READ_BYTES // 4
 """Maximum total size in bytes of the gzipped files that are read for one job.

@@ -33,8 +33,8 @@ class CompareView:
     smoothing: str
     """Factor of the moving average; empty for no smoothing."""
     at: str
-    """Position on the axis at which the page keeps showing the values of the curves; empty for no
-    position."""
+    """Position on the axis that the visitor selected: the page shows the values of the curves
+    there. Empty for no position."""
     hidden: str
     """Numbers of the jobs whose curves are hidden, for example `1,3`."""
     row: int | None

@@ -1,5 +1,5 @@
-"""Inputs and output of each grader for one completion, with the values of the grader's
-templates."""
+"""Inputs and output of each grader for one completion. In the inputs, values replace the references
+of the grader's templates."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _value(reference: Reference, sample: Sample, item: Any) -> str:
 
 
 def _walk(value: Any, reference: Reference) -> str:
-    """Return the value that a reference refers to. If there is no such value, return the text of
-    the reference."""
+    """Return the value for a reference such as `{{item.answer}}`. If there is no such value, return
+    the text of the reference."""
     for step in reference.path:
         has_step = isinstance(value, dict) and step in value
         is_index = isinstance(value, list) and isinstance(step, int) and step < len(value)

@@ -29,7 +29,7 @@ _STEPS = 10_000
 _MOMENTS = 20
 _FOUND = 50
 _MAX_TEXT = 4000
-"""Maximum number of characters shown of a completion on this page."""
+"""Maximum number of characters of a completion that this page shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Completions of a followed prompt at one step."""
+    """Completions of one prompt at one step, for a page that follows the prompt across steps."""
 
     group: Group
     shown: Sample
@@ -222,7 +222,7 @@ def _with_opened(
         raise NotFound(
             ErrorCode.NOT_FOUND,
             f"no completion {name!r}",
-            hint="a later attempt may have repeated its step",
+            hint="a later attempt of the job may have repeated the step of this completion",
         )
     return replace(known, opened=opened, item=_item(storage, file, opened.row) if file else None)
 

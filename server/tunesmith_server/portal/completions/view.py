@@ -40,8 +40,7 @@ class CompletionsView:
     place: int
     """Number of the followed completion within its group, from 0."""
     after: str
-    """Last sample or prompt of the previous page; the list continues after this sample or
-    prompt."""
+    """Id of the last item of the previous page."""
     sample: str
     """Id of the completion that is open; empty for none."""
 

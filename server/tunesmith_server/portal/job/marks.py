@@ -27,7 +27,7 @@ class Mark:
     fork_step: int | None = None
     """Step of the resume point at or before the mark, from which a fork can start."""
     model: str = ""
-    """Model of a checkpoint; empty for other marks, and if the model was deleted."""
+    """Model of a checkpoint. Empty for other marks and for a deleted model."""
 
 
 def marks(

@@ -62,7 +62,7 @@ class Parts:
     events: list[Event]
     has_more_events: bool
     warnings: list[Event]
-    """Newest warnings and errors, newest first."""
+    """The last warnings and errors, newest first."""
     values: dict[str, float | None]
     """Last value of each metric; the keys are metric names."""
     curves: charts.Curves

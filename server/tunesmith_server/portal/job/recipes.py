@@ -50,8 +50,8 @@ def lines(recipe: Mapping[str, Any], choices: Sequence[Choice]) -> list[Line]:
 
 
 def advised(text: str) -> tuple[str, str] | None:
-    """Return the recipe field and the value that an advice recommends; None if the advice names no
-    field."""
+    """Return the recipe field and the value that the text of an advice recommends; None if the text
+    names no field."""
     match = _ADVICE.search(text)
     return (match[1], match[2].rstrip(".")) if match else None
 

@@ -65,7 +65,7 @@ def schema() -> dict[str, RecipeField]:
 
 @functools.cache
 def groups() -> dict[str, list[FormField]]:
-    """Return the fields that are not always shown. The keys are the titles of their groups."""
+    """Return the fields that are shown only after a click, by the title of their group."""
     found: dict[str, list[FormField]] = {title: [] for title in _GROUPS.values()}
     for field in schema().values():
         if field.id not in (*IN_SIGHT, TUNING):

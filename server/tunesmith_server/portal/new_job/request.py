@@ -47,7 +47,7 @@ def body_of(texts: Texts) -> tuple[dict[str, Any], list[RequestProblem]]:  # Any
 
 
 def recipe_of(texts: Texts) -> dict[str, Any]:  # Any: JSON
-    """Return the recipe with the fields that are not empty."""
+    """Return the recipe with the fields that are not empty in the form."""
     recipe: dict[str, Any] = {}
     for name, field in fields.schema().items():
         text = texts.get(name, "").strip()

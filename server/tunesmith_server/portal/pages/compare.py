@@ -34,7 +34,7 @@ def show(visit: Visit) -> Response:
 
 
 def parts(visit: Visit) -> Response:
-    """Show the tables of the page again, so that htmx can replace them."""
+    """Return only the tables of the page. htmx replaces the old tables by these tables."""
     return _page(visit, "compare/_tables.html", oob=True)
 
 

@@ -73,8 +73,8 @@ def _cells(file: FileObject) -> list[Cell]:
 
 
 def upload(visit: Visit) -> Response:
-    """Store a file and show the file's page. A usable file with the same content is not stored
-    again."""
+    """Store a file and show the file's page. If there is already a file with the same content and
+    format, show that file's page."""
     file = visit.form.get("file")
     if not isinstance(file, UploadFile) or not file.filename:
         raise BadRequest(

@@ -209,7 +209,8 @@ def _uses(visit: Visit, file_id: str, limit: int) -> tuple[list[FileUse], bool]:
 
 
 def _read(visit: Visit, file: FileRow, limit: int) -> RowsPart:
-    """Read rows. The database connection is released first, because the storage may be slow."""
+    """Read rows. The database connection is released before the storage is read, because the
+    storage may be slow."""
     visit.session.close()
     try:
         page = file_rows.read_page(

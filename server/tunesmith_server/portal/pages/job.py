@@ -49,7 +49,8 @@ def show(visit: Visit) -> Response:
 
 
 def parts(visit: Visit) -> Response:
-    """Show the parts of the page that the server computes, so that htmx can replace them."""
+    """Return only the parts of the page that change while a job runs. htmx replaces the old parts
+    by these parts."""
     return _page(visit, "job/parts.html")
 
 

@@ -1,4 +1,5 @@
-"""One answer: conversion of the inference server's events to pieces and figures of a column."""
+"""Answer of one model. The inference server's events become pieces of text and figures, which the
+model's column shows."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Answer:
         return found
 
     def figures(self) -> str:
-        """Return a text with the time to the first token, the tokens per second and the numbers of
+        """Return a text with the time to the first token, the tokens per second and the counts of
         tokens. Figures that are not known yet are left out."""
         if self._first is None:
             return "no text" + (f", {_FINISHES[self._finish]}" if self._finish in _FINISHES else "")

@@ -3,13 +3,12 @@
 All answers share one response. Each line of this response is a JSON object that names its column. A
 browser opens at most six connections to a host for all tabs together, and the live stream uses one
 of these connections. With one response per column, one playground would use up to five connections,
-and a second playground would block every tab. One response also makes it possible to cancel all
-answers together, by a click on Stop, a closed tab or the end of the session. The browser cannot use
-the `/v1` routes, because its cookie is valid only for the portal. This route and
-`/v1/chat/completions` both call `api.chat.answering`. Therefore, the check of model and parameters,
-the limits of the key and the separation of projects are the same in both routes. For the rate
-limit, each column counts as one request. The rule of `POST /chat/completions` decides who may send
-requests.
+and a second playground would block every tab. With one response, all answers are cancelled together
+when the user clicks Stop, closes the tab or signs out. The browser cannot use the `/v1` routes,
+because its cookie is valid only for the portal. This route and `/v1/chat/completions` both call
+`api.chat.answering`. Therefore, the check of model and parameters, the limits of the key and the
+separation of projects are the same in both routes. For the rate limit, each column counts as one
+request. The rule of `POST /chat/completions` decides who may send requests.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Choices:
     checkpoints, newest first."""
 
     bases: Mapping[str, str | None]
-    """Base model by name; None for a base model."""
+    """Base model of each model. The keys are model names; the value of a base model is None."""
 
     def label(self, name: str) -> str:
         """Return a text that tells the kind of a model."""
@@ -30,8 +30,8 @@ class Choices:
         return f"{'checkpoint' if is_checkpoint else 'tuned'}, base {base}"
 
     def first(self) -> list[str]:
-        """Return two models: the newest tuned model, and before it its base model. If there is no
-        tuned model, return one base model."""
+        """Return the names of two models: the base model of the newest tuned model, then this tuned
+        model. If there is no tuned model, return one base model."""
         for name, base in self.bases.items():
             if base is not None and base_models.CHECKPOINT_MARK not in name:
                 return [base, name]

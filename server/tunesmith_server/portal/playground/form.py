@@ -18,9 +18,9 @@ DEFAULTS = {
     "system": "", "user": "", "sampling": "greedy", "temperature": "0.7", "top_p": "1",
     "max_tokens": "256", "seed": "", "logprobs": "on", "marks": "",
 }  # fmt: skip
-"""Texts of a new form, except the models."""
+"""Texts of the fields of a new form, without the fields of the models."""
 ASKED = "asked"
-"""Field of the form with the first prompt of the conversation, after it was sent."""
+"""Field of the form with the first prompt of the conversation. Empty until the prompt is sent."""
 NAMES = (*MODELS, *DEFAULTS, ASKED)
 TOP_LOGPROBS = 5
 """Number of alternatives that are requested for each token."""

@@ -141,7 +141,7 @@ def delete_model(session: Session, name: str) -> None:
     if project_of(session) not in (None, row.project_id):
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
-            f"model {name!r} belongs to another project, which shares it",
+            f"model {name!r} belongs to another project, which shares it with yours",
             hint="only the project that trained the model can delete it",
         )
     users = select(JobRow.id, JobRow.state, JobRow.project_id).where(
@@ -167,8 +167,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return the words for a job in a message to the project `project_id`. The words do not name a
-    job of another project.
+    """Return the text that names a job in a message to the project `project_id`. A job of another
+    project is not named.
     """
     if user.project_id != project_id:
         return "a job of another project"

@@ -107,8 +107,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 def _candidates() -> Select[EvaluationRow]:
     """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
-    projects in the order of the queue. Many evaluations of one project do not hide the evaluations
-    of other projects."""
+    projects in the order of the queue. Therefore, a claim also tries evaluations of other projects
+    if one project has very many."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
     numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())
@@ -298,7 +298,7 @@ def _charge(session: Session, settings: Settings, row: EvaluationRow) -> float:
 
 
 def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
-    """End the leases of silent workers; return the number of evaluations."""
+    """End the leases of silent workers; return the number of evaluations that were taken back."""
     expired = session.scalars(
         select(EvaluationRow)
         .where(

@@ -21,9 +21,10 @@ _MOST = 100
 def find(
     session: Session, *, filename: str, purpose: FilePurpose, sha256: str
 ) -> FileObject | None:
-    """Return the newest usable file with this content, or None.
+    """Return the newest file with this content that a job can use, or None.
 
-    The suffix must match, because it selects the parser (JSONL, CSV, ...)."""
+    The suffix of the file name must be the same, because the suffix selects the parser (JSONL, CSV,
+    ...)."""
     rows = session.scalars(
         select(FileRow)
         .where(FileRow.sha256 == sha256, FileRow.purpose == purpose)
