@@ -15,7 +15,7 @@ Choice = Literal["auto", "cpu", "cuda"]
 
 _NICENESS = 10
 """Niceness of the chat process on a CPU, which gives trainers on the same cores priority."""
-_REMEDY = "set TUNESMITH_INFERENCE_DEVICE to cuda to share one, or to cpu to answer on the CPU"
+_REMEDY = "set TUNESMITH_INFERENCE_DEVICE to cuda to share a GPU, or to cpu to answer on the CPU"
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
     log.error("request %s failed", request_id, exc_info=error)
     return ApiError(
         500,
-        f"generation failed; the log of the inference process has the reason under {request_id}",
+        "generation failed; the log of the inference process has the reason under the request id "
+        f"{request_id}",
         code="internal_error",
     )

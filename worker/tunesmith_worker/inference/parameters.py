@@ -260,7 +260,7 @@ def check_logprobs(streams: int, limit: int, params: Parameters, *, chat: bool) 
     """Raise ApiError if the log-probs of the longest answer would fill the memory.
 
     `limit`: maximum tokens of each of the `streams` completions, including an echoed prompt.
-    `chat`: True if the error names the parameters of chat completions.
+    `chat`: True for a chat completion. The error then names the parameters of chat completions.
     """
     names = ("max_completion_tokens", "top_logprobs") if chat else ("max_tokens", "logprobs")
     top = params.top_logprobs
@@ -284,7 +284,7 @@ def check_length(prompt_tokens: int, params: Parameters, context: int | None, pa
         raise ApiError(
             400,
             f"the prompt has {prompt_tokens} tokens, but the model's context has {context}: "
-            "shorten it",
+            "shorten the prompt",
             code="context_length_exceeded",
             param=param,
         )

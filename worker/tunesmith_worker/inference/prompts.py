@@ -99,7 +99,7 @@ def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int
 def texts_of(tokenizer: Untyped, prompt: Any, prompts: Sequence[tuple[int, ...]]) -> list[str]:
     """Return the text of each prompt.
 
-    `prompt`: value in the request. `prompts`: token ids that `text_ids` returned for this value."""
+    `prompt`: value in the request. `prompts`: token ids that `text_ids` returned for `prompt`."""
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(text, str) for text in prompt):

@@ -34,8 +34,8 @@ class InferenceSettings(BaseSettings):
     are deleted first; the API sends them again."""
     inference_device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device that answers chat requests. `auto`: a GPU that no worker uses, or the CPU if the host
-    has no GPU. If all GPUs belong to workers, chat waits. `cuda` shares a GPU with trainers,
-    which come first; `cpu` leaves all GPUs to trainers."""
+    has no GPU. If all GPUs belong to workers, chat waits. `cuda`: a GPU, even if trainers use it;
+    trainers have priority. `cpu`: the CPU."""
     inference_idle_seconds: float = Field(default=600.0, gt=0.0)
     """Seconds after the last request until a base model is unloaded."""
     model_dirs: str = ""
@@ -62,7 +62,7 @@ class InferenceSettings(BaseSettings):
 def set_environment() -> None:
     """Set defaults for CPU threads.
 
-    All GPUs stay visible, because chat takes a GPU that no trainer uses.
+    All GPUs stay visible, so that chat can choose a GPU that no trainer uses.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     default_environment(os.environ)

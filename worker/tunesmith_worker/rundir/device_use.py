@@ -37,7 +37,7 @@ class DeviceUse:
     gpu: str | None = None
     """UUID of the GPU; None: the CPU and the host's memory."""
     stage: int = 0
-    """For a trainer: number of its latest request for memory; 0: no request yet."""
+    """For a trainer: number of its latest request for memory (1, 2, ...); 0: no request yet."""
     everything: bool = False
     """True if the trainer needs the memory of running answers too."""
     bytes: int | None = None

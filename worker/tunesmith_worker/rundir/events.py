@@ -101,7 +101,7 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
 _ROOM = 4096
 """Maximum bytes of the list `left_out`."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""Clock phases of `phase` blocks whose name is not the name of a clock phase.
+"""Clock phase of a `phase` block whose name is not itself a clock phase, keyed by the block's name.
 
 During training, the trainer switches the clock itself."""
 

@@ -1,4 +1,5 @@
-"""Set up the trainer's process: environment, memory, imports, and end with the supervisor.
+"""Set up the trainer's process: environment variables, memory and imports. The process ends when
+the supervisor ends.
 
 This module uses only the standard library, because it runs before slow imports.
 """
@@ -71,8 +72,8 @@ class StartDelay:
 
     spawn: float
     imports: float = 0.0
-    """Remaining import time of a warm trainer in seconds; 0 for a fresh trainer, which imports
-    later."""
+    """Seconds that a warm trainer still needed for its imports after it got the run. For a fresh
+    trainer 0, because its imports are measured later."""
 
 
 def spawn_delay() -> StartDelay | None:
@@ -83,7 +84,8 @@ def spawn_delay() -> StartDelay | None:
 
 
 def die_with_supervisor() -> None:
-    """Make Linux kill this process when the supervisor ends; exit if it has already ended."""
+    """Make Linux kill this process when the supervisor ends. If the supervisor has already ended,
+    exit."""
     expected = SpawnSettings.from_environment().supervisor_pid
     if expected is None or not sys.platform.startswith("linux"):
         return
@@ -106,8 +108,7 @@ def treat_ctrl_c_as_sigterm() -> None:
 
 
 def set_environment(values: Mapping[str, str]) -> None:
-    """Set environment variables of this process, for a library that reads its settings from
-    them."""
+    """Set environment variables of this process, because a library reads its settings from them."""
     os.environ.update(values)
 
 
@@ -115,8 +116,8 @@ def default_environment(env: MutableMapping[str, str]) -> None:
     """Set defaults for CPU threads, make only one GPU visible, and send no usage statistics.
 
     The operator can change the thread settings, and can allow usage statistics. OpenMP threads must
-    not wait busily: on two shared cores, two such threads are up to ten times slower than one
-    thread.
+    sleep while they wait. On two shared cores, two threads that wait in a busy loop are up to ten
+    times slower than one thread.
     """
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -157,7 +158,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return to the kernel the freed memory that glibc keeps after `keep_freed_memory`."""
+    """Make glibc return its freed memory to the kernel, in spite of `keep_freed_memory`."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -14,7 +14,8 @@ from tunesmith_schema.field_errors import field_errors
 from .errors import RunError
 
 EXIT_UNUSABLE = 2
-"""Exit status if the run directory is unusable; argparse uses the same for wrong arguments."""
+"""Exit status if the run directory is unusable. argparse uses the same exit status for wrong
+arguments."""
 
 
 class UnusableRunDirectory(RunError):

@@ -1,7 +1,8 @@
 """Identity of a worker process: its id, its queue, and a secret that no other process has.
 
-Each start generates a new secret. The worker enrolls with the shared token (`ServerApi.enroll`);
-all its other requests carry the id and the secret, so one worker cannot speak for another.
+Each start generates a new secret. The worker enrolls with the shared token (`ServerApi.enroll`).
+All other requests of the worker contain its id and its secret. Therefore, no worker can send
+requests in the name of another worker.
 """
 
 from __future__ import annotations

@@ -53,14 +53,15 @@ class WorkerSettings(BaseSettings):
     """Python interpreter for trainers, which needs Tunesmith with the extra [trainer] (transformers
     5.17 to 5.23). Default: the worker's own interpreter."""
     rollout_url: str = Field(default="", repr=False)
-    """URL of a vLLM server that generates the completions of reinforcement jobs with its base
-    model (docs/how-to/vllm.md). Default: completions are generated in the trainer's process."""
+    """URL of a vLLM server that generates the completions of reinforcement jobs. A job with another
+    base model than the server uses another engine (docs/how-to/vllm.md). Default: completions are
+    generated in the trainer's process."""
     rollout_token: SecretStr = SecretStr("")
     """API key of the vLLM server at TUNESMITH_ROLLOUT_URL."""
     warm_trainer: bool = True
     """Keep an idle trainer process with all imports done, so that the next job starts 3-5 s sooner.
-    The process uses 350 MB (540 MB RSS) while the worker is idle. No warm trainer runs during a
-    job. Set `false` on hosts with little memory."""
+    The process uses 350 MB of memory of its own (540 MB with shared libraries) while the worker is
+    idle. No warm trainer runs during a job. Set `false` on hosts with little memory."""
     release_seconds: float = Field(default=30.0, ge=0.0)
     """Seconds after SIGTERM or a drain to finish the current step and store a resume point. After
     this time, the trainer is killed and the job is released."""
@@ -154,7 +155,8 @@ class WorkerSettings(BaseSettings):
         self.server_trust()
 
     def server_trust(self) -> ssl.SSLContext | bool:
-        """Return the TLS context for httpx; True means that httpx trusts the public authorities.
+        """Return the TLS context for httpx; True means that httpx trusts the public certificate
+        authorities.
 
         Raises ValueError if `ca_file` is unusable."""
         if self.ca_file is None:

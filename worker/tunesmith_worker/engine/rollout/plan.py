@@ -36,7 +36,7 @@ class RolloutPlan:
     """Number of completions that are decoded together."""
     reason: str = "set by the caller"
     copy_bytes: int = 0
-    """Size of a merged copy of the weights in bytes, also if the plan uses no merged copy."""
+    """Size of a merged copy of the weights in bytes, even if the plan uses no merged copy."""
     row_bytes: int = 0
     """Bytes for the keys, values and logits of one row of maximum length, including its prompt."""
     row_tokens: int = 0

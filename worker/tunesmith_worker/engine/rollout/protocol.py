@@ -72,8 +72,8 @@ class SamplingParams:
 class Request:
     """Request for one completion.
 
-    Requests with equal prompts share the prompt's computation and memory, in any order and with any
-    parameters."""
+    The engine computes and stores a prompt only once for all requests with this prompt. The
+    requests may be in any order and have different parameters."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -200,11 +200,11 @@ class EngineLost(RolloutError):
 
 
 class EngineUnavailable(RolloutError):
-    """Raised if an engine cannot serve a run until a person changes something: a restart of the
-    engine, or another attempt of the job, cannot help."""
+    """Raised if an engine cannot serve a run until a person changes something. A restart of the
+    engine or another attempt of the job would not help."""
 
     def __init__(self, reason: str, remedy: str) -> None:
-        """`remedy`: what makes the engine usable, as a sentence."""
+        """`remedy`: sentence that tells the user how to make the engine usable."""
         super().__init__(reason)
         self.remedy = remedy
 

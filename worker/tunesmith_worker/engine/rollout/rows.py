@@ -48,8 +48,8 @@ class Row:
             self.release()
 
     def release(self) -> None:
-        """Drop the row's reference to its prompt's keys and values, which are freed when no row
-        refers to them."""
+        """Drop the row's reference to the keys and values of its prompt. Their memory is freed when
+        no row refers to them."""
         self.prefix = self.penalty_state = None
 
 

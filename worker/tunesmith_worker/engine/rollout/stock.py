@@ -1,7 +1,7 @@
 """Rollout engine for model families that the native engine does not support.
 
-transformers' `generate` computes the logits, with the cache of the model's own class. Tokens are
-sampled by the same code as in the native engine.
+transformers' `generate` computes the logits, and caches keys and values in the model's own way.
+Tokens are sampled by the same code as in the native engine.
 
 Equal prompts in a batch are computed once if the model's cache has only keys and values. The model
 never reads padding. If the shortest prompt of a batch has n tokens, the first forward pass computes
@@ -219,7 +219,7 @@ def _is_worth_restarting(batch: Sequence[Row], length: int) -> bool:
 
 @contextmanager
 def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
-    """Within this block, prepare a model and its generation settings for `choose`.
+    """Within this block, put a model into evaluation mode and give it neutral generation settings.
 
     The generation settings in the model's folder are ignored, because for example a repetition
     penalty would change the logits.

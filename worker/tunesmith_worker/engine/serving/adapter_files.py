@@ -37,8 +37,8 @@ _PLAIN: Mapping[str, object] = {
 """PEFT settings that change the computation, each with its value in plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
-"""The engine joins the query, key and value projections into one projection; padding then makes the
-adapter's matrices up to this many times as large."""
+"""Upper bound of the growth of an adapter's matrices. The engine joins the query, key and value
+projections into one projection, and pads the adapter's matrices with zeros to its size."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def read_adapter(folder: Path) -> AdapterFile:
     ranks = {len(pair.a) for pair in modules.values()}
     rank = int(config["r"])
     if ranks - {rank}:
-        raise UnsupportedAdapter(f"the adapter's matrices have ranks {sorted(ranks)}, but r={rank}")
+        raise UnsupportedAdapter(
+            f"the adapter's matrices have ranks {sorted(ranks)}, but its adapter_config.json "
+            f"has r={rank}"
+        )
     alpha = float(config["lora_alpha"])
     return AdapterFile(
         scale=alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank,

@@ -41,9 +41,9 @@ def load(
 ) -> BaseModel:
     """Load a model and its tokenizer. `folder` may be a Hugging Face id.
 
-    `tokenizer_folder`: folder of an adapter that added tokens; the embeddings grow to its size.
-    Weights are fp32 on a CPU, and in the checkpoint's dtype on a GPU. Code from a model's
-    repository never runs. Raises ServingError."""
+    `tokenizer_folder`: folder of an adapter that added tokens. The embeddings grow to the number of
+    tokens of this tokenizer. Weights are fp32 on a CPU, and in the checkpoint's dtype on a GPU.
+    Code from a model's repository never runs. Raises ServingError."""
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)

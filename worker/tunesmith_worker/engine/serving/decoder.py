@@ -32,7 +32,7 @@ class Part:
 
     ids: Sequence[int]
     start: int
-    """Position of the first token. The keys and values of the tokens before it are in `buffer`."""
+    """Position of the first token. The keys and values of the earlier tokens are in `buffer`."""
     buffer: PromptBuffer
     rope_key: int
     adapter: str | None

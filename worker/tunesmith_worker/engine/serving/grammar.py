@@ -29,7 +29,8 @@ class Grammars:
         """Compile a JSON schema.
 
         Raises UnusableGrammar. Compilation takes up to half a second, so the last compiled schema
-        is kept: all choices of a request have the same schema.
+        is kept. All choices of a request have the same schema, so it is compiled only once per
+        request.
         """
         compiled = self._compiled
         if compiled is None or compiled[0] != schema:

@@ -63,7 +63,7 @@ class NativeServing:
         queued = self._scheduler.queued
         if queued + len(rows) > self._max_queue:
             raise QueueFull(
-                f"{queued} requests wait for this model, and at most {self._max_queue} may: send "
+                f"{queued} requests wait for this model, and the limit is {self._max_queue}: send "
                 "the request again later",
                 retry_after=5,
             )

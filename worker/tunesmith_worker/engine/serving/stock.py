@@ -61,8 +61,8 @@ class StockServing:
         """Lock that is held while a request is computed or an adapter is loaded or removed."""
         self._closing = False
         self._rest, self._resumed = 0.0, time.perf_counter()
-        """Length of the pause after a token, divided by the time that the token took; and the clock
-        time when the last pause ended."""
+        """`_rest`: length of the pause after a token, divided by the time that the token took.
+        `_resumed`: clock time at which the last pause ended."""
         self._end = ServingError(f"{UNLOADED}: {AGAIN}")
         """Error for requests that are unfinished when the thread ends."""
         self._thread = threading.Thread(target=self._run, name=f"generate-{base.name}", daemon=True)
@@ -76,7 +76,7 @@ class StockServing:
             queued = len(self._queue)
             if queued + len(rows) > self._max_queue:
                 raise QueueFull(
-                    f"{queued} requests wait for this model, and at most {self._max_queue} may: "
+                    f"{queued} requests wait for this model, and the limit is {self._max_queue}: "
                     "send the request again later",
                     retry_after=5,
                 )

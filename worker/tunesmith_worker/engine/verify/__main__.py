@@ -73,7 +73,8 @@ def read_verification(folder: Path) -> Verification:
     if not path.is_file():
         raise NotComparable(
             f"{folder} has no {VERIFICATION_FILE}",
-            "checkpoints and results of earlier versions have none; verify the result of a job",
+            f"only results of jobs have a {VERIFICATION_FILE}; checkpoints and results of earlier "
+            "versions cannot be verified",
         )
     try:
         return read_file(Verification, path.read_bytes())

@@ -37,8 +37,8 @@ def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: floa
     """Compare logits [B, n, V] with the recorded logits and return the largest difference."""
     if actual.shape != recorded.shape:
         raise ResultMismatch(
-            f"the saved model's logits have the shape {list(actual.shape)}, the trained model's "
-            f"had {list(recorded.shape)}"
+            f"the saved model's logits have the shape {list(actual.shape)}, but the trained "
+            f"model's logits had the shape {list(recorded.shape)}"
         )
     difference = float((actual.double() - recorded.double()).abs().max())
     if not difference <= tolerance:  # NaN is a mismatch too
@@ -52,7 +52,7 @@ def compare_logits(actual: torch.Tensor, recorded: torch.Tensor, tolerance: floa
 def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], where: str) -> None:
     """Check that the file has each trained tensor under its name, bit for bit.
 
-    `trained`, `saved`: checksums by the name in the saved file."""
+    `trained`, `saved`: checksums, keyed by the tensor's name in the saved file."""
     lost = [name for name, checksum in trained.items() if saved.get(name) != checksum]
     if not lost:
         return
@@ -69,8 +69,8 @@ def compare_scaling(actual: Mapping[str, float], recorded: Mapping[str, float]) 
     """Check that the saved adapter has LoRA on the trained layers, with the recorded scaling."""
     if missing := sorted(recorded.keys() ^ actual.keys()):
         raise ResultMismatch(
-            "adapter_config.json and the trained model have LoRA on different layers "
-            f"(tolerance: 0): {_some(missing)}"
+            "adapter_config.json and the trained model have LoRA on different layers: "
+            f"{_some(missing)}"
         )
     other = [name for name, value in recorded.items() if actual[name] != value]
     if other:

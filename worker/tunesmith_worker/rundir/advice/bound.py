@@ -70,7 +70,8 @@ def _compute_bound(report: RunReport, share: str) -> Bound:
     if planned is not None and not planned.fits and (recomputes or planned.saved > 0):
         return Bound(
             by=BoundBy.MEMORY,
-            text=f"{share}, with activations recomputed or batches split to fit: keeping all "
-            f"activations needs {gib(planned.peak_bytes)}; available: {gib(planned.budget_bytes)}",
+            text=f"{share}; the run recomputes activations or splits batches to save memory: "
+            f"keeping all activations needs {gib(planned.peak_bytes)}; available: "
+            f"{gib(planned.budget_bytes)}",
         )
     return Bound(by=BoundBy.DEVICE_COMPUTE, text=f"{share}, more than any other part")

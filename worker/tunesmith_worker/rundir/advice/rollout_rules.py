@@ -111,6 +111,7 @@ def grading(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
 def log_probs(report: RunReport, settings: TrainingSettings) -> tuple[str, float]:
     seconds = phase_seconds(report, PhaseName.LOG_PROBS)
     return (
-        f"recipe.grpo.beta=0, which needs no reference model: that model took {seconds:.1f} s",
+        "recipe.grpo.beta=0, which needs no reference model: the reference model took "
+        f"{seconds:.1f} s",
         seconds,
     )

@@ -43,8 +43,8 @@ def check_upload(
     seconds: float = MAX_SECONDS,
     stopped: Callable[[], bool] = lambda: False,
 ) -> FileFindings:
-    """Validate a file and return its contents, problems and statistics; an unreadable file has one
-    problem.
+    """Validate a file and return its contents, problems and statistics. For an unreadable file, the
+    result has one problem.
 
     Once `stopped` returns True, the reader is killed.
     """

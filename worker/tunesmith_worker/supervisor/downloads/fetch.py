@@ -85,8 +85,8 @@ def cached_model(
     fetch: Callable[[StoredFile, Path], None],
     retry: Retry,
 ) -> Path:
-    """Return the cached folder of weights that this service tuned; download the weights if
-    necessary.
+    """Return the cached folder of a model that this service tuned. Download the model if it is not
+    cached.
 
     `fetch` downloads one file, and `retry` repeats a failed download.
 

@@ -52,8 +52,8 @@ class ColocatedVLLM:
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._complete = False
-        """True if vLLM still has the untrained weights, so that `load` needs to load only trained
-        weights."""
+        """True if vLLM still has the weights that training does not change. `load` then loads only
+        the weights that training changes."""
         with _undisturbed(), tempfile.TemporaryDirectory(prefix="tunesmith-vllm-") as folder:
             _write_config(model, folder)
             self._llm = _start(model, plan, folder, sleep=self._on_gpu)
@@ -79,7 +79,8 @@ class ColocatedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions, and call `on_end` for each. Return the number of steps."""
+        """Generate completions, and call `on_end` for each completion. Return the number of
+        steps."""
         from vllm import SamplingParams
 
         engine, steps = self._llm.llm_engine, 0

@@ -13,8 +13,8 @@ Untyped = Any  # Any: transformers is not typed
 BLOCK = {"cpu": 128, "cuda": 16}
 """Number of tokens per block of vLLM's cache of keys and values."""
 _SPARE_BLOCKS = 2
-"""Number of blocks per row in addition to its tokens: an incomplete block, and a block that vLLM
-keeps empty."""
+"""Number of blocks that each row needs besides its full blocks: an incomplete block, and a block
+that vLLM keeps empty."""
 
 
 def plan_vllm_rollout(

@@ -1,4 +1,5 @@
-"""Errors of a vLLM server that answers with an HTTP status: temporary, or until it is changed."""
+"""Errors for the HTTP error status of a vLLM server. An error is either temporary, or stays until a
+person changes the server or the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _REMEDIES = {
     "/collective_rpc": "Start the server with VLLM_SERVER_DEV_MODE=1 in its environment.",
     "/inference/v1/generate": "Start the server with --enable-scale-out.",
 }
-"""What a server lacks that does not know a route."""
+"""Remedies for a server that answers 404, keyed by the path of the request."""
 _OPTIONS = "Start the server with all options in docs/how-to/vllm.md."
 _ADDRESS = (
     "Set TUNESMITH_ROLLOUT_URL to the address of vLLM's server without a path, for example "

@@ -34,7 +34,7 @@ FIRST_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _PART_BYTES = 32 << 20
 _CHECKED = 3
-"""Number of base-model weights whose checksums are compared with the server's."""
+"""Number of base-model weights whose checksums are compared with the checksums on the server."""
 
 
 class ServedVLLM:
@@ -61,8 +61,8 @@ class ServedVLLM:
         self._weights_id = ""
         """Id of the weights of the last load."""
         self._complete = False
-        """False until the first `load`, in which the server also reloads untrained weights, because
-        an earlier job may have replaced them."""
+        """False until the first `load` has succeeded. In the first `load`, the server also reloads
+        the weights that training does not change, because an earlier job may have replaced them."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._settings: dict[str, Untyped] = {
             "base_url": self._url,
@@ -100,8 +100,8 @@ class ServedVLLM:
         on_end: Callable[[int, Completion], None],
         interrupted: Callable[[], bool],
     ) -> int:
-        """Generate completions, and call `on_end` for each. Return 0 instead of a number of steps,
-        because vLLM's steps are not counted."""
+        """Generate completions, and call `on_end` for each completion. Return 0 instead of a number
+        of steps, because vLLM's steps are not counted."""
 
         async def run() -> None:
             try:
@@ -161,7 +161,7 @@ class ServedVLLM:
         [choice] = reply.json()["choices"]
         if choice.get("finish_reason") == "abort":
             raise EngineLost(
-                f"the vLLM server at {self._url} aborted a completion, for example because it stops"
+                f"the vLLM server at {self._url} aborted a completion; the server may be stopping"
             )
         values = [
             {entry["token_id"]: entry["logprob"] for entry in (*at["top_logprobs"], at)}
@@ -186,8 +186,7 @@ class ServedVLLM:
             time.sleep(1.0)
 
     def _check_lengths(self, row_tokens: int) -> None:
-        """Compare the server's limit with the longest row. The route needs the API key, so a wrong
-        key is found too."""
+        """Check that the server accepts the longest row. The request also finds a wrong API key."""
         served = self._first_in(self._request("GET", "/v1/models"), "data")
         limit = served.get("max_model_len")
         if limit is not None and limit < row_tokens:
@@ -237,8 +236,8 @@ class ServedVLLM:
     def _request(
         self, method: str, path: str, body: Untyped = None, allowed: Collection[int] = ()
     ) -> httpx.Response:
-        """Return the server's response. Responses with an error are raised, except for the status
-        codes in `allowed`."""
+        """Return the server's response. Raises an error for an error status, unless `allowed`
+        contains the status."""
         try:
             reply = self._client.request(method, path, json=body)
         except httpx.TransportError as error:

@@ -49,7 +49,7 @@ def why_not(
         return "vLLM has no fp16 on a CPU"
     for kind in _rope_types(config.get_text_config()):
         if kind not in _FIXED_ROPE:
-            return f"vLLM does not adapt RoPE frequencies of type {kind} to the length"
+            return f"vLLM does not adapt RoPE frequencies of type {kind} to the sequence length"
     return None
 
 

@@ -151,8 +151,8 @@ def _with_rows(wrapper: Untyped) -> torch.Tensor:
 
 
 def _tied_head(causal: Untyped) -> str | None:
-    """Return the name of a head that shares the embedding's weight, because vLLM shares this weight
-    too; None if there is none."""
+    """Return the name of the head if it shares the embedding's weight, else None. vLLM shares this
+    weight too."""
     if not causal.config.get_text_config().tie_word_embeddings:
         return None
     head = causal.get_output_embeddings()
