@@ -13,8 +13,8 @@ by tile (https://arxiv.org/abs/2307.08691, section 3.1), and computes the gradie
     dq = scale ds k      dk = scale ds' q
 
 On a CPU, a tile is a block of queries. Query heads that share a key/value head are stacked, so one
-matrix product computes all of them. On a GPU, torch's varlen kernels compute attention. Calls that
-these kernels do not support (fp32, soft caps) are computed tile by tile.
+matrix product computes the scores of all these heads. On a GPU, torch's varlen kernels compute
+attention. Calls that these kernels do not support (fp32, soft caps) are computed tile by tile.
 """
 
 from __future__ import annotations

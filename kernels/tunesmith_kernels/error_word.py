@@ -119,7 +119,7 @@ def _check(
     wanted = [torch.bfloat16, torch.int16, grad.dtype, torch.float32, torch.float32]
     if dtypes != wanted or grad.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(
-            "weight, error, grad, m, v must be bf16, int16, bf16 or fp32, fp32, fp32; got "
+            "the dtypes must be weight bf16, error int16, grad bf16 or fp32, m fp32, v fp32; got "
             + ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         )
     flat = all(tensor.dim() == 1 and tensor.is_contiguous() for tensor in tensors)

@@ -1,6 +1,6 @@
-"""Add the scheduler's data. Projects get a weight, guarantees, limits and usage. Jobs get a lane, a
-priority, requirements and the GPU time that they used. Workers get labels and their memory. A new
-table contains reservations."""
+"""Add the scheduler's data. Projects get a weight, guarantees, limits and usage. Jobs get a
+priority, a flag for short interactive jobs, requirements, and the GPU time that they used. Workers
+get labels and their memory. A new table contains reservations."""
 
 from __future__ import annotations
 

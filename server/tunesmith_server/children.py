@@ -20,7 +20,8 @@ STABLE_SECONDS = 30.0
 
 
 def die_with_parent() -> None:
-    """Ask Linux to send this process SIGTERM when its parent dies, even by SIGKILL."""
+    """Ask Linux to send this process SIGTERM when its parent dies, even if SIGKILL ended the
+    parent."""
     if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

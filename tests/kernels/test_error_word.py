@@ -151,7 +151,7 @@ def test_nothing_is_fine(device: torch.device) -> None:
 
 def test_wrong_tensors_are_named() -> None:
     tensors = problem(8, torch.device("cpu"), torch.bfloat16)
-    with pytest.raises(ValueError, match="must be bf16, int16"):
+    with pytest.raises(ValueError, match="must be weight bf16, error int16"):
         step([tensors[0].float(), *tensors[1:]])
     with pytest.raises(ValueError, match=r"contiguous and \[n\]"):
         step([tensors[0][::2], *(one[:4] for one in tensors[1:])])

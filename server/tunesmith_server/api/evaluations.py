@@ -27,8 +27,8 @@ def create(
     """Evaluate a model on a file. By default, the model's base model is evaluated on the same file
     too. With results of lm-eval in the body, store these results instead.
 
-    The evaluation runs on a training worker, between two jobs. A repeated `Idempotency-Key` returns
-    the same evaluation.
+    The evaluation runs on a training worker, between two jobs. A second request with the same
+    `Idempotency-Key` returns the same evaluation.
     """
     created, replayed = evaluations.create(
         session,

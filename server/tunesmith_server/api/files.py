@@ -77,8 +77,8 @@ def create(
     ] = None,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> FileObject:
-    """Upload a file. The server spools the body to disk. A repeated `Idempotency-Key` returns the
-    same file."""
+    """Upload a file. The server spools the body to disk. A second request with the same
+    `Idempotency-Key` returns the same file."""
     if expires_from and not expires_in:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST, "expires_after[anchor] requires expires_after[seconds]",

@@ -63,8 +63,8 @@ def create(
     response: Response,
     validate_only: Annotated[bool, Query()] = False,
 ) -> Job | JobValidation:
-    """Create a fine-tuning job. A repeated `Idempotency-Key` returns the same job.
-    `validate_only=true` creates nothing and returns all problems of the request."""
+    """Create a fine-tuning job. A second request with the same `Idempotency-Key` returns the same
+    job. `validate_only=true` creates nothing and returns all problems of the request."""
     if validate_only:
         problems = _problems(session, state, principal, body.model_dump(mode="json"))
         warnings = chat_limits.find_warnings(state.settings, body.recipe)

@@ -29,8 +29,8 @@ def list_sessions(principal: PrincipalDep, session: ReaderDep) -> Page[PortalSes
 def create(
     principal: PrincipalDep, session: SessionDep, body: DisplaySessionCreate
 ) -> DisplaySessionCreated:
-    """Create a display session, which can only read and lasts 90 days. Only this response has
-    `path`."""
+    """Create a display session, for an office screen. The session can only read, and lasts 90 days.
+    Only this response has `path`."""
     return portal_sessions.create_display(session, principal, body)
 
 

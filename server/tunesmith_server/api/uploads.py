@@ -68,8 +68,9 @@ def create_part(
 async def complete(
     principal: PrincipalDep, state: StateDep, upload_id: IdPath, body: UploadComplete
 ) -> Upload:
-    """Assemble the parts into a file, which takes seconds per GB. Requests for the same upload
-    share one assembly. The write transaction starts after the content is stored."""
+    """Assemble the parts into a file, which takes seconds per GB. If several requests complete the
+    same upload, the parts are assembled only once. The write transaction starts after the content
+    is stored."""
 
     def plan() -> upload_completion.Assembly | Upload:
         with project_reader(state, principal) as reader:

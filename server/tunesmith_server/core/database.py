@@ -81,9 +81,9 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """SQL expression of a JSON column's value, or of {} if the value is not an object. For a value
-    that is not an object, SQL's JSON functions raise an error, so that one damaged row would fail
-    the whole query."""
+    """SQL expression of a JSON column's value, or of {} if the value is not an object. Without {},
+    SQL's JSON functions would raise an error for such a value: one damaged row would make the whole
+    query fail."""
 
     type = JSON()
     inherit_cache = True
@@ -257,9 +257,8 @@ def is_database_outage(error: DBAPIError) -> bool:
 
 
 def _blames_data(error: BaseException | None) -> bool:
-    """Return True if the statement's data caused the error. The code SQLITE_ERROR includes
-    "malformed JSON"; PostgreSQL's error class 54 means that a value exceeds a limit of the
-    database."""
+    """Return True if the statement's data caused the error. SQLite reports malformed JSON with the
+    code SQLITE_ERROR. PostgreSQL reports values beyond its limits with error class 54."""
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
         return True
     return (getattr(error, "sqlstate", None) or "").startswith("54")

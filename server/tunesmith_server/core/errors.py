@@ -279,8 +279,8 @@ def _body_of(field: FieldError) -> ErrorBody:
 
 
 def _short(part: str | int) -> str:
-    """Shorten an element of a field's path to 80 characters, because it may come from the caller's
-    JSON."""
+    """Shorten an element of a field's path to 80 characters. A key of the caller's JSON may be very
+    long."""
     return str(part)[:80].encode(errors="replace").decode()
 
 

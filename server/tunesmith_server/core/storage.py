@@ -1,7 +1,7 @@
 """Storage of file contents and adapters by sha256, in a local directory or an object store.
 
-Parts of open uploads are stored under `parts/`. Object stores read their usual environment
-variables (AWS_*) for credentials and endpoint. This module never lists the store, because other
+Parts of open uploads are stored under `parts/`. Credentials and endpoint of an object store come
+from its usual environment variables (AWS_*). This module never lists the store, because other
 programs may use the store too. Only the rows of `blobs` show which objects are ours.
 """
 

@@ -37,7 +37,8 @@ __all__ = ["DefaultHeaders", "install"]
 
 
 def install(app: FastAPI) -> None:
-    """Add the portal to the app, after its error handlers. `GET /` redirects to the portal."""
+    """Add the portal to the app. The app must already have its error handlers. `GET /` redirects to
+    the portal."""
     app.state.portal_paths = frozenset(page.path for page in pages.all_pages())
     app.state.portal_failed_sign_ins = security.FailedSignIns()
     app.state.portal_rows = live.Rows()

@@ -64,9 +64,9 @@ class DefaultHeaders:
 
 def is_cross_site(request: Request) -> bool:
     """Return True unless the browser's headers show that a page of this server sends the request.
-    Old browsers do not send `Sec-Fetch-Site`, and no browser sends it over plain http to another
-    host. Without `Sec-Fetch-Site`, the header `Origin` decides, which browsers send with each
-    request that changes data.
+    Old browsers do not send `Sec-Fetch-Site`. Over plain http, other browsers send it only to a
+    server on the same machine. Without `Sec-Fetch-Site`, the header `Origin` decides, which
+    browsers send with each request that changes data.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:

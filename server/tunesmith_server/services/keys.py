@@ -42,8 +42,8 @@ _WITH_RIGHTS = (
     )
 )
 _BY_HASH = _WITH_RIGHTS.where(ApiKeyRow.sha256 == bindparam("hash"))
-"""Query that finds the key with a given hash. The query must be fast, because each request runs it:
-it is built once, and it selects only columns that the request needs."""
+"""Query that finds the key with a given hash. Each request runs this query, so it must be fast: it
+is built only once, and selects only the columns that a request needs."""
 _USED_SECONDS = 60.0
 """Seconds between two writes of the time at which a key was last used."""
 

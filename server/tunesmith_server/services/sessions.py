@@ -1,7 +1,7 @@
 """Sessions of the portal: 256 random bits in a cookie, exchanged for an API key.
 
-A session has the rights of its key at the time of each request, so a session ends when its key
-ends, and has fewer rights when its key has fewer rights. A display session may only read.
+A session always has the current rights of its key. If the key is revoked or expires, the session
+ends. If the key loses rights, the session loses the same rights. A display session may only read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEEN_SECONDS = 60.0
 _MAX_USER_AGENT = 200
 
 _seen: dict[str, float] = {}
-"""Time of the last request by session id, for times that are not stored yet."""
+"""Times of last requests that are not stored yet; the keys are session ids."""
 _seen_lock = threading.Lock()
 
 

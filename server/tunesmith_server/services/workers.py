@@ -16,7 +16,7 @@ READY_SECONDS = 35.0
 """Time without a report after which a worker counts as lost: three missed reports, one every 10
 s."""
 MAX_FILES_WAITING = 8
-"""Maximum number of files to validate that an answer to a heartbeat names."""
+"""Maximum number of files to validate that the reply to a heartbeat lists."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:

@@ -1,4 +1,5 @@
-"""Charts of compared jobs, with one chart per metric and one line per job, and their tables."""
+"""Charts of compared jobs, and the charts' points as tables. Each metric has one chart, and each
+job has one line in it."""
 
 from __future__ import annotations
 

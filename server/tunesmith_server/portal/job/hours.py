@@ -24,7 +24,7 @@ _OTHER = "Other"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Group of phases, which is one part of the bar."""
+    """Group of phases: one part of the bar that shows how an attempt used its time."""
 
     name: str
     colour: int

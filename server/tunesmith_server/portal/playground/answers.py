@@ -102,8 +102,8 @@ def _read(body: bytes) -> _Asked:
 
 
 class _Answers(Response):
-    """Response with the lines of all columns as they arrive, and at the end the words that
-    differ."""
+    """Response with the lines of all columns as they arrive. At the end, it has the positions of
+    the words that differ between the answers."""
 
     def __init__(
         self, state: State, principal: Principal, secret: str, asked: _Asked, request: HttpRequest

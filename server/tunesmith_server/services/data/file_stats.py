@@ -72,7 +72,7 @@ def _reason(file: FileRow) -> str:
         return ": it has not been read yet"
     if file.purpose != "fine-tune":
         return f": its purpose is {file.purpose!r}, not 'fine-tune'"
-    return ": an older release has read it, or it is not readable"
+    return ": an older release validated the file, or the file is not readable"
 
 
 def _hashes(session: Session, row: FileStatsRow, param: str) -> array[int]:

@@ -23,8 +23,8 @@ from .. import blobs
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Seconds after its expiry before an upload is marked as expired, so that a completion that started
-earlier can end."""
+"""Seconds between the expiry of an upload and its mark as expired. In this time, a completion that
+started before the expiry can still end."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""
@@ -49,7 +49,7 @@ class Assembled:
 
 
 def plan(session: Session, upload_id: str, body: UploadComplete) -> Assembly | Upload:
-    """Return the assembly work to do, or the result if the upload is already completed."""
+    """Return the parts to assemble, or the upload if it is already completed."""
     row = uploads.retrieve(session, upload_id)
     if result := _earlier_result(session, row, body):
         return result

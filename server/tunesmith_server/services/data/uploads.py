@@ -91,7 +91,7 @@ def find_part(session: Session, upload_id: str, sha256: str, size: int) -> Uploa
     if not 0 < size <= min(MAX_PART_BYTES, row.bytes):
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"data: the part has {size:,} bytes; the upload has {row.bytes:,}",
+            f"data: the part has {size:,} bytes; the whole upload has {row.bytes:,}",
             param="data", hint=f"send 1 to {min(MAX_PART_BYTES, row.bytes):,} bytes",
         )  # fmt: skip
     return session.scalar(

@@ -85,8 +85,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> Claim | None:
 @lru_cache(maxsize=512)  # building the query takes longer than executing it
 def next_claim(worker: Abilities, tried: tuple[str, ...], *, skip_locked: bool) -> Select[Any]:
     """Return the query of the job that the worker gets, with the job's project, its files and the
-    limit of its key. The result also tells if the job has a warning, and if it has an event after
-    `last_seq`. The query locks the project."""
+    limit of its key. The query also returns whether the job has an active warning (waiting.py), and
+    whether it has an event after `last_seq`. The query locks the project."""
     choice = order.next_job(worker, tried).subquery("choice")
     project: Bundle[Any] = Bundle(  # Any: its columns
         "project",

@@ -132,8 +132,8 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
         raise Conflict(
             ErrorCode.FENCED_OUT,
             f"{worker.worker_id} ({worker.queue}) has no work that needs the file {file.id}",
-            hint="a training worker reads the files of the jobs and evaluations that it holds, a "
-            "light worker the files whose reading it has claimed",
+            hint="a training worker may read the files of the jobs and evaluations that it holds; "
+            "a light worker may read the files that it has claimed",
         )
 
 

@@ -143,8 +143,8 @@ def read(
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return the thinned curve, but keep the last value of `curve`. The values of packed chunks are
-    already thinned, but the job's last step is never in a packed chunk.
+    """Return `curve` with fewer values (`thinned`), but with its last value. The values of packed
+    chunks are already thinned, but the job's last step is never in a packed chunk.
     """
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:

@@ -23,8 +23,8 @@ MIN_POINTS = 8
 """Number of logged points that a trend needs. With fewer points, only a divergence or a lack of
 reward spread is recognised."""
 CERTAIN = 4.0
-"""Number of standard errors that a change must exceed. Without a trend, noise exceeds this number
-in about 1 of 1000 runs."""
+"""A change counts as certain if it exceeds this number of standard errors. Without a trend, noise
+exceeds this number in about 1 of 1000 runs."""
 FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
@@ -268,9 +268,9 @@ def _noise(values: Sequence[float]) -> float:
 
 
 def _trend(values: Sequence[float]) -> _Trend:
-    """Compare the mean of the curve's last quarter with the mean of its first points. A loss may
-    fall within a few steps or slowly, so several numbers of first points are tried, and the most
-    certain change counts."""
+    """Compare the mean of the curve's last quarter with the mean of the points at its start. A loss
+    may fall within a few steps or slowly. Therefore, starts of several lengths are tried, and the
+    most certain change counts."""
     noise, last = _noise(values), len(values) // 4
     end = fmean(values[-last:])
     window, trends = max(1, len(values) // 32), []

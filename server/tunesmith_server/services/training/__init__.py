@@ -1,1 +1,1 @@
-"""A job from its creation to its report, as users see and change it."""
+"""Jobs as users see and change them, from creation to report."""

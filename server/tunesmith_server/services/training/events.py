@@ -43,7 +43,7 @@ def add(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Append one event. Before, the transaction must have locked `job` with an UPDATE that checks
+    """Append one event. The caller has locked `job` in this transaction, with an UPDATE that checks
     the fence or the state."""
     row = new(job, message, kind=kind, level=level, data=data, created_at=created_at)
     session.add(row)

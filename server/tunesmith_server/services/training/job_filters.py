@@ -101,7 +101,7 @@ def _has_warned(since: int) -> ColumnElement[bool]:
 
 def _has_label(session: Session, key: str, value: str) -> ColumnElement[bool]:
     """Return the SQL condition that `metadata` contains this pair. The condition compares all pairs
-    of `metadata`, because a JSON path on SQLite cannot name every key."""
+    of `metadata`, because SQLite has no JSON path for keys with certain characters."""
     on_postgresql = session.get_bind().dialect.name == "postgresql"
     pairs_of = func.json_each_text if on_postgresql else func.json_each
     pair = pairs_of(readable_object(JobRow.labels)).table_valued("key", "value")

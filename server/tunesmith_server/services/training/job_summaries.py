@@ -1,7 +1,7 @@
 """Jobs in a list: the same fields as a single job, without large documents.
 
-The database returns the stored documents as text. A cache keeps the results for these texts, so
-that the same document is not parsed and checked again.
+The database returns the stored documents (recipe, method) as text. A cache maps each text to the
+JSON of the API, so that the same text is not parsed and checked again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Reasons why jobs wait. If no live training worker has the base model of a queued job, the job
-gets a warning, which is withdrawn later.
+gets a warning. When a worker has the base model, the warning is withdrawn.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
 warning. The `data.withdraws` of the later event is the id of the warning. The warning then has the
@@ -92,7 +92,7 @@ def _queued(session: Session, *conditions: ColumnElement[bool]) -> list[JobRow]:
 
 
 _WARNINGS = select(EventRow).where(EventRow.job_id == bindparam("job_id"), *_in_force())
-"""Query of a job's active warnings. The query is built once, because each claim executes it."""
+"""Query of a job's active warnings. To make claims fast, the query is built only once."""
 
 
 def _withdraw(warning: EventRow, event: EventRow) -> None:
