@@ -56,7 +56,7 @@ class Unit:
         """True for biases and token rows.
 
         The bias of a key projection adds a constant to all scores of a query, and softmax ignores
-        constants. Token rows are checked by `check_rows`.
+        constants. `check_rows` checks the gradients of token rows.
         """
         return self.name.endswith(".bias") or any(TOKEN_ROWS in name for name in self.parameters)
 
@@ -82,7 +82,7 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
 
 
 def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
-    """List the A matrices of LoRA, which get a gradient once B is not 0."""
+    """List LoRA's A matrices. An A matrix gets no gradient while its B matrix is 0."""
     for unit in units:
         for name, parameter in unit.parameters.items():
             if ".lora_A." in name or ".lora_embedding_A." in name:
@@ -124,12 +124,13 @@ def check_units(
     """Yield the units that have had no gradient in this check and in all earlier checks.
 
     `largest`: result of `copy_to_host`. `seen`: names of units that had a gradient at an earlier
-    check; the names from this check are added. `first`: True at the first check.
+    check. The function adds the names of the units that have a gradient now. `first`: True at the
+    first check.
 
-    A unit without a gradient is an error if the same module has a gradient in another layer. If the
-    module has no gradient in any layer, the rows may be too short: queries and keys get no gradient
-    from rows of two tokens. A module without a gradient in any layer gives only a warning, from the
-    second check on.
+    A unit without a gradient is an error if the same module has a gradient in another layer. If a
+    module has no gradient in any layer, the function yields only a warning, and only from the
+    second check on. In this case, the rows may be too short: queries and keys get no gradient from
+    rows of two tokens.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]

@@ -24,12 +24,13 @@ SAMPLE = 256
 TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
-"""Number of rows to read from the start of the file, in search of the rows of the first examples.
-The number of dropped rows is added to this number."""
+"""The check reads this number of rows at the start of the file, plus the number of dropped rows. It
+searches these rows for the rows of the first examples."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7
-"""Minimum share of the assistant's text in the labels. Templates may trim and rewrite the text."""
+"""Minimum share of the assistant's text that the labels must contain. The share may be below 1,
+because templates may trim and rewrite the text."""
 WRAPPING = 40
 """Maximum characters that a template may add to an answer, such as an empty think block."""
 
@@ -280,9 +281,9 @@ def _plain(text: str) -> str:
 def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
     """Return the share, 0 to 1, of the assistant's text that the labels contain.
 
-    The share is computed for each turn of the assistant, and the highest share counts. If only
-    answers are trained, labels on other text lower the share. Texts are compared by groups of three
-    characters, which works in any language.
+    The function computes the share for each turn of the assistant, and returns the highest share.
+    If only answers are trained, labels on other text lower the share. Texts are compared by groups
+    of three characters, which works in any language.
     """
     text = _plain(labels)
     groups = _groups(text)

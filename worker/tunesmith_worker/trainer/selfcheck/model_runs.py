@@ -69,7 +69,7 @@ def pop_gradients(model: Untyped) -> dict[str, torch.Tensor]:
 
 
 def run_single_rows(trainer: Untyped, batches: Sequence[Batch]) -> ModelRun:
-    """Run batches of one row each, and combine the results as for a single batch."""
+    """Run batches of one row each. Return the result that a single batch of all rows would give."""
     log_probs: list[torch.Tensor] = []
     gradients: dict[str, torch.Tensor] = {}
     for batch in batches:
@@ -199,7 +199,7 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 def in_fp32(model: Untyped) -> Iterator[None]:
     """Convert all 16-bit tensors to fp32 within the `with` block.
 
-    Undo the patches of a model first: its fused weights would otherwise be in memory twice.
+    Undo the model's patches first. The fused weights of a patched model would be in memory twice.
     """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]

@@ -27,11 +27,11 @@ ROWS = 16
 COLUMNS = 4096
 """Number of columns to copy from the start of each copied row."""
 SHARE = 0.25
-"""Minimum size of an element's first update, as a share of the learning rate; a correct first
-update is at least half of the learning rate."""
+"""Minimum size of an element's first update, divided by the learning rate. A correct first update
+is at least half of the learning rate."""
 CHANCES = 40.0
-"""Minimum expected number of weight changes by stochastic rounding. With 40 expected changes, the
-probability of no change at all is e^-40."""
+"""Minimum expected number of weights that stochastic rounding changes; with fewer, no change is
+required. With 40 expected changes, the probability of no change at all is e^-40."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class Movement:
         self._highest = list(self._sums)
         self._steps = 0
         self._moved: set[int] = set()
-        """Ids of parameters that changed at an earlier check, because 16-bit weights may change
-        back."""
+        """Ids of parameters that had changed at an earlier check. Such parameters need no further
+        change, because 16-bit weights may change back."""
         self._kept = [
             self._keep(unit.name, parameter, self._group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))

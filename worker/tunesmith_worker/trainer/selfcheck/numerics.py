@@ -1,4 +1,4 @@
-"""Supervised checks that run the model, and the precision in which each check compares."""
+"""Checks of a supervised run that run the model, and the choice of each check's precision."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ FP32_SHARE = 0.5
 """Share of the remaining free memory that fp32 weights and gradients may take."""
 LEAST_CHANGE = {True: 1e-5, False: 1e-3}
 """A perturbed adapter must change a log-probability by at least this value. The key is True for
-fp32."""
+fp32, False for 16 bits."""
 FRESH_LIMIT = {True: 1e-4, False: 0.1}
 """An untrained adapter may change log-probabilities by at most this value. The key is True for
-fp32."""
+fp32, False for 16 bits."""
 
 
 class Numerics:
@@ -202,7 +202,7 @@ def _skipped(why: str) -> list[Outcome]:
 def has_whole_matrices(model: Untyped) -> bool:
     """Return True if a whole embedding or head matrix is trained, not only rows of new tokens.
 
-    Such a matrix computes in the base model's dtype (engine/model/embeddings/whole_matrices.py).
+    A whole matrix computes in the base model's dtype (engine/model/embeddings/whole_matrices.py).
     """
     return any(isinstance(module, peft.utils.ModulesToSaveWrapper) for module in model.modules())
 

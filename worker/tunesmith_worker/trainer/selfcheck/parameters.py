@@ -111,7 +111,8 @@ def _adapter_faults(model: Untyped, trained: set[str]) -> list[tuple[str, list[s
 
 
 def _without_adapter(model: Untyped, config: Untyped) -> list[str]:
-    """List target layers without LoRA. PEFT has already replaced "all-linear" by layer names."""
+    """List target layers that have no LoRA adapter. In `config`, PEFT has already replaced
+    "all-linear" by layer names."""
     targets = config.target_modules
     if isinstance(targets, str):
         return []
@@ -133,8 +134,8 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Remove names of tensors that may train: biases if the recipe trains them, token rows, whole
-    matrices."""
+    """Return the names without those of tensors that may train: biases if the recipe trains biases,
+    token rows, and whole matrices."""
     biases = config.bias != "none"
     return [
         name

@@ -43,7 +43,8 @@ COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
 """Limits in 16 bits if there is no fp32 reference, because the base model is quantized or memory is
 too small."""
 SMALL = 1e-6
-"""A tensor's gradient difference up to this share of the whole gradient's norm is ignored.
+"""Maximum gradient difference of a tensor that the check ignores, relative to the norm of the whole
+gradient.
 
 Gradients of key biases are about this small.
 """
@@ -193,7 +194,8 @@ def compare_with_stock(
 
 
 def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: Outcome) -> Outcome:
-    """Check `patched_equals_stock` in 16 bits: compare our gradient error with the stock model's.
+    """Check `patched_equals_stock` in 16 bits: compare our gradient error with the stock model's
+    error.
 
     `truth`: run of the stock model in fp32. `in_fp32`: outcome of the comparison in fp32.
     """

@@ -37,7 +37,7 @@ class GeneratedRow:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the row's policy log-probabilities."""
+        """Temperature that divides the logits in the row's policy log-probabilities."""
         return self.request.sampling.temperature or 1.0
 
 
@@ -68,7 +68,8 @@ class Generated:
 
 
 def make_requests(context: ReinforcementContext, prompts: Sequence[TokenIds]) -> list[Request]:
-    """Return greedy and sampled requests for each prompt, and a group of requests for the first.
+    """Return a greedy and a sampled request for each prompt, and more sampled requests for the
+    first prompt.
 
     Requests for the same prompt are not adjacent.
     """

@@ -141,7 +141,7 @@ def check_engines(context: ReinforcementContext, fall_back: Callable[[str], bool
 
 
 def check_rollouts(context: ReinforcementContext) -> list[Outcome]:
-    """Check engine, training and stock transformers with the same rows.
+    """Compare engine, trainer and stock transformers on the same rows.
 
     After the first failed check, no further check runs.
     """
@@ -321,8 +321,8 @@ class _RolloutChecks:
         return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Return how many of the first layers to compare in fp32; these layers and a merged copy of
-        them must fit in memory.
+        """Return how many of the first layers to compare in fp32. These layers must fit in memory
+        twice: as trained, and with the adapter merged.
 
         0 means that fp32 does not fit in memory, or that the engine keeps 16 bits."""
         model, recipe = self.context.model, self.context.recipe

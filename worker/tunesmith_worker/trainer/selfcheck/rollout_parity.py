@@ -150,7 +150,7 @@ def find_cause(
     *,
     source: str,
 ) -> str:
-    """Name the fault that would give the log-probabilities `wrong` [N].
+    """Name the fault that would explain the log-probabilities `wrong` [N].
 
     `logits`: the correct logits, from the stock model. `source`: origin of `wrong`: "the engine" or
     "the trainer".
@@ -210,11 +210,11 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of the same rows, generated together and alone. Each row ends at
-    its first token that differs.
+    """Return the log-probabilities of the same rows, generated together and alone. A row is cut at
+    the first token that differs between the two.
 
     Rounding may change a greedy token if two tokens have almost equal logits. Rounding may change a
-    sampled token if the random number is close to the border of the token's interval.
+    sampled token if the random number lies at the border between two tokens.
     """
     ours: list[float] = []
     single: list[float] = []

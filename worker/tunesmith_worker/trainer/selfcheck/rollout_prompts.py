@@ -37,7 +37,7 @@ ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 _TOKENS = 1024
 """Number of token positions in the comparison of RoPE tables."""
 _PLACES = (1, 4)
-"""The check uses the tokens at these positions of a greedy completion as stop tokens.
+"""Positions in a greedy completion. The check uses the tokens at these positions as stop tokens.
 
 Several stop tokens are tested, because an engine may obey only one stop token.
 """
@@ -290,7 +290,8 @@ def check_ends(engine: RolloutEngine, request: Request, greedy: Completion) -> O
 def _wrong_end(requests: Sequence[Request], completions: Sequence[Completion]) -> list[Finding]:
     """Return a finding for the first completion with a wrong end or finish reason.
 
-    A completion that lacks its stop token due to rounding is ignored.
+    A completion without its stop token is ignored, because rounding may have changed the
+    completion.
     """
     for request, completion in zip(requests, completions, strict=True):
         tokens = completion.token_ids

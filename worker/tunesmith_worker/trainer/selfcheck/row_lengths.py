@@ -1,5 +1,5 @@
-"""Row lengths in the self-check: longer than the model's attention window and several tiles of our
-attention kernel.
+"""Row lengths in the self-check. The longest row is longer than the model's attention window and
+than two tiles of our attention kernel.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ Untyped = Any  # Any: transformers is not typed
 TOKENS = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens of the longest row, for each type of device."""
 OWN_TOKENS = {"cpu": 256, "cuda": 4096}
-"""Limit in tokens, for each type of device: the longest checked row is as long as the run's longest
-row, up to this limit."""
+"""Limit in tokens for the run's longest row, for each type of device. If that row is longer, a row
+of this limit is checked instead."""
 
 
 def longest_row(
     config: Untyped, longest: int, dtype: torch.dtype, device: torch.device, *, more: int = 0
 ) -> int:
-    """Return the number of tokens of the longest row to check. This number is the largest of the
-    attention window + 2, two tiles of our attention kernel + 2, and the run's longest row. The last
-    token predicts nothing, so window + 2 tokens give window + 1 predictions.
+    """Return the number of tokens of the longest row to check. This number is the maximum of three
+    lengths: the attention window + 2, two tiles of our attention kernel + 2, and the run's longest
+    row (up to OWN_TOKENS). The last token predicts nothing, so window + 2 tokens give window + 1
+    predictions.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: number of completion tokens
     that follow the row. Rows longer than the model's context, or long enough to change its RoPE

@@ -73,8 +73,7 @@ class _Fit:
     wrong_tokens: int
     """Number of sampled tokens that do not match the random number."""
     wrong: int
-    """Number of wrong tokens: tokens that do not match the random number, or that have a wrong
-    log-probability."""
+    """Number of tokens that do not match the random number, or whose log-probability is wrong."""
     token_distance: float
     """Largest distance between a token's interval and its random number."""
     log_prob_distance: float
@@ -118,8 +117,8 @@ def _at(sampling: SamplingParams, temperature: float) -> SamplingParams:
 def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors [C]: the distance of each random number from its token's interval, and the
-    error of each token's log-prob.
+    """Return two tensors [C]: for each token, the distance of the random number from the token's
+    interval, and the error of the log-prob.
     """
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]

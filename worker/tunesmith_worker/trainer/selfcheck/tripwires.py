@@ -32,8 +32,8 @@ FIRST_FACTORS = (3, 11)
 """Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
 at a rate of 0."""
 GAP_FAULT = 10
-"""A gap between sampling and training log-probs above this multiple of the maximum gap ends the
-run.
+"""The run ends if the gap between sampling and training log-probs exceeds the gap for a warning by
+this factor.
 
 A wrong sampling temperature, stale weights or a detached adapter cause gaps of this size, but
 rounding does not.
@@ -46,8 +46,8 @@ KL = 1.0
 ENTROPY = 0.1
 """Minimum entropy, as a share of the mean entropy in the first steps."""
 FIRST, FEW, MANY = 5, 3, 10
-"""Numbers of consecutive steps after which a warning is given. The mean entropy of the first FIRST
-steps is the run's initial entropy."""
+"""Numbers of consecutive bad steps before a warning, for different kinds of warnings. FIRST is also
+the number of steps whose mean entropy is the run's initial entropy."""
 
 _RENAMED = {"few_spreads": "mostly_equal_rewards"}
 """Current names of warnings; the keys are their names in resume points of earlier versions."""
@@ -129,7 +129,8 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         return findings
 
     def _check_rates(self, step: int, movement: Movement) -> Iterator[Finding]:
-        """Yield parameter groups whose learning rate stays 0; a warm-up may start at 0."""
+        """Yield a finding if the learning rate of parameter groups stays 0. At the first check, the
+        rate may be 0, because a warm-up may start at 0."""
         groups = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer).param_groups
         still = [i for i in movement.groups_at_rate_zero if not groups[i]["lr"] or step > STEPS[0]]
         if still:
@@ -267,8 +268,8 @@ class RolloutTripwires:
         self._first = [float(str(entropy)) for entropy in first]
 
     def _kinds(self, now: RolloutFigures) -> Iterator[tuple[str, int, bool, str]]:
-        """Yield each warning's name, the number of bad steps before the warning, True if this step
-        is bad, and the text."""
+        """Yield four values for each kind of warning: its name, the number of bad steps before the
+        warning, True if this step is bad, and the text."""
         gap = now.rollout_gap
         if gap is not None:
             text = (

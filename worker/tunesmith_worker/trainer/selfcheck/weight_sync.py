@@ -1,4 +1,4 @@
-"""Check that the engine generates from the current weights, adapter included.
+"""Check that the engine generates from the current weights, including the adapter.
 
 The check changes one trained module of a layer at a time. After each change, the log-probs of
 engine and trainer must change equally. Typical faults are rollouts without the adapter and stale
@@ -37,7 +37,8 @@ NAME = "rollout_follows_weights"
 TOKENS = 3
 """Number of tokens per completion; three tokens run both the prompt pass and the decoding pass."""
 SIZE = {True: 5 * PERTURBATION, False: 10 * PERTURBATION}
-"""Standard deviation of the noise that is added to adapter weights. The key is True for fp32."""
+"""Standard deviation of the noise that is added to adapter weights. The key is True for fp32, False
+for 16 bits."""
 HOT = SamplingParams(temperature=4.0)
 """High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
@@ -116,8 +117,8 @@ class WeightSyncCheck:
         return make_outcome(NAME, [], detail)
 
     def _stock_change(self, module: _Module, unchanged: Generated) -> float:
-        """Return the change of the stock model's log-probs that noise on a module causes. On a
-        small model, noise may have no effect."""
+        """Return how much noise on a module changes the stock model's log-probs. In a small model,
+        the noise may change nothing."""
         before = stock_scores(self._context, unchanged)
         with module.change():
             return float((stock_scores(self._context, unchanged) - before).abs().max())

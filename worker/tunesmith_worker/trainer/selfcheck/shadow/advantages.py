@@ -30,7 +30,8 @@ Rewards = Sequence[float | None]
 def weighted(
     rewards: Sequence[Sequence[float | None]], weights: Sequence[float]
 ) -> list[float | None]:
-    """Return the weighted sum of each completion's rewards; None if all its rewards are missing."""
+    """Return the weighted sum of each completion's rewards; None for a completion without any
+    reward."""
     sums: list[float | None] = []
     for row in rewards:
         pairs = zip(weights, row, strict=True)
@@ -40,8 +41,8 @@ def weighted(
 
 
 def advantages_of(rewards: Rewards, plan: GRPOPlan) -> list[float]:
-    """Return (reward - mean) / standard deviation in each group; 0 for a missing reward, and in
-    groups whose rewards are equal."""
+    """Return each completion's advantage in its group: (reward - mean) / standard deviation. The
+    advantage is 0 for a missing reward, and in groups with equal rewards."""
     batch_spread = _spread([r for r in rewards if r is not None])
     result = []
     for start in range(0, len(rewards), plan.num_generations):
@@ -82,8 +83,8 @@ def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterat
     `again` has None for a completion that was not graded again.
 
     A grader that is not deterministic gives a warning; rewards at wrong positions are an error.
-    Positions are checked only if all completions were graded again and their rewards differ from
-    each other."""
+    Positions are checked only if all completions were graded again and not all rewards are
+    equal."""
     wrong = [
         i for i, (a, b) in enumerate(zip(recorded, again, strict=True)) if not _same_reward(a, b)
     ]

@@ -22,9 +22,10 @@ SECONDS = 5.0
 the run's remaining time."""
 SHARE = 0.015
 COST = 3.0
-"""Maximum time of a step in plain torch, as a multiple of the run's time for the step.
+"""Assumed maximum time of a step in plain torch, divided by the run's time for the same step.
 
-This maximum also holds if the run's own code repeats a step (docs/contributing/log/numerics.md).
+The same maximum is assumed if the run's own code repeats the step
+(docs/contributing/log/numerics.md).
 """
 MEMORY_SHARE = 0.5
 """Share of free memory that plain torch may take."""
@@ -79,7 +80,7 @@ class MemoryLimit:
     group_tokens: int
     """Maximum tokens of a forward pass in plain torch, unless a single row has more."""
     text: str
-    """Text with the needed and the free memory."""
+    """Text that gives the memory needed for the whole step, and the free memory."""
 
 
 def memory_limit(context: SupervisedContext | ReinforcementContext, longest: int) -> MemoryLimit:

@@ -1,8 +1,8 @@
 """Find the cause of a wrong gradient in a supervised step.
 
 The correct gradient is the sum of the micro-batches' gradients, each divided by the number of
-labels in the whole step. A fit gives the factor of each micro-batch in the run's gradient; wrong
-factors show the fault.
+labels in the whole step. A least-squares fit finds the factor of each micro-batch in the run's
+gradient. In a correct gradient, all factors are 1.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Maximum relative error of a fit; a fit with a larger error names no cause. The relative error is
-the norm of gradient minus fit, divided by the norm of the gradient."""
+"""Maximum relative error of a fit. If the error is larger, no cause is derived from the fit. The
+relative error is the norm of gradient minus fit, divided by the norm of the gradient."""
 
 
 def name_cause(

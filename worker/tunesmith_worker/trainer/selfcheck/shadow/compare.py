@@ -58,7 +58,7 @@ class RunStep:
     loss: float | None
     """Loss of the step; None if the loss has parts that plain torch does not compute."""
     norm: float | None
-    """Gradient norm before clipping that the run reports; None if only some tensors are
+    """Gradient norm before clipping, as the run reports it; None if only some tensors are
     compared."""
     gradients: Gradients
     """Gradients after clipping; gradients before clipping if only a sample is compared."""
@@ -85,7 +85,7 @@ class Differences:
     tensor: str
     """Name of the tensor with the largest difference."""
     whole: float
-    """Difference of all gradients together, relative to their norm."""
+    """Norm of the difference of all gradients together, divided by the norm of all gradients."""
 
     def within(self, tolerance: Tolerance) -> bool:
         return (
@@ -200,7 +200,8 @@ def _before_clipping(run: RunStep) -> Gradients:
 
 
 def parallel_factor(actual: Gradients, expected: Gradients, limit: float) -> float | None:
-    """Return c if `actual` is c times `expected` within `limit`, else None."""
+    """Return the factor c if `actual` equals c times `expected` up to the relative error `limit`,
+    else None."""
     (factor,) = fit([expected], actual)
     rest = _distance(actual, expected, factor)
     return factor if rest <= limit * abs(factor) * norm_of(dict(expected)) else None

@@ -69,7 +69,7 @@ class FedStep:
     batches: list[dict[str, Untyped]] = field(default_factory=list)
     """The inputs of each micro-batch."""
     sampled: int | None = None
-    """Number of micro-batches that had run when the gradient was copied; None if no gradient was
+    """Number of micro-batches whose gradients are in `sampled_gradient`; None if no gradient was
     copied."""
     sampled_gradient: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradient after the first `sampled` micro-batches."""
@@ -79,7 +79,7 @@ class FeedRecorder:
     """Records the inputs of the model's forward passes with gradient until `stop`."""
 
     def __init__(self, trainer: Untyped, share: float) -> None:
-        """`share`: share of the step's micro-batches after which the gradient is copied; with 1 or
+        """`share`: the gradient is copied after this share of the step's micro-batches. With 1 or
         more, the gradient is not copied."""
         self._trainer, self._share = trainer, share
         self._step: FedStep | None = None

@@ -26,7 +26,7 @@ CHECK = "update"
 TENSORS = 32
 """Maximum number of compared tensors, evenly spaced in the model."""
 ELEMENTS = 4096
-"""Maximum number of compared weights of a tensor."""
+"""Maximum number of weights of each tensor that are compared."""
 UPDATE = 1e-3
 UPDATE_16_BITS = 2e-2
 """Tolerance of a weight's update, relative to the learning rate. The rounding error is added. With

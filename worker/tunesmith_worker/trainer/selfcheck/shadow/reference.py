@@ -39,9 +39,8 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""Second limit in 16 bits. The check divides two distances of the reference's log-probs: the
-distance to the policy, by the distance to the model before training. A quotient below NEARER is an
-error."""
+"""Second limit in 16 bits, for the reference's log-probs. Their distance to the policy must be at
+least NEARER times their distance to the model before training."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 
@@ -65,8 +64,8 @@ class ReferenceCheck:
 
         Call this method in a block with stock modules.
 
-        In full tuning, the reference is the model itself before the first update, and the trainer's
-        copy later."""
+        In full tuning, the reference before the first update is the model itself. After the first
+        update, the reference is the trainer's copy of the initial model."""
         context = self._context
         temperature = context.trainer.plan.temperature
         if context.full:

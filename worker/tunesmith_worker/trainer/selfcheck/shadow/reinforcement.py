@@ -62,7 +62,7 @@ class ReinforcementStep:
         self._context = context
         self._reference_check = ReferenceCheck(context)
         self._counted: Rollout | None = None
-        """The last rollout whose prompts were counted."""
+        """The last rollout whose prompts were added to the counts of used prompts."""
 
     def start(self) -> None:
         return
@@ -138,7 +138,8 @@ class ReinforcementStep:
         return list(found), count
 
     def _regraded(self, count: int, rollout: Rollout) -> str:
-        """Name the rewards that were graded again, and the reason why other rewards were not."""
+        """Name the rewards that were graded again, and the reason why other rewards were not graded
+        again."""
         grading, total = self._context.trainer.runner.grading, len(rollout.completions)
         parts = []
         if grading.grader is not None:

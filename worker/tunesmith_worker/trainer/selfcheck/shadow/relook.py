@@ -22,7 +22,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 FIRST_LOOKS = (2, 10)
 EVERY = 50
-"""Number of steps between later checks."""
+"""Number of steps between two checks, after FIRST_LOOKS."""
 
 
 def is_look(step: int) -> bool:
@@ -33,7 +33,7 @@ def is_look(step: int) -> bool:
 class RunningLook(StepWatch):
     """Repeats the checks while the run trains.
 
-    A resumed run restarts the count of trained examples.
+    In a resumed run, the count of trained examples starts again at 0.
     """
 
     _order: DataOrder

@@ -152,8 +152,8 @@ class SupervisedStep:
         memory: MemoryLimit,
     ) -> _Part:
         """Return the part of the step to compare. The part is the whole step, its first
-        micro-batches, or a sample of its rows. For a sample of rows, the run's own code repeats the
-        step on these rows."""
+        micro-batches, or a sample of its rows. If the part is a sample of rows, the run's own code
+        repeats the step on these rows."""
         rows = [row for batch in batches for row in batch]
         noisy = differs_in_training(self._context.model)
         fits = memory.longest >= max(len(row.ids) for row in rows)

@@ -135,8 +135,8 @@ class FirstUpdate:
             )
 
     def _difference(self, kept: _Kept, wanted: Rates) -> tuple[float, float]:
-        """Return two numbers: the largest difference of an element divided by its tolerance, and
-        the actual change of the tensor divided by the expected change."""
+        """Return two ratios: the largest difference of an element to its tolerance, and the actual
+        change of the tensor to the expected change."""
         state = self._optimizer.state.get(kept.parameter, {})
         after = master_weights(kept.parameter, self._optimizer, len(kept.before))
         gradient = kept.gradient.double()

@@ -31,7 +31,8 @@ class StepReport:
     """Result of the comparison of loss and gradient."""
 
     detail: str
-    """Text about the comparison: its extent and the differences, or why there was no comparison."""
+    """Text about the comparison: what was compared and the differences, or the reason why nothing
+    was compared."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -59,8 +60,8 @@ class StepCheck(Protocol):
         """
 
     def examples(self) -> list[tuple[int, ...]]:
-        """Return a key for each example of the current step. If earlier steps used the same
-        examples on purpose, return no keys.
+        """Return a key for each example of the current step. Return no keys if the step is meant to
+        reuse the examples of earlier steps.
         """
 
     def look(self) -> list[Finding]:
@@ -77,8 +78,8 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         *,
         exclude_time: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`exclude_time`: function that is called with the seconds of each check, to exclude them
-        from rates."""
+        """`exclude_time`: function to call with the seconds of each check. The function excludes
+        these seconds from tokens per second and similar rates."""
         self.context, self.check, self.events, self.recorder = context, check, events, recorder
         self._exclude_time = exclude_time
         self.seconds = 0.0
