@@ -262,7 +262,7 @@ def test_the_best_weights_are_compared_with_the_model_of_their_step(
     assert folders
     error = read_result(run).error
     assert error is not None
-    assert (error.code, "is not the file that was written" in error.message) == (
+    assert (error.code, "has changed since the weights were saved" in error.message) == (
         ErrorCode.RESULT_MISMATCH,
         True,
     )
@@ -344,8 +344,8 @@ def test_a_full_result_that_was_not_read_back_says_why_it_has_no_evaluation(
     run = make_run(QUESTIONS, recipe=FULL | {"evaluate": True})
     assert main(run) == 0
     reason = (
-        "the saved result could not be read back, and with full tuning the attempt has already "
-        "replaced the trained weights in memory"
+        "the saved result could not be read back, and in full tuning the trained weights "
+        "are removed from memory before the reading"
     )
     report = RunReport.model_validate_json((run / "report.json").read_bytes())
     assert report.no_evaluation == reason

@@ -291,5 +291,5 @@ def test_a_demand_that_cannot_be_met_names_the_field(monkeypatch: pytest.MonkeyP
     assert isinstance(caught.value.__cause__, EngineUnavailable)
     assert failure.hint == (
         "Install vLLM in the trainer's environment. With recipe.rollout.fast_inference='auto', "
-        "another engine generates."
+        "another engine generates the completions."
     )

@@ -132,7 +132,7 @@ def patch_model(context: RunContext, loaded: LoadedModel) -> Patched | None:
     if reason := use_own_head(causal):
         patches -= {"loss"}
         context.events.message(
-            f"The loss uses the logits of {type(causal).__name__}'s own forward, because {reason}. "
+            f"The loss uses the logits from {type(causal).__name__}.forward, because {reason}. "
             "The logits of a whole micro-batch stay in memory."
         )
     patched = patch(loaded.model, patches) if patches else None

@@ -149,7 +149,7 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
     if trainer.left_out_router_loss:
         events.message(
             f"The loss does not include the load-balancing loss of {type(base.model).__name__}'s "
-            f"router. TRL adds it with the weight {trainer.left_out_router_loss:g}.",
+            f"router. TRL adds this loss with the weight {trainer.left_out_router_loss:g}.",
             level="warn",
         )
     memory = resolve_memory(context, loaded, trainer, layouts, patched)

@@ -129,8 +129,8 @@ def evaluation_of(
     def models() -> Sequence[EvaluatedModel]:
         if not intact and ready.reference is None:
             raise LeftOut(
-                "the saved result could not be read back, and with full tuning the attempt has "
-                "already replaced the trained weights in memory"
+                "the saved result could not be read back, and in full tuning the trained "
+                "weights are removed from memory before the reading"
             )
         if ready.patched is not None:
             ready.patched.redo()  # `read_back` removed the kernels

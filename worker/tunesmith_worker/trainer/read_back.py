@@ -93,7 +93,7 @@ def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> C
     if not probe.is_file():
         raise ResultMismatch(f"{PROBE_FILE} is missing")
     if saved.probe_sha256 is not None and file_hash(probe) != saved.probe_sha256:
-        raise ResultMismatch(f"{PROBE_FILE} is not the file that was written with these weights")
+        raise ResultMismatch(f"{PROBE_FILE} has changed since the weights were saved")
     arithmetic = _arithmetic(context, loaded)
     if not isinstance(model, peft.PeftModel):
         dtype = weights_dtype(loaded.load_plan)

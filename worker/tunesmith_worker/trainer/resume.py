@@ -94,7 +94,7 @@ def _check(point: ValidResumePoint, run: RunDirectory, spec: RunSpec) -> None:
         ErrorCode.RESUME_MISMATCH,
         f"The run cannot resume after step {point.step}, because its inputs changed: {text}.",
         hint="Undo the change, or fork the job from its checkpoint. To start over, create a new "
-        f"job (by hand: remove {point.folder.parent.name}/{PREFIX}* and plan.json).",
+        f"job. Without a server, remove {point.folder.parent.name}/{PREFIX}* and plan.json.",
         param=changes[0][0],
     )
 

@@ -153,7 +153,7 @@ def test_what_a_template_refuses_is_a_bad_row(tmp_path: Path) -> None:
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": 3}, "prompt is a int, must be a string"),
         ({"prompt": None}, "prompt is null"),
-        ({"answer": "b"}, "has the columns 'answer': a prompt is in one of 'messages', 'prompt'"),
+        ({"answer": "b"}, "has the columns 'answer': needs one of 'messages', 'prompt'"),
         ([1], "is a list, must be an object"),
         ('{"prompt": "a", "x": {"y": "\\ud800"}}', "x.y is not valid Unicode"),
         ("{", "not valid JSON"),

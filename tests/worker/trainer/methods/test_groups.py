@@ -52,7 +52,7 @@ def test_sharing_goes_by_the_ratio_of_tokens_and_says_so() -> None:
     assert "3.33 times the tokens" in choose_layout([long]).reason
     assert choose_layout([short]).layout == "plain"
     assert choose_layout([short]).reason.endswith(
-        "1.01 times the tokens; sharing is faster from 1.05 times"
+        "1.01 times the tokens; sharing is faster if this factor is at least 1.05"
     )
     assert choose_layout([GroupSizes(512, (100,))]).layout == "plain"  # a group of one
     assert choose_layout([]).layout == "plain"

@@ -110,7 +110,7 @@ def plan_layouts(
     if recipe.packing is False:
         return _only("padding_free", free, "recipe.packing is false")
     if total_steps < SHORT_RUN:
-        return _only("padding_free", free, f"packing saves little in a run of {total_steps} steps")
+        return _only("padding_free", free, f"packing saves little time in {total_steps} steps")
     longest, mean = max(lengths), sum(lengths) / len(lengths)
     most = min(PACKED_TOKENS["gpu" if device.is_gpu else "cpu"], rows * passes * longest)
     padding = padded_slots_per_token(lengths, rows, rows * passes)

@@ -58,7 +58,7 @@ def detect_prompt(value: Any) -> PromptFormat:  # Any: one record of a file
         raise BadRow(f"{null} is null")
     raise BadRow(
         f"has the columns {', '.join(repr(name[:40]) for name in list(value)[:8]) or '(none)'}: "
-        f"a prompt is in one of {_COLUMN_NAMES}"
+        f"needs one of {_COLUMN_NAMES}"
     )
 
 
@@ -88,8 +88,8 @@ def _conversation(number: int, column: str, value: dict[str, Any]) -> Row:  # An
     messages = read_messages(column, value[column])
     if messages[-1].role == "assistant":
         raise BadRow(
-            f"{column} ends with an assistant turn, so there is nothing to generate: end it before "
-            "the answer, and put the answer into another column for the grader"
+            f"{column} ends with an assistant turn, so there is nothing to generate: end {column} "
+            "before the answer, and put the answer into another column for the grader"
         )
     first = next((m.role for m in messages if m.role in ("assistant", "tool")), None)
     if first == "tool":

@@ -224,7 +224,7 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
                 read += batch.num_rows
                 yield batch, read / file.metadata.num_rows
     except MemoryError as error:
-        raise Unreadable(f"not readable as Parquet in the memory allowed for it: {error}") from None
+        raise Unreadable(f"not readable as Parquet within the memory limit: {error}") from None
     except (pa.ArrowException, OSError) as error:
         raise Unreadable(f"not readable as Parquet: {error}".strip()) from None
 

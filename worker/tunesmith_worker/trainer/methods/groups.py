@@ -106,7 +106,7 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
     return LayoutChoice(
         layout,
         f"without shared prompts, the rows have {ratio:.2f} times the tokens; sharing is faster "
-        f"from {SHARING_PAYS:g} times",
+        f"if this factor is at least {SHARING_PAYS:g}",
     )
 
 

@@ -138,7 +138,7 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
             "one by one and together, gives finite values: no row is the cause, and the failure "
             f"is not reproducible. {_GUARDED}",
             category=ErrorCategory.INFRASTRUCTURE,
-            hint="Start the job again. If this happens again on the same device, check its memory.",
+            hint="Start the job again. If this happens again, check the memory of the device.",
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
@@ -272,6 +272,6 @@ def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
         ErrorCode.GRADIENT_NONFINITE,
         f"Step {step.number}: the gradient is not finite: {cause}. {_GUARDED}",
         hint="Lower recipe.learning_rate, first by a factor of 10. If recipe.grpo.beta is above 0, "
-        "lower it too.",
+        "lower recipe.grpo.beta too.",
         param="recipe.learning_rate",
     )

@@ -301,7 +301,7 @@ def rollout_failures() -> Iterator[None]:
             ErrorCode.RECIPE_INVALID,
             f"{error}.",
             hint=f"{error.remedy} With recipe.rollout.fast_inference='auto', another engine "
-            "generates.".lstrip(),
+            "generates the completions.".lstrip(),
             param="recipe.rollout.fast_inference",
         ) from error
     except EngineLost as error:

@@ -73,7 +73,7 @@ def read_json(text: str) -> JsonValue:
     while level := [inner for outer in level for inner in _children(outer)]:
         depth += 1
         if depth > _DEEPEST:
-            raise NoSuchOutput(f"the completion's JSON is nested more than {_DEEPEST} deep")
+            raise NoSuchOutput(f"the completion's JSON is nested more than {_DEEPEST} levels deep")
     return value
 
 

@@ -35,8 +35,8 @@ WRAPPING = 40
 """Maximum characters that a template may add to an answer, such as an empty think block."""
 
 _HINT = (
-    "The tokenizer's chat template determines which tokens are labels. Check that it supports the "
-    "roles and turns of the rows."
+    "The tokenizer's chat template determines which tokens are labels. Check that the "
+    "template supports the roles and turns of the rows."
 )
 
 
@@ -167,8 +167,8 @@ def check_end_token(context: SupervisedContext) -> Outcome:
                 "end_token",
                 f"{masked} rows end in {names}, but this token is never a label: the model would "
                 "not learn to stop.",
-                "Include the end token in the template's assistant turn (inside {% generation %} "
-                "if the template uses it), and pad with another token.",
+                "Include the end token in the template's assistant turn; if the template uses "
+                "{% generation %}, inside that block. Use another token for padding.",
                 param="training_file",
             )
         )

@@ -210,8 +210,8 @@ def check_embeddings(context: CheckContext) -> Outcome:
                 "embeddings",
                 f"{len(zero)} of {len(used)} rows of {matrix.name} that the data uses are all "
                 f"zero (tolerance: 0): {', '.join(map(repr, names))}.",
-                "The model cannot distinguish these tokens: use a base model that has them, or "
-                "other tokens in the chat template.",
+                "The model cannot distinguish these tokens: use a base model that was trained with "
+                "these tokens, or other tokens in the chat template.",
                 level="warn" if learns else "error",
                 param="model",
             )

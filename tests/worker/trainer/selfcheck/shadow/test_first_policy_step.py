@@ -122,12 +122,12 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any], str]] = {  # Any: JSON
     "wrong normaliser": (
         scaled_loss(0.5),
         {},
-        "first_step: wrong normaliser: the gradient is 0.5 times the right one",
+        "first_step: wrong normaliser: the gradient is 0.5 times the correct gradient",
     ),
     "wrong normaliser with dropout": (
         scaled_loss(0.5),
         {"lora": {"r": 4, "lora_dropout": 0.2}},
-        "first_step: wrong normaliser: the gradient is 0.5 times the right one",
+        "first_step: wrong normaliser: the gradient is 0.5 times the correct gradient",
     ),
 }
 

@@ -33,7 +33,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any], str]] = {  # Any: JSON
     "normaliser": (
         faults.doubled_normaliser,
         FOUR,
-        "first_step: wrong normaliser: the gradient is 0.5 times the right one",
+        "first_step: wrong normaliser: the gradient is 0.5 times the correct gradient",
     ),
     "mean of means": (
         faults.mean_of_means,

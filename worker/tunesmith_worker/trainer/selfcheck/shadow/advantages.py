@@ -71,8 +71,8 @@ def check_advantages(
     first = wrong[0]
     yield fault(
         f"{_advantage_cause(rewards, actual, plan)}: {len(wrong)} of {len(actual)} advantages "
-        f"differ from those of the recorded rewards. Completion {first} has the advantage "
-        f"{actual[first]:.4g} instead of {expected[first]:.4g} (tolerance {CLOSE:.0e}).",
+        f"differ from the advantages that the recorded rewards give. Completion {first} has the "
+        f"advantage {actual[first]:.4g} instead of {expected[first]:.4g} (tolerance {CLOSE:.0e}).",
         "advantages",
     )
 
@@ -105,7 +105,7 @@ def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterat
     yield Finding(
         "rewards",
         f"the grader is not deterministic, or rewards belong to other completions: {text}",
-        "If the grader draws random numbers or depends on time, this is expected. If it does not, "
+        "If the grader draws random numbers or depends on time, this is expected. Otherwise, "
         "report this.",
         level="warn",
         param="method.reinforcement.grader",
@@ -123,8 +123,8 @@ def check_groups(prompts: Sequence[int], generations: int) -> Iterator[Finding]:
     if mixed:
         yield fault(
             f"transposed groups: {len(mixed)} of {len(prompts) // generations} groups have "
-            f"completions of several prompts (tolerance: 0), the first is group {mixed[0]}: their "
-            "rewards are compared with those of other prompts.",
+            f"completions of several prompts (tolerance: 0), the first is group {mixed[0]}: "
+            "rewards are compared across different prompts.",
             "advantages",
         )
 

@@ -34,8 +34,8 @@ def name_cause(
         return "the gradient is zero"
     if factor and abs(factor - 1.0) > EQUAL / 10:
         return (
-            f"wrong normaliser: the gradient is {factor:.4g} times the right one, as if the loss "
-            f"was divided by {total / factor:.4g} instead of the step's {total} labels"
+            f"wrong normaliser: the gradient is {factor:.4g} times the correct gradient, as if the "
+            f"loss was divided by {total / factor:.4g} instead of the step's {total} labels"
         )
     if len(parts) < 2:
         return "wrong gradient"

@@ -281,4 +281,4 @@ def _cause(wrong: Gradients, expected: ExpectedStep) -> str:
         return "wrong gradient"
     if abs(factor + 1.0) < FITS / 10:
         return "flipped sign: the step lowers the probability of good completions"
-    return f"wrong normaliser: the gradient is {factor:.4g} times the right one"
+    return f"wrong normaliser: the gradient is {factor:.4g} times the correct gradient"
