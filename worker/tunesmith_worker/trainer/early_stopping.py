@@ -131,7 +131,8 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
             self._log_stop(step, state.max_steps)
 
     def result(self, folder: Path, last_step: int, save: Save) -> tuple[int, SavedWeights]:
-        """Write the best or the last weights to `folder`; `save` writes the last weights.
+        """Write the best or the last weights to `folder`. `save`: function that writes the last
+        weights.
 
         Return the step of the written weights, and their description."""
         if self._kept is None:

@@ -57,7 +57,7 @@ def read_back(
     otherwise hide a mismatch. Afterwards, a fully tuned model has the weights from the files.
 
     Raises RunError `result_mismatch` if the files do not contain the trained model. After any other
-    error, write a warning and return False, because such an error does not prove that the files are
+    error, write a warning and return False, because another error does not prove that the files are
     wrong.
     """
     try:

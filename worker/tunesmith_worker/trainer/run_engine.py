@@ -40,7 +40,7 @@ RESTARTS = 2
 
 
 class RunEngine:
-    """`ModelEngine` that passes calls on to the engine in use.
+    """`ModelEngine` that forwards all calls to the engine in use.
 
     If the engine is lost, `generate` continues with the requests that have no completion yet. With
     `fast_inference="auto"`, another engine takes over; otherwise the same engine starts again."""

@@ -17,9 +17,9 @@ Untyped = Any  # Any: transformers is not typed
 class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Counts the seconds of training over all attempts.
 
-    This class is a trainer callback, so that resume points contain its state. If an attempt is
-    lost, the steps after its last resume point are trained again. The time of these steps counts
-    only once.
+    This class is a trainer callback, because resume points contain the state of callbacks. If an
+    attempt is lost, the steps after its last resume point are trained again. The time of these
+    steps counts only once.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def used_gpu() -> str | None:
 
 
 def held_bytes() -> int:
-    """Return the bytes that this process holds on its GPU, or in the host's memory."""
+    """Return the bytes that this process holds on its GPU; without a GPU, in the host's memory."""
     if torch.cuda.is_available():
         return torch.cuda.memory_reserved() + CONTEXT_BYTES
     return int(psutil.Process().memory_info().rss)

@@ -1,10 +1,11 @@
 """Memory plan of a run. After training, the plan's prediction is compared with the measured peak.
 
 A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
-closed-form formula estimates the memory, and the fastest policy that fits is selected. A trial runs
-the longest micro-batch once under this policy. The memory measured in the trial corrects the
-estimate, and the final policy is selected with the corrected estimate. plan.json stores the choice,
-its alternatives and the predicted peak as `memory_plan`; a resumed run reuses this entry.
+closed-form formula estimates the memory, and the fastest policy that fits into memory is selected.
+A trial runs the longest micro-batch once under this policy. The memory measured in the trial
+corrects the estimate, and the final policy is selected with the corrected estimate. plan.json
+stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
+this entry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
 Each resume point has hard links to the weights that were best when the resume point was saved. A
-resumed run restores these weights. If the interrupted attempt found better weights after the resume
-point, they are removed.
+resumed run restores these weights. Better weights that the interrupted attempt found after the
+resume point are removed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Untyped = Any  # Any: transformers is not typed
 class LightCheckpoints(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Removes light checkpoints beyond the recipe's limit.
 
-    This class is a trainer callback, so that resume points contain its state.
+    This class is a trainer callback, because resume points contain the state of callbacks.
     """
 
     def __init__(self, run: RunDirectory, recipe: Recipe, *, forked: bool) -> None:

@@ -36,7 +36,8 @@ without a copy, while training waits."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped
-    """Callback that saves resume points; must be added after the callback that requests stops."""
+    """Callback that saves resume points. Add this callback after the callback that requests
+    stops."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def capture_state(trainer: Untyped) -> ResumeState:
-    """Capture the state at the end of a step, after its metrics are logged."""
+    """Capture the state at the end of a step, after the step's metrics are logged."""
     trained = trained_parameters(trainer.model)
     name_of: dict[torch.Tensor, str] = {parameter: name for name, parameter in trained.items()}
     scheduler = trainer.lr_scheduler

@@ -21,7 +21,8 @@ Span = tuple[int, int]
 Tokenizer = Any  # Any: transformers ships types too slow for mypy to read
 
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
-"""Exceptions that a chat template may raise, by `raise_exception` or on unexpected values."""
+"""Exceptions that a chat template may raise: by calling `raise_exception`, or because of unexpected
+values."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -81,7 +82,7 @@ def _no_template(number: int) -> DataError:
 
 
 class _Template:
-    """Chat template applied to the first `count` messages of one row."""
+    """Chat template of a tokenizer, applied to the first messages of one row."""
 
     def __init__(self, tokenizer: Tokenizer, row: Row) -> None:
         assert row.messages is not None

@@ -34,7 +34,7 @@ Batch = Any  # Any: pyarrow.RecordBatch of SCHEMA, untyped
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts of a file's rows, examples and tokens, for each outcome."""
+    """Counts of a file's rows, examples and tokens: kept, dropped and cut."""
 
     rows: int = 0
     kept: int = 0

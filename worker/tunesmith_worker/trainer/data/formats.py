@@ -191,8 +191,8 @@ def _message(where: str, item: Any) -> Message:  # Any: JSON
 
 
 def _tool_calls(where: str, calls: Any) -> list[Any]:  # Any: JSON
-    """Return the calls with their arguments as objects. OpenAI stores arguments as JSON text, which
-    templates would encode a second time."""
+    """Return the tool calls with their arguments as JSON objects. OpenAI stores arguments as JSON
+    text, which templates would encode a second time."""
     if not isinstance(calls, list):
         raise BadRow(f"{where} is a {type(calls).__name__}, must be a list")
     parsed = []

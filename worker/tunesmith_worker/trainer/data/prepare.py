@@ -110,9 +110,9 @@ class Prepared:
         return whole.select(places[0]), whole.select(places[1])
 
     def evaluation_rows(self) -> tuple[Any, Any]:
-        """Return the validation examples (training examples if there are none), and the number of
-        each example's row. The types datasets.Dataset and pyarrow column are untyped, so `Any` is
-        used."""
+        """Return the validation examples and their row numbers. Without validation examples, return
+        the training examples. The types datasets.Dataset and pyarrow column are untyped, so `Any`
+        is used."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows
         rows = self.training.rows

@@ -70,8 +70,8 @@ class Prompts:
     rows: Sequence[PromptRow]
     """Prompts of the training file, in file order."""
     validation: Sequence[PromptRow] | None
-    """Validation prompts, from the validation file or held out of the training file; None if there
-    are none."""
+    """Prompts from the validation file, or prompts kept out of the training file; None without
+    validation."""
 
     @property
     def longest(self) -> int:

@@ -1,6 +1,7 @@
 """Data sets for the trainer: token ids and labels, memory-mapped from disk.
 
-`tokenize_file` is the main path; `tokenize_rows` tokenises rows in memory. TRL does the packing.
+`tokenize_file` tokenises a data file; `tokenize_rows` tokenises rows in memory. TRL does the
+packing.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _write(folder: Path, results: Iterable[Result], plan: DataPlan, name: str) -
 def tokenize_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, plan: DataPlan, *, name: str, vocabulary: int
 ) -> TokenizedRows:
-    """Return the examples of rows in memory."""
+    """Tokenise rows that are in memory, and return their examples."""
     batch, counts = tokenize(rows, tokenizer, plan, name=name, vocabulary=vocabulary)
     if counts.examples == 0:
         raise no_examples_error(counts, plan, name)

@@ -1,7 +1,7 @@
 """Gap between sampling and training log-probabilities, for models with dropout or other noise.
 
 Dropout and router jitter change the log-probabilities of each training forward pass. The rollout
-engine generates without such noise, so the gap is measured without noise too.
+engine generates without noise, so the gap is also measured without noise.
 """
 
 from __future__ import annotations

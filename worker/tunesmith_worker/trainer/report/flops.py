@@ -57,8 +57,8 @@ are not verified."""
 def peak_tflops(gpu: str) -> float | None:
     """Return the peak TFLOP/s of a GPU; None if the GPU is not in the table.
 
-    `gpu`: the driver's name of the GPU. If this name contains several names of the table, the
-    longest of them is used."""
+    `gpu`: the driver's name of the GPU. If the driver's name contains several names of the table,
+    the longest name is used."""
     words = f" {gpu.replace('-', ' ').replace('_', ' ')} "
     if any(part in words for part in (" Laptop ", " Max Q ", " MIG ", " D ")):
         return None  # these variants are slower than the card without the suffix

@@ -14,7 +14,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> PeakMemory:
-    """Return peaks since the process began, excluding memory of the parent process."""
+    """Return the peak memory of this process since its start, without memory of the parent
+    process."""
     if not torch.cuda.is_initialized():
         return PeakMemory(rss=_peak_rss())
     return PeakMemory(

@@ -26,7 +26,7 @@ class RoundFigures:
     """Measurements of one round of generation."""
 
     num_iterations: int
-    """Number of optimizer steps that train on the round."""
+    """Number of optimizer steps that train on the completions of the round."""
     completions: int
     generated_tokens: int
     """Number of generated tokens, including end tokens."""

@@ -92,7 +92,7 @@ class Grading:
         self._local = tuple(local)
         own = (self._spec.name,) if self._spec else ()
         self.columns: tuple[str, ...] = (*own, *(reward.name for reward in self._local))
-        """Names of the rewards: the job's grader, then the local functions."""
+        """Names of the rewards: first the job's grader, then the local reward functions."""
         self.weights: tuple[float, ...] = (*(1.0 for _ in own), *(r.weight for r in self._local))
         """Weight of each reward."""
         names = [*{*own, *(self._spec.names if self._spec else ())}, *(r.name for r in self._local)]

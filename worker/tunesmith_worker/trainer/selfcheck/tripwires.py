@@ -60,7 +60,8 @@ _EQUAL_REWARDS = (
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
     """Callback for all runs.
 
-    Resume points contain the state of this callback, so a resumed run does not repeat its checks.
+    Resume points contain the state of this callback, so a resumed run does not repeat earlier
+    checks.
     """
 
     def __init__(self, trainer: Untyped, events: EventLog) -> None:

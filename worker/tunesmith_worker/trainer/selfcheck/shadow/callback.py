@@ -16,8 +16,8 @@ Untyped = Any  # Any: transformers and TRL are not typed
 class FirstStepShadow(StepWatch):
     """Checks the first step of each attempt, in new and in resumed runs.
 
-    All findings are reported after the step. The tripwires report earlier, because their messages
-    are more specific."""
+    All findings are reported after the step. The tripwires report before this callback, because
+    messages of tripwires are more specific."""
 
     _due = False
     _report: StepReport | None = None

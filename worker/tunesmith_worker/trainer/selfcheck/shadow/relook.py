@@ -1,7 +1,7 @@
 """Callback that repeats checks at steps 2 and 10, and every 50 steps.
 
 The checks cover the learning rate, clipping, the update and the order of the data. In reinforcement
-runs, they also cover rewards, advantages and the reference model.
+runs, the checks also cover rewards, advantages and the reference model.
 """
 
 from __future__ import annotations
