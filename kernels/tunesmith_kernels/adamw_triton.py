@@ -52,8 +52,8 @@ def _error_word_kernel(
 ):
     """Compute one AdamW step on bf16 weights with error words.
 
-    `upper`: bits of the bf16 weights as int16. `found_inf`: None, or a pointer to a scalar. If this
-    scalar is 1, no tensor is changed."""
+    `upper`: bits of the bf16 weights as int16. `found_inf`: None, or a pointer to a scalar. If the
+    scalar at `found_inf` is 1, no tensor is changed."""
     if found_inf is not None:
         size = tl.where(tl.load(found_inf) == 0.0, size, 0)
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)

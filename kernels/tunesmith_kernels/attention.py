@@ -14,7 +14,7 @@ by tile (https://arxiv.org/abs/2307.08691, section 3.1), and computes the gradie
 
 On a CPU, a tile is a block of queries. Query heads that share a key/value head are stacked, so one
 matrix product computes the scores of all these heads. On a GPU, torch's varlen kernels compute
-attention. Calls that these kernels do not support (fp32, soft caps) are computed tile by tile.
+attention. Calls that the varlen kernels do not support (fp32, soft caps) are computed tile by tile.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def segment_attention(
     """Apply RoPE to q and k, then compute attention. Return a tensor [T, heads * head_dim].
 
     `qkv`: one tensor [T, (heads + 2 kv_heads) head_dim] that contains q, k and v. RoPE
-    **overwrites** q and k in this tensor. Therefore, the operation that produced `qkv` must not
-    save `qkv` for its backward pass. `cos` and `sin`: fp32 tensors [T, R / 2] for each token's
-    position in its row; None for no RoPE.
+    **overwrites** q and k in `qkv`. Therefore, the operation that produced `qkv` must not save
+    `qkv` for its backward pass. `cos` and `sin`: fp32 tensors [T, R / 2] for each token's position
+    in its row; None for no RoPE.
     """
     if why_tiles(qkv, shape) is None:
         return _on_gpu(qkv, cos, sin, segments, shape)

@@ -1,9 +1,8 @@
 """Attention over rows of unequal length with torch's FlashAttention.
 
 torch 2.10 added `torch.nn.attention.varlen`, and later versions changed its arguments. On GPUs of
-compute capability 9.0, FlashAttention 3 is used if its package is installed. On these GPUs,
-FlashAttention 3 is faster than torch's built-in FlashAttention 2. The caller applies RoPE to
-queries and keys.
+compute capability 9.0, FlashAttention 3 is used if its package is installed. On such a GPU, version
+3 is faster than torch's built-in FlashAttention 2. The caller applies RoPE to queries and keys.
 """
 
 from __future__ import annotations

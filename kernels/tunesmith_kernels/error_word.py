@@ -8,7 +8,7 @@ The weight w is the bf16 number nearest to x; ties are rounded away from zero. T
 the lower half of the bits of x, as a signed number. Every finite fp32 number has exactly one pair
 of w and e, and this pair restores the number exactly. The model computes with w alone. torch rounds
 ties to even numbers instead, so about one weight in 131,072 differs from torch's rounding.
-`tied_to_odd` finds these weights.
+`tied_to_odd` finds the weights that differ from torch's rounding.
 
 Each weight takes 4 bytes for w and e, and 8 bytes for AdamW's two moments. The method is described
 in https://arxiv.org/abs/2010.06192 (section 5) and https://arxiv.org/abs/2602.23349.
@@ -51,8 +51,8 @@ def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """Return a bool mask of the weights whose rounding differs from torch's rounding of the fp32
-    master. The master of such a weight is exactly between two bf16 numbers: torch rounds to the
-    even number, and `weight` is the odd number."""
+    master. The rounding differs if the master is exactly between two bf16 numbers: torch rounds to
+    the even number, and `weight` is the odd number."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 

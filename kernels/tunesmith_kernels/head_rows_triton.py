@@ -85,7 +85,7 @@ def _tanh(x):
     """Return tanh(x).
 
     For large x, the formula is (1 - e) / (1 + e) with e = exp(-2 abs(x)), and the sign of x. Near x
-    = 0, this formula would lose precision, so a series with an error below 1e-8 is used there."""
+    = 0, the formula with e would lose precision, so a series with an error below 1e-8 is used."""
     square = x * x
     inner = -0.05396825 + square * 0.021869488
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 + square * inner)))

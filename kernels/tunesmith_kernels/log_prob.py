@@ -11,9 +11,9 @@ Rows are processed in chunks whose logits fit a byte budget. The forward pass al
 p / d h, [N, H], from the logits of each chunk. The backward pass only multiplies d log p / d h by
 the upstream gradients u_i. The head's gradient is a sum over rows, weighted by u_i. The forward
 pass computes the head's gradient with u_i = 1 for all rows. If all u_i are equal, as for a mean
-over tokens, the backward pass scales the head's gradient. Otherwise, the backward pass computes the
-logits again. Log-probs without full logits are described in arXiv 2411.09009. Liger's kernel also
-computes gradients in the forward pass.
+over tokens, the backward pass scales the head's gradient. If the u_i differ, the backward pass
+computes the logits again. Log-probs without full logits are described in arXiv 2411.09009. Liger's
+kernel also computes gradients in the forward pass.
 
 If only k rows of the head are trained, the head is frozen, and the trained rows are a separate
 tensor [k, H]. The gradient of the trained rows needs only d log p / d z of k columns, [N, k], and

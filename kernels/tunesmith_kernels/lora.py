@@ -262,8 +262,8 @@ def _whole(weights: Tensors) -> torch.Tensor:
 
 def _accumulates(spec: _Spec, b: Tensors) -> bool:
     """Return True if the adapter outputs can be added directly to the residual. In half precision,
-    a small adapter output would be lost by rounding. Therefore, it is added to the projection
-    first."""
+    a small adapter output would be lost by rounding. Therefore, the adapter output is added to the
+    projection first."""
     exact = wide(spec.dtype) == spec.dtype or all(one is None for one in b)
     return exact and spec.residual_scale == 1.0
 
@@ -310,8 +310,8 @@ def _prologue_backward(
 def _scale(adapter: Adapter | None) -> float:
     """Return the adapter's scale s / (1 - p).
 
-    The factor 1 / (1 - p) is due to dropout with probability p. This factor is not applied to the
-    input, because this would round a half-precision input."""
+    The factor 1 / (1 - p) is due to dropout with probability p. If the factor were applied to the
+    input, a half-precision input would be rounded."""
     if adapter is None or adapter.dropout == 1.0:
         return 0.0
     return adapter.scale / (1.0 - adapter.dropout)

@@ -183,7 +183,8 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., H] as [R, n, H], as a view if the strides allow it.
 
-    If all rows have the same distance in memory, n is 1. Otherwise, n is the number of heads.
+    If all rows have the same distance in memory, n is 1. If not, n is the size of the dimension
+    before H.
     """
     x = _last_contiguous(x)
     if x.dim() > 3:

@@ -7,8 +7,8 @@ sines of the row's position:
 
 The rotation is computed in fp32. The layout of the rotation is the same as in `rotate_half` of
 transformers. The gradient is the same rotation with -s instead of s. The tables of cosines and
-sines may contain a factor (YaRN's attention factor), which then also multiplies the gradient. RoPE
-is from Su et al., "RoFormer", https://arxiv.org/abs/2104.09864.
+sines may contain a factor (YaRN's attention factor), which multiplies the result and the gradient.
+RoPE is from Su et al., "RoFormer", https://arxiv.org/abs/2104.09864.
 
 Shapes use these symbols: T rows, n heads, Hq query heads, Hk key heads, head size D, R <= D rotated
 elements, and P rows of a table.

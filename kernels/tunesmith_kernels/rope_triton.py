@@ -46,8 +46,8 @@ def _rope_kernel(
 ):
     """Rotate one token per program. The token's cosines and sines are read once for all heads.
 
-    If the rotation is not in place, REST is above 0. The kernel then also copies the elements that
-    are not rotated, in a block of REST elements for each head.
+    If the rotation is not in place, REST is above 0. With REST above 0, the kernel also copies the
+    elements that are not rotated, in a block of REST elements for each head.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, HALF)

@@ -1,8 +1,8 @@
 """Row tiles of the CPU paths, and block sizes of the Triton kernels.
 
 On a CPU, element-wise operations are slow if their temporary tensors do not fit in the cache. The
-fp32 temporary tensors of a tile fit in the cache. These temporary tensors are allocated once per
-call and reused for each tile.
+fp32 temporary tensors of a tile fit in the cache. The temporary tensors are allocated once per call
+and reused for each tile.
 """
 
 from __future__ import annotations

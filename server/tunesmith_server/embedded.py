@@ -268,7 +268,7 @@ def _free_port(host: str, port: int) -> int:
 
 
 def _opener(settings: Settings) -> urllib.request.OpenerDirector:
-    """Return a URL opener for requests to the API process. It ignores the proxy that the
+    """Return a URL opener for requests to the API process. The opener ignores the proxy that the
     environment names."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if settings.tls_cert:

@@ -21,8 +21,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of blobs to look up in a store that has no id: the newest blobs in the database. If the
-store has none of these blobs, it is the wrong store."""
+"""Number of blobs to look up in a store that has no id: the newest blobs in the database. A store
+that has none of the newest blobs is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"
@@ -64,8 +64,8 @@ def _claim_store(database: Database, storage: Storage, installation: str) -> Non
 
 
 def adopt(database: Database, storage: Storage) -> str:
-    """Write the database's id to the store, and replace any other id. An API of another
-    installation then refuses to start with this store."""
+    """Write the database's id to the store, and replace any other id. After this, an API of another
+    installation refuses to start with this store."""
     installation = _id_in(database) or _new_id_in(database)
     storage.set_installation_id(installation, replace=True)
     return installation

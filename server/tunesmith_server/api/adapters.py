@@ -37,7 +37,7 @@ def verification(
 ) -> Verification:
     """Return the result of the check of the stored files. The check loaded the files and compared
     the logits with those of the trained model. The result has the largest difference, the
-    tolerance, and the versions of the libraries. Checkpoints have no such result."""
+    tolerance, and the versions of the libraries. Checkpoints are not checked and have no result."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 
 

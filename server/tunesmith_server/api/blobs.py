@@ -11,13 +11,14 @@ from .deps import State
 
 
 def announce(state: State, name: str, size: int) -> None:
-    """Commit the database row of content before the content is written. Garbage collection then
-    knows the content even if the write is interrupted."""
+    """Commit the database row of content before the content is written. Due to this row, garbage
+    collection finds the content even if the write is interrupted."""
     with state.database.write.begin() as session:
         blobs.announce(session, name, size)
 
 
 def store(state: State, content: IO[bytes], sha256: str, size: int) -> None:
-    """Store content durably. The caller must then insert a row that refers to the content."""
+    """Store content durably. After `store`, the caller must insert a row that refers to the
+    content."""
     announce(state, sha256, size)
     state.storage.put(content, sha256)

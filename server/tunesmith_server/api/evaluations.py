@@ -25,7 +25,7 @@ def create(
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> RequestedEvaluation:
     """Evaluate a model on a file. By default, the model's base model is evaluated on the same file
-    too. With results of lm-eval in the body, store these results instead.
+    too. If the body has results of lm-eval, store these results and evaluate nothing.
 
     The evaluation runs on a training worker, between two jobs. A second request with the same
     `Idempotency-Key` returns the same evaluation.

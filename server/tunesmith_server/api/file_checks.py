@@ -18,11 +18,13 @@ a report for only a quarter of its lease."""
 MAX_RUNNING = THREADS[Plane.WORKERS]
 """Maximum number of checks at the same time.
 
-This limit is reached only if the store hangs; further reports then fail immediately.
+MAX_RUNNING checks run at the same time only if the store hangs. In this case, further reports fail
+immediately.
 """
 _KNOWN_SECONDS = 60.0
 """Seconds for which an answer of the store stays valid. If the check of many files takes longer
-than SECONDS, the worker repeats the report, and the next check already knows some of the answers.
+than SECONDS, the worker repeats the report. The next check then uses the answers of the first
+check.
 """
 
 

@@ -112,8 +112,8 @@ def store_upload(
     request_key: str | None = None,
     reuses: bool = False,
 ) -> tuple[FileObject, bool]:
-    """Store an uploaded file; return it, and True if it existed already. With `reuses`, an existing
-    file with the same content and format is returned instead, if there is one."""
+    """Store an uploaded file; return it, and True if it existed already. With `reuses`, return an
+    existing file with the same content and format instead of a new file, if there is one."""
     sha256, size = hash_of(content)
     files.check_size(filename, size)
     if reuses:
@@ -263,9 +263,9 @@ def delete(caller: CallerDep, session: SessionDep, file_id: IdPath) -> FileDelet
 def send_or_redirect(
     state: State, sha256: str, size: int, filename: str, range_header: str | None
 ) -> Response:
-    """Return a redirect to the store if presigned URLs are enabled and the store supports them.
-    Otherwise, return the content itself. After a redirect to another host, clients repeat the
-    header Range but do not send the API key."""
+    """Return a redirect to the store if presigned URLs are enabled and the store supports them. If
+    there is no redirect, return the content itself. After a redirect to another host, clients
+    repeat the header Range but do not send the API key."""
     seconds = state.settings.presigned_seconds
     link = state.storage.link(sha256, seconds) if seconds else None
     if link is None:

@@ -33,8 +33,8 @@ def stream_events(
     `jobs` is a comma-separated list of at most 20 jobs. The item `ID` requests all events of a job,
     and `ID:NUMBER` only the events after this number. The item `*` requests a message named `job`
     for each job that is unfinished or has just ended; the message has the job's state and progress.
-    A client that reconnects sends the id of its last message as `Last-Event-ID` or as `jobs`. It
-    then gets all later messages.
+    A client that reconnects sends the id of its last message as `Last-Event-ID` or as `jobs`. After
+    a reconnection, the client gets all messages after this id.
     """
     position = watches.parse(jobs_)
     if last_event_id:

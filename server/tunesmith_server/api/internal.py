@@ -166,8 +166,8 @@ def is_stored(
     sha256: Sha256,
     fence: FenceQuery,
 ) -> dict[str, bool]:
-    """Return true if the content is already stored and will not be deleted soon. The worker then
-    need not send the content."""
+    """Return true if the content is already stored and will not be deleted soon. If the answer is
+    true, the worker need not send the content."""
     worker_access.held_job(session, worker, job_id, fence)
     size = blobs.is_kept(session, sha256, BLOB_GRACE / 2)
     return {"stored": size is not None and state.storage.size(sha256) == size}

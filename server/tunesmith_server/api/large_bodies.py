@@ -30,8 +30,8 @@ _gates: RunVar[tuple[asyncio.Semaphore, asyncio.Lock]] = RunVar("tunesmith_large
 @asynccontextmanager
 async def admitted(request: Request, *, is_form: bool) -> AsyncIterator[None]:
     """Wait until the request's body may be read and processed. `is_form`: True if the route reads a
-    form. Such a route refuses any other body, because the server would read the body into
-    memory."""
+    form. A route that reads a form refuses any other body, because the server would read the other
+    body into memory."""
     if is_form:
         _check_form(request)
     if is_form or not _is_large(request):

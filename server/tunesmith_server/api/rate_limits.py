@@ -67,8 +67,8 @@ class RateLimits:
         bucket.left -= 1
 
     def _drop_full(self, now: float) -> None:
-        """Drop the buckets of keys that sent no request for a minute: these buckets are full
-        again."""
+        """Drop the buckets of keys that sent no request for a minute. A bucket is full after a
+        minute without requests."""
         if len(self._buckets) >= _MAX_BUCKETS:
             recent = {key: item for key, item in self._buckets.items() if now - item.at < 60}
             self._buckets = recent

@@ -46,8 +46,8 @@ _PAGE = """<!doctype html>
 
 
 def install(app: FastAPI) -> None:
-    """Add the routes of the page. These pages need no key, because the document holds no data of
-    users."""
+    """Add the routes of the page. The page and the document need no key, because they hold no data
+    of users."""
     app.add_route("/docs", _page, include_in_schema=False)
     app.add_route("/docs/static/{digest}/{name}", _file, include_in_schema=False)
 

@@ -40,8 +40,9 @@ READ_ONLY = "read_only"
 """Key in `session.info` that marks a read-only session."""
 _BUSY_SECONDS = 15
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
-"""Escape sequence of NUL in JSON. If an odd number of backslashes comes before the sequence, its
-own backslash is escaped. The sequence is then plain text, and the pattern does not match.
+"""Escape sequence of NUL in JSON. If an odd number of backslashes comes before the sequence, the
+backslash of the sequence is escaped. A sequence with an escaped backslash is plain text, and the
+pattern does not match it.
 """
 _KEPT_CONNECTIONS = 16
 
@@ -72,7 +73,7 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
     """Return a constant as part of the SQL text, not as a parameter.
 
     PostgreSQL reuses the plan of a prepared statement only if one plan suits all values of the
-    parameters. A statement with fewer parameters is more likely to have such a plan.
+    parameters. With fewer parameters, a statement is more likely to have one plan for all values.
     """
     if isinstance(value, str):
         assert value.isidentifier(), value
@@ -81,9 +82,9 @@ def constant(value: str | float) -> ColumnElement[Any]:  # Any: of the value's t
 
 
 class readable_object(FunctionElement[Any]):  # Any: JSON
-    """SQL expression of a JSON column's value, or of {} if the value is not an object. Without {},
-    SQL's JSON functions would raise an error for such a value: one damaged row would make the whole
-    query fail."""
+    """SQL expression of a JSON column's value, or of {} if the value is not an object. SQL's JSON
+    functions raise an error for values that are not objects: without {}, one damaged row would make
+    the whole query fail."""
 
     type = JSON()
     inherit_cache = True

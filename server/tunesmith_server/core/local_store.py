@@ -23,8 +23,8 @@ READ_PIECE = 96 * 1024
 Pieces of 64 KiB need twice the CPU time."""
 _OBJECT = r"(?:[0-9a-f]{64}|part-[0-9a-f]{24})"
 _UNFINISHED = re.compile(rf"\.{_OBJECT}\.[0-9a-f]{{16}}\.part|{_OBJECT}#\d+")
-"""Names of the temporary files of unfinished writes. The second form is that of obstore, which
-earlier versions used."""
+"""Names of the temporary files of unfinished writes. The second form of the pattern is for files of
+obstore, which earlier versions used."""
 
 
 class LocalStore:
@@ -145,7 +145,8 @@ def _is_unfinished(folder: str, name: str) -> bool:
 
 
 def _pieces(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    """Yield b"" first, to enter the `with` block. Then yield bytes [start, end) in pieces."""
+    """Yield bytes [start, end) in pieces, after an empty first piece. The empty piece starts the
+    `with` block, so that closing the iterator also closes the file."""
     with file:
         yield b""
         file.seek(start)

@@ -2,7 +2,7 @@
 other.
 
 Starlette's own calls in threads, for spooled uploads and pieces of downloads, use anyio's default
-pool. That pool also serves bulk transfers.
+pool. anyio's default pool also serves bulk transfers.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of all data that has no setting of its own. Other users must not have
-    access to it."""
+    """Folder of all data that has no setting of its own. Other users must not have access to this
+    folder."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""
@@ -62,8 +62,8 @@ class Settings(BaseSettings):
     aws_secret_access_key: SecretStr = Field(
         default=SecretStr(""), validation_alias="AWS_SECRET_ACCESS_KEY"
     )
-    """Secret key of an `s3://` store. The store's client reads this and the other `AWS_*`
-    variables. The server only checks that the key is not a well-known default."""
+    """Secret key of an `s3://` store. The client of the store reads this variable and the other
+    `AWS_*` variables. The server only checks that the key is not a well-known default."""
     presigned_seconds: int = Field(default=0, ge=0, le=604_800)
     """Lifetime of presigned store URLs; the API redirects downloads to these URLs. With a lifetime
     of 0, and for content in a local directory, the API sends the bytes itself."""

@@ -65,7 +65,7 @@ def requests_per_minute(
     `asked` is None. Raises Forbidden if `asked` is above the maker's limit.
 
     `default`: the server's limit for keys without a limit of their own; 0 means no limit. Only an
-    admin may exceed this limit."""
+    admin may set a limit above the server's limit."""
     bound = maker.requests_per_minute or (0 if principal.is_admin else default)
     if asked is not None and bound and asked > bound:
         raise Forbidden(

@@ -71,7 +71,7 @@ class InferenceProcess:
         return self.url, self._token
 
     async def noticed_end(self) -> None:
-        """After a broken connection, wait a moment for the end of the process."""
+        """Wait up to 0.5 s for the end of the process, after a connection to it has broken."""
         for _ in range(10):
             if self._process is None or self._process.poll() is not None:
                 return

@@ -84,7 +84,7 @@ class Registry:
 
     async def ensure_registered(self, model: ServedModel) -> dict[str, tuple[str, int]]:
         """Register a model, and the tuned model that it is based on, unless they are registered.
-        Return digest and registration number of each; the keys are model names."""
+        Return the digest and the registration number of each model; the keys are model names."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self.ensure_registered(model.base)
@@ -95,7 +95,7 @@ class Registry:
             return registered | {model.id: self._registered[model.id]}
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model. If the server does not answer, log this and continue."""
+        """Unload a deleted model. If the server does not answer, log the error and continue."""
         known = self._registered.pop(model_id, None)
         self._registering.pop(model_id, None)
         if known is not None:

@@ -100,7 +100,7 @@ class Inference:
         return await own.answer(model, path, body, request_id)
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model. If the server does not answer, log this and continue."""
+        """Unload a deleted model. If the server does not answer, log the error and continue."""
         for registry in self._registries():
             await registry.forget(model_id)
 
@@ -108,7 +108,7 @@ class Inference:
         """Unload models whose files the server has deleted; repeat until the task is cancelled.
 
         `existing`: function that takes model names and returns the names whose models still exist.
-        It is called in a thread.
+        This function is called in a thread.
         """
         while True:
             await asyncio.sleep(FORGET_SECONDS)

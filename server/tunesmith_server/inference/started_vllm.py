@@ -1,6 +1,7 @@
 """vLLM that `tunesmith serve` has started, for requests to one base model and its adapters.
 
-If vLLM does not answer or will not load an adapter, our own inference process answers instead."""
+If vLLM does not answer or will not load an adapter, our own inference process answers the
+request."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ _MAX_ERROR_BYTES = 64 * 1024
 
 
 def new_client(url: str, token: str, socket: str | None = None) -> httpx.AsyncClient:
-    """Return a client for one inference server. It ignores the proxy that the environment names.
+    """Return a client for one inference server. The client ignores the proxy that the environment
+    names.
     `socket`: Unix socket that the server listens on, in place of the host in `url`."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
     return httpx.AsyncClient(

@@ -14,12 +14,12 @@ from .owned import Owned
 NO_METRICS = text("kind <> 'metrics'")
 """Condition of the index that contains all events except metrics.
 
-SQLite uses the index only for queries that contain this text.
+SQLite uses the index only for queries that contain the text of the condition.
 """
 NO_INFO = text("level <> 'info'")
 """Condition of the index that contains only warnings and errors.
 
-SQLite uses the index only for queries that contain this text.
+SQLite uses the index only for queries that contain the text of the condition.
 """
 
 

@@ -124,8 +124,8 @@ class JobRow(Owned, Base):
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
-    """Device-time of the ended attempts in seconds. It includes work that was lost when an attempt
-    failed."""
+    """Device-time of the ended attempts in seconds. The time of work that was lost when an attempt
+    failed is included."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason why the worker must save a resume point and free its device; null if the job may
     continue."""

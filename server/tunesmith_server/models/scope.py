@@ -48,7 +48,8 @@ def project_of(session: Session) -> str | None:
 
 
 def all_projects(statement: S) -> S:
-    """Let a statement read rows of all projects. The caller must not show these rows to users."""
+    """Let a statement read rows of all projects. The caller must not show rows of other projects to
+    users."""
     return statement.execution_options(**{_ALL: True})
 
 

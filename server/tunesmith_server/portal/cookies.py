@@ -78,8 +78,9 @@ def set_hidden_columns(request: Request, response: Response, names: Sequence[str
 
 
 def home_visit(request: Request) -> tuple[int, int]:
-    """Return two times in Unix seconds. The first is the last visit of the home page. The second is
-    the start of the absence whose changes the home page still shows. An unknown time is 0."""
+    """Return two times in Unix seconds. The first time is the last visit of the home page. The
+    second time is the start of the absence whose changes the home page still shows. An unknown time
+    is 0."""
     seen, _, away = request.cookies.get(_VISIT, "").partition(".")
     if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in (seen, away)):
         return 0, 0

@@ -49,8 +49,8 @@ async def respond(request: Request, error: Exception) -> Response:
 
 
 def _again(request: Request, status: int) -> str:
-    """Return the address that "Try again" opens. If a form was sent, this is the page with the
-    form. Empty if the page would fail again."""
+    """Return the address that "Try again" opens. If a form was sent, return the address of the page
+    with the form. If the page would fail again, return an empty text."""
     if request.method != "GET":
         return security.referring_page(request)
     if status in (403, 404):

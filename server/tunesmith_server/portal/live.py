@@ -108,7 +108,7 @@ class _RowFeed:
 
     def changed(self, state: State) -> list[bytes]:
         """Return the rows of jobs that changed since the last call, oldest job first. Only the
-        newest `_ROWS` jobs are compared. The first call returns nothing."""
+        newest `_ROWS` jobs are compared. The first call of `changed` returns nothing."""
         with scope.limit(state.database.read(), self._principal.project) as session:
             page = jobs.list_jobs(
                 session, after=None, limit=_ROWS, order="desc", filters=JobFilters(),

@@ -116,7 +116,7 @@ async def _recognise(request: Request, plane: Plane) -> SignedIn | None:
 
 
 def require(signed_in: SignedIn, routes: Sequence[str], *, changing: bool) -> None:
-    """Raise Forbidden if the caller may not use one of these routes of the API."""
+    """Raise Forbidden if the caller may not use all of the given API routes."""
     if changing and signed_in.kind == "display":
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
@@ -163,8 +163,8 @@ def _show(
     """Call the page's function in one transaction.
 
     The audit log gets an entry for each change and for each download of a file's content. The
-    transaction of the page also adds the entry. For a bulk page that changes nothing, another
-    transaction adds the entry afterwards.
+    transaction of the page also adds the audit entry. For a bulk page that changes nothing, another
+    transaction adds the audit entry afterwards.
     """
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):

@@ -64,9 +64,9 @@ class DefaultHeaders:
 
 def is_cross_site(request: Request) -> bool:
     """Return True unless the browser's headers show that a page of this server sends the request.
-    Old browsers do not send `Sec-Fetch-Site`. Over plain http, other browsers send it only to a
-    server on the same machine. Without `Sec-Fetch-Site`, the header `Origin` decides, which
-    browsers send with each request that changes data.
+    Old browsers do not send `Sec-Fetch-Site`. Over plain http, other browsers send `Sec-Fetch-Site`
+    only to a server on the same machine. Without `Sec-Fetch-Site`, the header `Origin` decides,
+    which browsers send with each request that changes data.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -92,8 +92,8 @@ def own_path(address: str) -> str:
 
 
 def referring_page(request: Request) -> str:
-    """Return the address of the portal's page that sent the request. If it is unknown, return the
-    address of the portal's first page."""
+    """Return the address of the portal's page that sent the request. If the page is unknown, return
+    the address of the portal's first page."""
     try:
         came_from = urlsplit(request.headers.get("referer", ""))
     except ValueError:

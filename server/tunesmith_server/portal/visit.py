@@ -1,7 +1,7 @@
 """Pages of the portal as functions of a visit. A visit has the request, its caller and a database
 session. For each page, `Page.needs` lists the API routes that do the same as the page. A caller may
-see a page if the rules in identity/policy.py allow the caller to use these API routes. The audit
-log names the first of these API routes when a page changes data.
+see a page if identity/policy.py allows the caller to use the API routes in `Page.needs`. When a
+page changes data, the audit log names the first API route in `Page.needs`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Visit:
     request changes data."""
     form: FormData = field(default_factory=FormData)
     reads: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    """API route and parameters of each read that the audit log must record, beside the page
-    itself."""
+    """Reads that the audit log must record in addition to the page itself: the API route and the
+    parameters of each read."""
 
     @property
     def principal(self) -> Principal:
@@ -120,8 +120,8 @@ class Page:
     show: PageFunction
     method: str = "GET"
     needs: tuple[str, ...] = ()
-    """Routes of the API that do the same as the page, such as `GET /fine_tuning/jobs`. The first
-    route names the request in the audit log."""
+    """Routes of the API that do the same as the page, such as `GET /fine_tuning/jobs`. In the audit
+    log, an entry for the page has the name of the first route."""
     is_public: bool = False
     """True if the page needs no sign-in."""
     per_minute: int = 0

@@ -60,8 +60,8 @@ def refuses(reservations: Iterable[ReservationRow], project_id: str) -> Reservat
 
 
 def jobs_to_move(session: Session) -> list[tuple[str, str]]:
-    """Return the running jobs that an active reservation forbids on their worker, each with the
-    reason."""
+    """Return the running jobs whose worker is now drained or reserved for another project, each
+    with the reason."""
     rows = session.execute(
         select(JobRow.id, ReservationRow)
         .join(WorkerRow, WorkerRow.worker_id == JobRow.lease_owner)

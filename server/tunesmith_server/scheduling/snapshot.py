@@ -1,5 +1,5 @@
 """The state of the queue at one moment, read from the database: projects, live workers, running
-jobs and waiting jobs. Forecasts, reasons and pre-emption use this snapshot. `place` returns a job's
+jobs and waiting jobs. Forecasts, reasons and pre-emption use a snapshot. `place` returns a job's
 place by the rules of `order.py`; a test checks that both give the same order.
 """
 
@@ -36,8 +36,8 @@ READY_SECONDS = 35.0
 MAX_WAITING = 10_000
 """Maximum number of waiting jobs that are read.
 
-The first jobs of each project are read, so that a project with very many jobs does not use up this
-number alone.
+The first jobs of each project are read, so that a project with very many jobs does not crowd out
+the jobs of other projects.
 """
 
 Place = tuple[bool, bool, float, int, float, str]
@@ -151,7 +151,8 @@ _HELD_COLUMNS = (
 
 
 def read(session: Session, *, only_urgent: bool = False) -> Snapshot:
-    """Read the queue. With `only_urgent`, read only waiting jobs that may pre-empt others."""
+    """Read the queue. With `only_urgent`, read only those waiting jobs that may pre-empt running
+    jobs."""
     now = usage.database_now(session)
     turn = func.row_number().over(partition_by=JobRow.project_id, order_by=of_jobs(JobRow))
     active = select(ProjectRow.id).where(ProjectRow.archived_at.is_(None))

@@ -1,8 +1,8 @@
 """Device-time of projects: the decayed usage that orders the queue, and the totals of each day.
 
 Usage halves in a day. A project's usage at time t is the integral of 2**((s - t) / day) over the
-device-time s that it used. `projects.usage_log` stores the logarithm of this integral for the fixed
-time t = 0 (1970), so the stored value changes only when the project uses a device. At any time, the
+device-time s that it used. `projects.usage_log` stores the logarithm of the usage at the fixed time
+t = 0 (1970), so the stored value changes only when the project uses a device. At any time, the
 stored values put the projects in the same order as their decayed usage. The logarithm does not
 overflow (decision 0035).
 """
@@ -25,8 +25,9 @@ _RATE = math.log(2) / HALF_LIFE_SECONDS
 CHARGE_AHEAD_SECONDS = 600.0
 """Device-time that a claim charges in advance.
 
-When a running job has used up this time, its project is charged for another CHARGE_AHEAD_SECONDS.
-Without the advance, a project could claim all devices before any device-time is charged.
+When a running job has used up the charged time, its project is charged for another
+CHARGE_AHEAD_SECONDS. Without the advance, a project could claim all devices before any device-time
+is charged.
 """
 NO_USAGE = -1e9
 """Value that replaces the logarithm of zero."""
@@ -145,8 +146,8 @@ def lock_project(session: Session, project_id: str) -> ProjectRow:
 
 def lock_further_project(session: Session, project_id: str) -> ProjectRow | None:
     """Lock a project in a transaction that may already have locked other projects. Return None if
-    another transaction has locked the project: waiting for the lock could be a deadlock, because
-    the other transaction may wait for a project that this transaction has locked."""
+    another transaction has locked the project. Waiting for the lock could be a deadlock: the other
+    transaction may be waiting for a project that this transaction has locked."""
     return session.get(
         ProjectRow, project_id, with_for_update={"skip_locked": True}, populate_existing=True
     )

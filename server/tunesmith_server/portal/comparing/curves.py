@@ -68,8 +68,8 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a label for the element `ts-chart`. Commas and colons become spaces, because this
-    element separates labels by them."""
+    """Return a label for the element `ts-chart`. Commas and colons become spaces, because
+    `ts-chart` uses them to separate labels."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 
 

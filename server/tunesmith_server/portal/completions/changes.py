@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
     text: str
     is_new: bool
-    """True if the previous completion does not have these words at this place."""
+    """True if the previous completion does not have the words of `text` at this place."""
 
 
 def pieces(former: str | None, text: str) -> list[Piece]:

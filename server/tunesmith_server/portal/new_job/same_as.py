@@ -14,7 +14,7 @@ _WORDS = ("n_epochs", "batch_size", "learning_rate_multiplier", "eval_samples")
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The request as text for one interface."""
+    """Text of the request for one interface, for example curl."""
 
     name: str
     text: str

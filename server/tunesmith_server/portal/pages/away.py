@@ -120,7 +120,7 @@ def _warning(visit: Visit, item: Mapping[str, Any]) -> Change:  # Any: JSON
 
 
 def calls(since: float) -> list[Call]:
-    """Return the API calls that return these changes."""
+    """Return the API calls that return the changes of an absence."""
     return [
         Call(
             path=f"/v1/fine_tuning/jobs?{name}_after={int(since)}",

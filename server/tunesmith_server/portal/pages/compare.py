@@ -69,8 +69,8 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
 
 def as_json(visit: Visit) -> Response:
     """Return the curves in the format of the element `ts-chart`. If the axis shows steps, the
-    parameters `from` and `to` select a range of steps. All points of a curve are then in this
-    range, so the curve has more detail."""
+    parameters `from` and `to` select a range of steps. With a range, all points of a curve are
+    inside the range, so the curve has more detail."""
     view = view_of(visit)
     steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
     found = _compare(visit, view, _POINTS, *steps)

@@ -84,7 +84,7 @@ def jobs_exist(visit: Visit) -> bool:
 def _jobs(
     visit: Visit, *states: JobState, since: float | None = None, with_curve: bool = False
 ) -> list[Any]:  # Any: JSON
-    """Return the newest jobs in these states that ended since the given time."""
+    """Return the newest jobs that have one of the given states and ended since the given time."""
     finished_after = None if since is None else int(since)
     page = jobs.list_jobs(
         visit.session, after=None, limit=_MOST, order="desc",

@@ -33,7 +33,7 @@ def as_json(visit: Visit) -> Response:
 
 
 def as_csv(visit: Visit) -> Response:
-    """Return the curves as a table with a row for each step of any curve."""
+    """Return the curves as a table. Each step at which a curve has a value is one row."""
     measured: dict[str, Any] = from_json(_columns(visit, curves.MAX_POINTS))["curves"]
     known = {
         name: dict(zip(curve["steps"], curve["values"], strict=True))

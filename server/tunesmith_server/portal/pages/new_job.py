@@ -213,8 +213,8 @@ def _in_words(problem: RequestProblem) -> RequestProblem:
 def _step(texts: request.Texts, steps: list[int]) -> int | None:
     """Return the step of the newest resume point at or before the wanted step.
 
-    If all resume points are later, return the step of the oldest one. Without a wanted step, return
-    the step of the newest resume point.
+    If all resume points are after the wanted step, return the step of the oldest resume point.
+    Without a wanted step, return the step of the newest resume point.
     """
     wanted = texts.get("step", "")
     if wanted.isascii() and wanted.isdigit():

@@ -1,6 +1,6 @@
 """Playground: up to four models answer one prompt side by side. The user can mark a better and a
 worse answer. The browser stores these pairs in OpenAI's preference format, and the user can
-download them. The pairs cannot be uploaded, because no job can train on such rows yet.
+download them. The preference pairs cannot be uploaded, because no job can train on preferences yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Warnings before training if the inference server will not load the result.
 
-Only vLLM has such limits; our own inference process loads every model that we train.
+Only vLLM refuses some results; our own inference process loads every model that we train.
 """
 
 from __future__ import annotations

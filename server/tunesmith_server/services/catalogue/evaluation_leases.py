@@ -321,7 +321,7 @@ def take_back_expired(session: Session, wake_ups: WakeUps) -> int:
 def take_back_reserved(session: Session, wake_ups: WakeUps) -> int:
     """Queue evaluations again if their worker is drained or reserved for another project; return
     their number. The worker learns from the reply to its next renewal that it has lost the
-    evaluation. Another worker then starts the evaluation from the first row."""
+    evaluation. The next worker starts the evaluation from the first row."""
     reserved_for = ReservationRow.project_id
     refused = session.scalars(
         select(EvaluationRow)

@@ -18,7 +18,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 def retrieve(storage: Storage, row: AdapterRow) -> Verification:
     """Return the content of the adapter's verification.json. Raises NotFound if the adapter has no
-    such file, or if this release cannot read it."""
+    verification.json, or if this release cannot read the file."""
     files = [file for file in adapters.files_of(row) if file.name == VERIFICATION_FILE]
     if not files:
         raise NotFound(

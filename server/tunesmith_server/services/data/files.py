@@ -142,8 +142,8 @@ def retrieve(
     """Return the file's row.
 
     On PostgreSQL, `lock` locks the row until the transaction ends (`{"read": True}` takes a shared
-    lock). While a transaction creates a job, no other transaction can then change or delete the
-    job's file.
+    lock). With this lock, no other transaction can change or delete a job's file while a
+    transaction creates the job.
     """
     row = session.get(FileRow, file_id, with_for_update=lock or None)
     if row is None:

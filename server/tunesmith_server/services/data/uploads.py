@@ -1,8 +1,8 @@
 """Uploads in parts: create an upload, add parts, cancel. upload_completion.py assembles the file.
 
 Hashing and storing run outside a transaction, so that a large upload does not block other requests.
-The upload may change while a part is hashed and stored, so its state is then checked again under a
-lock.
+The upload may change while a part is hashed and stored, so the upload's state is checked again
+afterwards, under a lock.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def renew(session: Session, settings: Settings, file_id: str, lease: ReadingLeas
 def give_back(
     session: Session, wake_ups: WakeUps, file_id: str, lease: ReadingLease, *, crashed: bool
 ) -> None:
-    """End a lease without a result. `crashed`: True if the process that read the file was killed.
-    Such an end counts as a lost worker; a shutdown of the worker does not count."""
+    """End a lease without a result. `crashed`: True if the process that read the file was killed. A
+    killed process counts as a lost worker; a shutdown of the worker does not count."""
     row = _held(session, file_id, lease)
     _end(session, wake_ups, row, lost=crashed)
 

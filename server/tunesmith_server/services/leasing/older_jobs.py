@@ -1,5 +1,5 @@
-"""Update of jobs that an earlier release stored. In each round of the janitor, some of these jobs
-get the data that the earlier release did not store: health, curve for lists, and packed metrics
+"""Update of jobs that an earlier release stored. In each round of the janitor, some of the jobs get
+the data that the earlier release did not store: health, curve for lists, and packed metrics
 (curve_chunks.py)."""
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def _read_run_report(value: Any) -> RunReport | Unreadable | None:  # Any: as ab
 
 
 class ReceivedReport(Report):
-    """Report of a worker. The events and the run report in a received report may be unreadable,
-    because the worker must get a command even if parts of its report are invalid."""
+    """Report of a worker, in which events and run report may be `Unreadable`. A report with
+    unreadable parts is not refused, because the worker must get a command in any case."""
 
     events: list[
         Annotated[

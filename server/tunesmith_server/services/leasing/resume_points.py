@@ -62,8 +62,8 @@ def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
 
 
 def for_claim(session: Session, job: JobRow) -> tuple[list[ResumePoint], bool]:
-    """Return the resume points for a claim, newest first. The second value is True if the resume
-    points come from another job with other settings."""
+    """Return the resume points for a claim, newest first. The second value of the result is True if
+    the resume points come from another job with other settings."""
     own = session.scalars(
         select(ResumePointRow)
         .where(ResumePointRow.job_id == job.id)

@@ -24,8 +24,8 @@ BLOCK = 32
 """Number of steps in a block. The column `coarse` of a chunk stores the minimum and the maximum of
 each block."""
 _CHUNKS_AT_A_TIME = 4
-"""Maximum number of chunks that are packed when one step is stored. After an update of the service,
-more than one chunk can be complete."""
+"""Maximum number of chunks that are packed when one step is stored. Several chunks can be complete
+if an earlier release stored the first steps of the job."""
 
 _STORED = MetricRow.job_id == bindparam("job_id")
 _VOID = and_(CurveRow.job_id == bindparam("job_id"), CurveRow.void_by > 0)
@@ -104,7 +104,7 @@ def seal(session: Session, job: JobRow, step: int, most: int) -> None:
 
 def make_void(session: Session, job: JobRow, step: int) -> None:
     """Copy the metrics after `step` into void chunks, because the current attempt repeats these
-    steps. The caller then deletes the copied metrics."""
+    steps. Afterwards, the caller deletes the copied metrics."""
     session.execute(
         delete(CurveRow).where(CurveRow.job_id == job.id, CurveRow.void_by == job.attempt)
     )

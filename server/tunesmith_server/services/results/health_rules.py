@@ -49,8 +49,8 @@ uses the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
-"""Relative fall of the loss that a useful run should show. If the noise may hide such a fall, the
-health of a flat curve is `unclear`; otherwise it is `barely_moved`."""
+"""Relative fall of the loss that a useful run should show. If the noise may hide a fall of this
+size, the health of a flat curve is `unclear`. If not, the health is `barely_moved`."""
 LOST_SHARE = 0.9
 """If rounding loses at least this share of the weight updates, rounding is the reason for a flat
 curve."""
@@ -60,8 +60,8 @@ EQUAL_SHARE = 0.9
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Changes of the mean reward, in standard deviations of the reward within a group.
 NOTICEABLE_SPREAD is the smallest rise that counts as learning. USEFUL_SPREAD is the rise that a
-useful run should show; if the noise may hide such a rise, the health of a flat curve is `unclear`.
-COLLAPSE_SPREAD is the fall that counts as a collapse."""
+useful run should show; if the noise may hide a rise of this size, the health of a flat curve is
+`unclear`. COLLAPSE_SPREAD is the fall that counts as a collapse."""
 
 
 @dataclass(frozen=True)

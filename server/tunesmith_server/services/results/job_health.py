@@ -22,8 +22,8 @@ MAX_POINTS = 200
 """Maximum number of points of a curve; each point is the mean of as many logged steps as
 necessary."""
 GROWTH = 1.05
-"""Factor by which a job's number of steps must grow before its health is derived again. The cost of
-all derivations together then grows linearly with the number of steps."""
+"""Factor by which a job's number of steps must grow before its health is derived again. With this
+factor, the cost of all derivations of a job grows linearly with the number of steps."""
 MAX_LISTED = 64
 """Maximum number of points of the curve in a list of jobs."""
 _LARGEST = 1e100

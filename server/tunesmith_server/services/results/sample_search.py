@@ -1,7 +1,8 @@
 """Search in a job's samples: filters, and the prompts of a step by the range of their rewards.
 
 Only the stored files have rewards and texts, so a search reads them. A page ends after a bounded
-number of samples, even if few samples match; its cursor is then the last sample that was read.
+number of samples, even if few samples match; the cursor of the page is the last sample that was
+read.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from .samples import parse_cursor
 MAX_READ_SAMPLES = 2000
 MAX_READ_BYTES = 2 * 1024 * 1024
 MAX_READ_STEPS = 100
-"""Maximum numbers of samples, bytes and steps that a page reads. When a page has reached one of
-these limits, no further step is read."""
+"""Maximum numbers of samples, bytes and steps that a page reads. When a page has reached its
+maximum of samples, bytes or steps, no further step is read."""
 
 
 @dataclass(frozen=True, kw_only=True)

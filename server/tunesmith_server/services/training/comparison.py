@@ -36,7 +36,7 @@ MAX_COMPARED = 8
 _TOKENS = "trained_tokens"
 _ANCHORS = 200
 """Maximum number of events that are read to place a job's steps on the axis `hours`. Steps between
-two of these events are placed by interpolation."""
+two events that were read are placed by interpolation."""
 
 Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""

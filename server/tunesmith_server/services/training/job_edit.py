@@ -1,4 +1,5 @@
-"""Changes of a job's name, notes, pin and metadata. The training does not use these fields."""
+"""Changes of a job's name, notes, pin and metadata. The training does not use name, notes, pin and
+metadata."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ UNFINISHED = frozenset(str(state) for state in JobState if state not in TERMINAL
 _IDS_AT_A_TIME = 500
 
 Head = tuple[Any, ...]  # Any: columns of a row
-"""Values of some columns of a job. When the job changes, at least one of these values changes."""
+"""Values of some columns of a job. When a job changes, at least one value of its head changes."""
 
 
 def heads(

@@ -24,8 +24,8 @@ from ..catalogue import base_models
 from . import job_create
 
 _MAX_ROUNDS = 50
-"""Maximum number of times that a body is validated. Each validation finds the unknown fields at one
-more depth of nested objects."""
+"""Maximum number of times that a body is validated. With each validation, unknown fields are found
+one level deeper in nested objects."""
 
 
 def split_fields(body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

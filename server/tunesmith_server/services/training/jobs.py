@@ -196,8 +196,8 @@ def insert(
 def queue_if_validated(
     session: Session, wake_ups: WakeUps, job: JobRow, file_rows: list[FileRow]
 ) -> None:
-    """Queue a job if all its files are valid; fail the job if a file is invalid. Otherwise the job
-    stays unchanged."""
+    """Queue a job if all its files are valid; fail the job if a file is invalid. If a file is not
+    validated yet, the job stays unchanged."""
     method = stored_job.method_of(job)
     for param, file in zip(("training_file", "validation_file"), file_rows, strict=False):
         if reason := files.refusal(file, method):
@@ -231,7 +231,7 @@ def enqueue(
     work_is_lost: bool = False,
 ) -> JobRow | None:
     """Move a job to `queued` and wake a worker after the commit. If a worker holds the job, call
-    `job_control.release` instead."""
+    `job_control.release` instead of `enqueue`."""
     now = time.time()
     columns = {"queued_at": now, "woken_at": now, "phase": None, "lease_until": None}
     columns |= {"not_before": None}

@@ -36,8 +36,8 @@ def store(session: Session, job: JobRow, report: RunReport) -> None:
 
 def _predicted_peak(report: RunReport) -> int | None:
     """Return the smallest peak memory in bytes that the report predicts, over the chosen memory
-    plan and its alternatives. A later attempt may choose another of these plans, but needs at least
-    this much memory."""
+    plan and its alternatives. A later attempt may choose another memory plan, but needs at least as
+    much memory as the smallest peak."""
     plans = [choice.figures for choice in report.choices if choice.name == "memory_plan"]
     peaks: list[int] = []
     for plan in plans:

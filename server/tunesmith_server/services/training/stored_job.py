@@ -252,8 +252,8 @@ _SHOWN_INSTEAD = {
     "cancel_requested": False, "stop_requested": False, "pinned": False, "last_metrics": {},
     "result_files": [],
 }  # fmt: skip
-"""Values shown for required columns whose stored value has the wrong type; other such columns are
-shown as null."""
+"""Values shown for required columns whose stored value has the wrong type. Optional columns with a
+value of the wrong type are shown as null."""
 
 
 def _readable_recipe(row: JobRow) -> Recipe:

@@ -2,8 +2,8 @@
 gets a warning. When a worker has the base model, the warning is withdrawn.
 
 An active warning is an event of level `warn` with `data.reason`. A later event withdraws the
-warning. The `data.withdraws` of the later event is the id of the warning. The warning then has the
-level `info`, and its `data.withdrawn_by` is the id of the later event.
+warning. The `data.withdraws` of the later event is the id of the warning. A withdrawn warning has
+the level `info`, and its `data.withdrawn_by` is the id of the later event.
 """
 
 from __future__ import annotations
