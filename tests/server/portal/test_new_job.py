@@ -11,6 +11,7 @@ from tunesmith_server.models import AuditRow
 
 from ..actors import Server
 from ..teams import caller
+from ..test_models import tuned
 from .browser import Browser, signed_in
 from .hostile import TEXTS
 from .page_checks import Document, check_links, check_page
@@ -73,6 +74,23 @@ def test_the_empty_form_has_each_recipe_field_with_its_meaning(server: Server) -
     assert "rows.jsonl: 1 row, supervised" in text
     assert "Peak learning rate." in text
     assert "tiny-llama" in document.with_id("m-model").text
+
+
+def test_the_form_tells_which_models_can_be_trained_now(server: Server) -> None:
+    full = tuned(server, kind="full")
+    server.worker.hello()
+    browser = signed_in(server)
+    document = Document(browser.page(HERE))
+    offered = {item.attributes.get("value"): item.text for item in document.all("option")}
+    assert offered["tiny-llama"] == "1 of 1 worker free"
+    assert full in offered
+    assert "tiny-llama (1 of 1 worker free)" in document.with_id("m-model").text
+    server.create_job(server.good_file())
+    server.worker.claim()
+    data = form("file-none")
+    reply = browser.post(CHECK, data=data)
+    known = Document(reply.text).with_id("check").text
+    assert f"0 of 1 worker free. {server.worker.name} has it." in known
 
 
 def test_a_job_is_started_with_what_the_form_says(server: Server) -> None:
