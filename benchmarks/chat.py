@@ -1,15 +1,17 @@
 """Compare the inference process with transformers: `python -m benchmarks.chat --model FOLDER`.
 
-The model answers over HTTP with server-sent events; the client reads raw sockets. Our process and
-transformers load a copy of the model without end-of-sequence token, so every completion has the
-maximum number of tokens. Prints one JSON line:
+The model answers over HTTP with server-sent events. Our process and transformers load a copy of the
+model without end-of-sequence token, so every completion has the maximum number of tokens. Prints
+one JSON line:
 
 `first_token_ms`: time from the request to the first token of a warm model; median of 20.
-`tokens_per_second`: tokens per second with 1 stream and with 32 streams; the best of all rounds.
+`tokens_per_second`: tokens per second with 1 stream and with 32 streams, from the best of all
+    rounds.
 `stream_ratio`: tokens per second with 32 streams / with 1 stream.
-`speed_ratio`: tokens per second with 32 streams, ours / the faster of `generate_batch` and
-    `transformers serve`; the sides run alternately. `generate_batch` runs without HTTP.
-`stall_ratio`: 99th percentile / median of the time between two tokens of eight streams, while
+`speed_ratio`: our tokens per second with 32 streams / the tokens per second of transformers. The
+    faster of `generate_batch` (without HTTP) and `transformers serve` counts. Our process and
+    transformers run alternately.
+`stall_ratio`: 99th percentile / median of the time between two tokens. Eight streams run while
     another user sends prompts of 400 tokens.
 
 With `--part training`, the benchmark measures how much chat slows down a training job

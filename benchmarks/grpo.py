@@ -19,7 +19,7 @@ line:
 
 The first step's results are printed but not counted. In bf16, stock TRL runs once with bf16 weights
 and once with autocast; only the faster run of each round counts. `--ragged` forces completions of
-16 to 128 tokens (log-uniform) on both sides. Our side sets options of glibc's malloc;
+16 to 128 tokens (log-uniform) for both trainers. Our trainer sets options of glibc's malloc;
 `--their-allocator` sets the same options for stock TRL.
 """
 

@@ -5,8 +5,8 @@ Starts a service and runs a reinforcement job through its API. The job trains ti
 grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
 problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
 with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates the completions.
-This needs `--trainer-python` (a Python interpreter with vLLM) or `--rollout-url` (the URL of a vLLM
-server with tiny-math-flat; see docs/how-to/vllm.md). Prints one JSON line:
+`--engine vllm` needs `--trainer-python` (a Python interpreter with vLLM) or `--rollout-url` (the
+URL of a vLLM server with tiny-math-flat; see docs/how-to/vllm.md). Prints one JSON line:
 
 `before`, `after`: pass@1 on `heldout`, with 8 completions per row at temperature 1; `after` has one
     value per seed.

@@ -82,7 +82,7 @@ def even_share(
     prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]],
     **_: object,
 ) -> list[float]:  # fmt: skip
-    """Reward that both sides use: the share of a completion's tokens that have an even id."""
+    """Reward for both trainers: the share of a completion's tokens that have an even id."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 

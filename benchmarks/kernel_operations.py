@@ -41,8 +41,8 @@ __all__ = [
 def rms_norm_problem(
     shape: Shape, device: torch.device, dtype: torch.dtype, kind: NormKind = NormKind.LLAMA
 ) -> Problem:
-    """RMSNorm of x with a trained weight. The eager side is transformers' Llama module, or its
-    Gemma module, which multiplies by 1 + weight."""
+    """RMSNorm of x with a trained weight. The eager implementation is transformers' Llama module,
+    or its Gemma module, which multiplies by 1 + weight."""
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = leaf(shape.hidden, device=device, dtype=dtype)
     liger = liger_function("LigerRMSNormFunction")
@@ -71,8 +71,8 @@ def rms_norm_problem(
 
 
 def rope_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RoPE of q and k. The eager side is transformers' RoPE function, with tables in the model's
-    dtype."""
+    """RoPE of q and k. The eager implementation is transformers' RoPE function, with tables in the
+    model's dtype."""
     q = leaf(shape.rows, shape.heads, shape.head_size, device=device, dtype=dtype)
     k = leaf(shape.rows, shape.kv_heads, shape.head_size, device=device, dtype=dtype)
     angle = torch.rand(shape.rows, shape.head_size // 2, device=device)

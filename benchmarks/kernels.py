@@ -53,10 +53,10 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 def best_seconds(
     sides: dict[str, Callable[[], object]], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Measure the best time of each side.
+    """Measure the shortest time of each implementation in `sides`.
 
-    The sides run in turn, so other load on the machine affects all sides. The first round is not
-    counted, because it warms up and compiles.
+    The implementations run in turn, so other load on the machine affects all of them. The first
+    round is not counted, because it warms up and compiles.
     """
     best = dict.fromkeys(sides, float("inf"))
     for turn in range(repeats + 1):

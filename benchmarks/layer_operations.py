@@ -1,7 +1,7 @@
 """Operations around the large matrix products of a layer, for kernel_operations.py.
 
 The operations are the norm of q and k, attention over segments, projections with adapters, and
-log-probs from a head. Frozen weights are not leaf tensors, because no side computes their
+log-probs from a head. Frozen weights are not leaf tensors, because no implementation computes their
 gradients.
 """
 
@@ -24,7 +24,7 @@ LORA_SCALE = 0.5
 
 
 def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RMSNorm of each head of q and k (Qwen 3), with trained weights. The eager side is
+    """RMSNorm of each head of q and k (Qwen 3), with trained weights. The eager implementation is
     transformers' norm module. Our kernel works in place, so its time includes a copy of its
     input."""
     attention = _attention_shape(shape)
@@ -60,7 +60,7 @@ def qk_norm_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> P
 
 
 def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Attention over packed texts, without RoPE. The eager side runs SDPA (torch's
+    """Attention over packed texts, without RoPE. The eager implementation runs SDPA (torch's
     scaled_dot_product_attention) on each text. `sdpa_block_mask` is one SDPA call with a dense [T,
     T] mask. Each key head is repeated for the query heads of its group; transformers also repeats
     keys if it uses a mask. The time excludes building the mask, although stock transformers builds
@@ -103,9 +103,9 @@ def attention_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """RMSNorm, then the q, k and v projections with adapters. The eager side is transformers' norm
-    module and three PEFT layers. The leaf tensors are x and the LoRA matrices A and B of each
-    projection."""
+    """RMSNorm, then the q, k and v projections with adapters. The eager implementation is
+    transformers' norm module and three PEFT layers. The leaf tensors are x and the LoRA matrices A
+    and B of each projection."""
     outs = [n * shape.head_size for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
     x = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     norm_weight = torch.ones(shape.hidden, device=device, dtype=dtype)
@@ -137,8 +137,8 @@ def lora_qkv_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> 
 
 def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
     """SwiGLU, then the down projection with its adapter, then the addition of the residual. The
-    eager side is transformers' MLP with a PEFT layer. The leaf tensors are one tensor with gate and
-    up, the residual, and the LoRA matrices A and B."""
+    eager implementation is transformers' MLP with a PEFT layer. The leaf tensors are one tensor
+    with gate and up, the residual, and the LoRA matrices A and B."""
     gate_up = leaf(shape.rows, 2 * shape.intermediate, device=device, dtype=dtype)
     residual = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.hidden, shape.intermediate, device, dtype)
@@ -169,8 +169,8 @@ def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def log_prob_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Log-prob of each row's token from a frozen head. The eager side computes full logits in fp32.
-    The upstream gradients of the log-probs differ, as in a preference loss."""
+    """Log-prob of each row's token from a frozen head. The eager implementation computes full
+    logits in fp32. The upstream gradients of the log-probs differ, as in a preference loss."""
     hidden = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.vocabulary, shape.hidden, device, dtype)
     targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)

@@ -1,8 +1,8 @@
 """Compare the planner's memory predictions with measured memory: `python -m benchmarks.plan`.
 
 Each setting runs in its own process on a CPU. Twelve settings vary rows, length, tuning and
-checkpointing; six more settings were held out while the memory model was developed. A Llama of 12.4
-million parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
+checkpointing. Six more settings were not used to develop the memory model. A Llama of 12.4 million
+parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
 
 `tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
     allocation of a whole run.

@@ -2,8 +2,8 @@
 
 Starts the API in a separate process on SQLite, with 10,000 jobs, a run of 100,000 steps and 10,000
 samples, and opens the portal's pages in Chromium (`make browser`). Prints one JSON line with the
-results of each part, the bars, and the missed bars. `--write` stores this line.
-docs/reference/benchmarks.md explains each result.
+results of each part, the bars (required values), and the bars that the results miss. `--write`
+stores this line. docs/reference/benchmarks.md explains each result.
 """
 
 from __future__ import annotations

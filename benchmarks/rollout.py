@@ -1,10 +1,10 @@
 """Compare our rollout engine with transformers: `python -m benchmarks.rollout`.
 
-Both sides run alternately; each run has its own process and one thread (rollout_side.py). The task
-is the 12.4 M Llama of sft.py with a nonzero LoRA adapter of rank 32, and 2 prompts x 8 completions
-x 128 tokens at temperature 1. A rollout includes the weight sync. A run's result is the fastest
-rollout after the first rollout, because other load on the machine can only slow a rollout. Prints
-one JSON line:
+Our engine and transformers run alternately; each run has its own process and one thread
+(rollout_side.py). The model is the Llama of sft.py with 12.4 million parameters and a nonzero LoRA
+adapter of rank 32. A rollout generates 8 completions of 128 tokens for each of 2 prompts, at
+temperature 1. A rollout includes the weight sync. A run's result is the fastest rollout after the
+first rollout, because other load on the machine can only slow a rollout. Prints one JSON line:
 
 `speed_ratio`: CPU-seconds of a rollout, transformers / ours; median over the rounds.
 `memory_ratio`: Peak resident memory minus resident memory before the first rollout, ours /
@@ -24,9 +24,9 @@ interpreter of an environment with vLLM.
 With `--sync`, rollout_sync.py measures four ways to load a new adapter into an engine. The results
 are the CPU-seconds and bytes of a sync, and the speed of a rollout of 8 rows.
 
-`--ragged` sets completions of 16 to 128 tokens (log-uniform); transformers' batch runs until its
-longest completion ends. Our side sets options of glibc's malloc; `--their-allocator` sets the same
-options for transformers.
+With `--ragged`, completions have 16 to 128 tokens (log-uniform), and transformers' batch runs until
+its longest completion ends. Our process sets options of glibc's malloc; `--their-allocator` sets
+the same options for transformers.
 """
 
 from __future__ import annotations

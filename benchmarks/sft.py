@@ -1,17 +1,17 @@
 """Compare supervised fine-tuning with stock TRL: `python -m benchmarks.sft`.
 
-Both sides run alternately; each run has its own process and one thread (sft_side.py). Both sides
-train the same model on the same rows in the same order: a Llama of 12.4 million parameters, rows of
-32 to 768 tokens, LoRA r 32, packs of 2 x 1,024 tokens, no recomputation. A step includes data,
-forward, backward, clipping, optimizer and TRL's logging. Prints one JSON line:
+Our trainer and stock TRL run alternately; each run has its own process and one thread
+(sft_side.py). Both trainers train the same model on the same rows in the same order: a Llama of
+12.4 million parameters, rows of 32 to 768 tokens, LoRA r 32, packs of 2 x 1,024 tokens, no
+recomputation. A step includes data, forward, backward, clipping, optimizer and TRL's logging.
+Prints one JSON line:
 
 `speed_ratio`: Tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds.
-`memory_ratio`: Peak memory minus memory before training, ours / stock TRL. On a GPU, this is the
-    memory that torch allocated; otherwise, this is the resident memory of the process.
+`memory_ratio`: Peak memory minus memory before training, ours / stock TRL. On a GPU, the memory is
+    the memory that torch has allocated; on a CPU, the resident memory of the process.
 `loss_difference`: Largest relative difference between our loss and stock TRL's loss in a step.
 
-Our side sets the trainer's options of glibc's malloc; `--their-allocator` sets the same options for
-stock TRL.
+Our trainer sets options of glibc's malloc; `--their-allocator` sets the same options for stock TRL.
 """
 
 from __future__ import annotations

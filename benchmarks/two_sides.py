@@ -1,4 +1,4 @@
-"""Run one side of a comparison in a separate process."""
+"""Run one side of a comparison (our implementation or another one) in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reinforcement training on questions with known answers; prints first and last completions.
+"""Reinforcement training on questions with known answers. Prints the mean reward and a completion
+of the first and of the last step.
 
 Run: python examples/grpo_maths.py MODEL FILE [STEPS]. Each row of FILE is {"prompt": ..., "answer":
 ...}.

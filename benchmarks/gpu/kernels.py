@@ -87,7 +87,8 @@ def run(operation: str, shape: Shape, device: torch.device) -> dict[str, Any]:  
 def rates(
     operation: str, shape: Shape, device: torch.device, seconds: dict[str, float]
 ) -> dict[str, Any]:  # Any: JSON
-    """Convert times to rates; `ratio` is our rate divided by the ceiling."""
+    """Convert times to rates. `ratio` is our rate divided by the ceiling (copy bandwidth or rate of
+    torch.mm)."""
     work = WORK[operation](shape)
     figures: dict[str, Any] = {
         "ms": {name: round(elapsed * 1e3, 4) for name, elapsed in seconds.items()},

@@ -1,8 +1,8 @@
 """Part `memory`: predicted and measured memory.
 
 `MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
-`MODEL/offload`: Step time when every layer except the last offloads its input, divided by the step
-    time with recomputation.
+`MODEL/offload`: Step time with offloading / step time with recomputation. With offloading, every
+    layer except the last offloads its input.
 `MODEL/long`: The planner's memory prediction for one row of 80,000 tokens. The benchmark trains on
     this row if the prediction is at most 80 GB.
 

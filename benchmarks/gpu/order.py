@@ -92,7 +92,7 @@ def _speed(models: Sequence[str], tiny: bool, turn: int) -> Iterator[Job]:
 def _grpo(tiny: bool, turn: int) -> Iterator[Job]:
     """Yield the jobs of GRPO steps.
 
-    Only the first round also has jobs with full tuning and jobs that only decode.
+    Jobs with full tuning and jobs that only decode run only in the first round.
     """
     model = TINY_GRPO_MODEL if tiny else GRPO_MODEL
     for case in step_cases(model, turn):

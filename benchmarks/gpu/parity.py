@@ -1,9 +1,10 @@
 """Part `parity`: comparison of loss and gradients between a patched model and the stock model.
 
 The stock model is an unpatched transformers model with PEFT's LoRA and TRL's loss head. In fp32
-without TF32, each gradient may differ from the stock model's by a relative RMS of at most 1e-5. In
-bf16 with PEFT's fp32 adapters, errors are differences from the results in fp32. For each kind of
-tensor, our error over all layers must be at most 1.5 times the error of the stock model.
+without TF32, each gradient may differ from the gradient of the stock model by a relative RMS of at
+most 1e-5. In bf16 with PEFT's fp32 adapters, errors are differences from the results in fp32. For
+each kind of tensor, our error over all layers must be at most 1.5 times the error of the stock
+model.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def packed_batch(
 
 
 def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
-    """Compute `loss`, and the gradient of every trainable tensor under its name."""
+    """Compute `loss`, and the gradient of every trainable tensor, keyed by the tensor's name."""
     model.zero_grad()
     output = model(**batch, fused_lm_head=True)
     output.loss.backward()

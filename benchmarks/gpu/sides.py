@@ -2,8 +2,9 @@
 
 Each trainer is set up as its documentation describes, on a model with random bf16 weights and LoRA
 r 16 on all linear layers. In the setting "no-recompute", a micro-batch is one row of 4,096 tokens,
-and no trainer recomputes. In the setting "defaults", rows have mixed lengths, about 4,096 tokens in
-total, and each trainer keeps its defaults (TRL: padded rows, recomputation).
+and no trainer recomputes activations. In the setting "defaults", a step has rows of mixed lengths
+with about 4,096 tokens in total, and each trainer keeps its defaults (TRL: padded rows,
+recomputation).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltTrainer:
-    """Trainer of one side, and notes for the results."""
+    """One of the compared trainers, and notes for the results."""
 
     trainer: Untyped
     model: Untyped
@@ -253,7 +254,7 @@ def torch_device() -> torch.device:
 
 
 def tokenizer() -> Untyped:
-    """Placeholder tokenizer; the rows are token ids."""
+    """Placeholder tokenizer, because the rows already contain token ids."""
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({str(i): i for i in range(16)}, unk_token="0"))

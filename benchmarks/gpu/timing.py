@@ -27,10 +27,10 @@ _COPY_BYTES = (64 << 20, 256 << 20, 1 << 30)
 def median_seconds(
     sides: Mapping[str, Run], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Measure the median time of each side.
+    """Measure the median time of each implementation in `sides`.
 
-    The sides run in turn, so changes of the clock rate affect all sides. Before the measurement,
-    each side runs twice, to warm up and to compile.
+    The implementations run in turn, so changes of the clock rate affect all of them. Before the
+    measurement, each implementation runs twice, to warm up and to compile.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in sides}

@@ -1,8 +1,8 @@
 """Minimum time of each operation in kernel_operations.OPERATIONS, forward plus backward.
 
-Memory traffic takes at least the bytes divided by the copy bandwidth. Matrix products take at least
-the BLAS time for the same shapes. An operation with memory traffic and matrix products takes at
-least the sum of both times.
+Memory traffic takes at least the number of bytes divided by the copy bandwidth. Matrix products
+take at least the BLAS time for the same shapes. An operation with memory traffic and matrix
+products takes at least the sum of both times.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _attention(s: Shape) -> Work:
     return Work(
         attention=14 * pairs * s.heads * s.head_size,
         words="(4 + 10) * sum(length^2) / 2 * heads * head_size operations, compared with the BLAS "
-        "rate on square matrices. No bar, because softmax keeps all known kernels below this rate",
+        "rate on square matrices. No required value, because softmax keeps all known kernels below "
+        "this rate",
         barred=False,
     )
 

@@ -1,7 +1,8 @@
 """Train a small model of every architecture and write docs/reference/models.md.
 
 `python -m benchmarks.models` takes about half an hour on one core. `--only gpt2 bloom` measures
-these two types and replaces their rows in results/models.json; `--page` only writes the page.
+only the model types gpt2 and bloom, and replaces their rows in results/models.json. `--page` only
+writes the page.
 """
 
 from __future__ import annotations

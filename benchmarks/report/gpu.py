@@ -91,7 +91,8 @@ def _speed(result: Result) -> str:
         "Whole training steps with LoRA r 16 on all linear layers and random bf16 weights. In "
         "`no-recompute`, a micro-batch is one row of 4,096 tokens, and no activations are "
         "recomputed. In "
-        "`defaults`, a step has 12 rows of 64 to 1,024 tokens, and each side keeps its defaults.\n"
+        "`defaults`, a step has 12 rows of 64 to 1,024 tokens, and each trainer keeps its "
+        "defaults.\n"
     )
     head = ("model", "setting", "side", "tokens/s", "/ stock", "peak, GiB")
     return words + "\n" + table(head, rows)
@@ -126,7 +127,8 @@ def _kernels(result: Result) -> str:
     words = (
         "Speed of our kernels in bf16, forward and backward. In the same run, the device copied "
         f"{ceilings.get('copy_gb_per_s', NOT_MEASURED)} GB/s and multiplied square matrices at "
-        f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s; these rates are the ceilings.\n"
+        f"{ceilings.get('bf16_tflop_per_s', NOT_MEASURED)} TFLOP/s; these two rates are the upper "
+        "limits (ceilings) of our kernels.\n"
     )
     head = (
         "shape/operation",

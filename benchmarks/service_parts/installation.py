@@ -1,4 +1,5 @@
-"""Installation for measurements: embedded broker, `tunesmith api` and optionally both workers.
+"""Installation for measurements: embedded broker, `tunesmith api` and optionally a worker of each
+kind (train, light).
 
 Each part of the installation runs in its own process.
 """
@@ -53,7 +54,8 @@ class Installation:
         return _client(f"{self.url}/v1", self.api_key)
 
     def worker(self, worker_id: str = "w", queue: str = "train") -> httpx.Client:
-        """Enroll a worker; return its client of the internal API. Repeated calls are safe."""
+        """Enroll a worker; return a client that sends the worker's requests to the internal API.
+        Repeated calls are safe."""
         secret = hashlib.sha256(f"{self.worker_token} {worker_id}".encode()).hexdigest()
         body = {
             "worker_id": worker_id,

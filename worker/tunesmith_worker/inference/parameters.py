@@ -198,8 +198,7 @@ def _integer(body: Body, name: str, low: int | None = None, high: int | None = N
 def _temperature(body: Mapping[str, Any]) -> float:
     """Return the temperature.
 
-    A tiny temperature would make logits infinite, so 0 (greedy decoding) replaces a tiny
-    temperature.
+    A tiny temperature would make logits infinite, so it is replaced by 0 (greedy decoding).
     """
     temperature = _number(body, "temperature", 1.0, 0.0, 2.0)
     return temperature if temperature >= _LEAST_TEMPERATURE else 0.0

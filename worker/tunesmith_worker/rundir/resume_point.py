@@ -1,8 +1,8 @@
 """Format of a resume point: a flat folder of safetensors and JSON files, listed in its manifest.
 
 In a run directory, `checkpoints/resume-N/` holds the state after N optimiser steps. The manifest is
-written after all other files. A resume point is valid only if its folder has a manifest and all
-files in the manifest, unchanged.
+written after all other files. A resume point is valid only if its folder has a manifest, and all
+files that the manifest lists exist and are unchanged.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ PATIENCE_SECONDS = 10.0
 TOLERANCE_BYTES = 512 * 1024**2
 """Bytes of missing GPU memory that are tolerated.
 
-A CUDA context takes more than the tolerance; the driver itself takes less.
+The CUDA context of a leftover process takes more memory than the tolerance. The driver itself takes
+less.
 """
 _REASON_BYTES = 500
 

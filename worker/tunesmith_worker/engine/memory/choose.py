@@ -250,7 +250,8 @@ def _smallest(maximum: int, fits: Callable[[int], bool]) -> int:
 
 
 def max_tokens(planner: Planner, policy: Policy) -> int:
-    """Return the largest micro-batch in tokens that fits under `policy`; 0 if none fits.
+    """Return the maximum number of tokens of a micro-batch that fits under `policy`; 0 if no
+    micro-batch fits.
 
     All rows are assumed to be as long as the planner's longest row."""
     longest = planner.batch.longest
@@ -278,7 +279,8 @@ def rows_and_passes(
     """Split the `rows * passes` rows of a step into micro-batches of at most `max_tokens` tokens.
 
     Returns the rows per micro-batch (as many as fit, at least one) and the number of micro-batches.
-    `tokens_of(n)` returns the number of computed tokens in the n longest rows."""
+    `tokens_of(n)` returns the number of tokens, padding included, of a micro-batch with the n
+    longest rows."""
     batch = rows * passes
     fitting = [n for n in _divisors(batch) if n == 1 or tokens_of(n) <= max_tokens]
     return max(fitting), batch // max(fitting)

@@ -135,7 +135,7 @@ def save_trained(
     dtype: torch.dtype,
     with_tokenizer: bool,
 ) -> SavedWeights:
-    """Save the adapter in `dtype`, or the model with full tuning, and a probe.
+    """Save a probe and the adapter in `dtype`; with full tuning, a probe and the model.
 
     Stock libraries can load the files. `with_tokenizer`: True if tokens were added, so that the
     adapter needs its own tokenizer."""

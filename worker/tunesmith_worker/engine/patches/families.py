@@ -1,8 +1,8 @@
 """Table of model families: names of the modules in a decoder layer, by architecture.
 
-In all families, a layer adds attention and an MLP to the residual stream, each with a norm before
-it, after it or both. A `Family` lists only the differences from Llama. To support a new model
-family, add a row to the table.
+In all families, a layer adds the outputs of attention and of an MLP to the residual stream.
+Attention and MLP each have a norm before them, after them or both. A `Family` lists only the
+differences from Llama. To support a new model family, add a row to the table.
 
 In some families, our kernels compute only the attention half, because the MLP has no gate or has
 experts. For a norm other than RMSNorm, the model's own module computes the norm.

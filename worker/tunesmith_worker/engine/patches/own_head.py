@@ -162,8 +162,8 @@ def _check_causal(
     name = type(causal).__name__
     raise RunError(
         ErrorCode.MODEL_NOT_USABLE,
-        f"{name} is not a causal language model: another last token changes the logits of earlier "
-        f"tokens by {difference:.1e} (relative), so the loss would be low without learning.",
+        f"{name} is not a causal language model: if the last token changes, the logits of earlier "
+        f"tokens change by {difference:.1e} (relative), so the loss would be low without learning.",
         hint="Set is_decoder=true in the model's config.json if the architecture has this setting "
         "(BERT, XLM); else use another model.",
         param="model",

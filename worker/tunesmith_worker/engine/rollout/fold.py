@@ -4,8 +4,8 @@ Folding computes `W' = round(W + s B A)` in W's dtype. Subtracting `s B A` then 
 elements of W. Folding saves the bits of the elements that subtraction does not restore. Unfolding
 computes `W = round(W' - s B A)` and writes the saved bits, so W is exact.
 
-Matrices are processed one at a time, in chunks of rows, so that little extra memory is needed apart
-from the saved elements.
+Matrices are processed one at a time, in chunks of rows. Apart from the saved elements, folding thus
+needs little extra memory.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ layout ("pack" the weight) only with a private API. In a torch version without t
 uses plain linear layers.
 
 Packed weights are moved into huge pages. With normal pages of 4 KiB, address translation takes a
-fifth of the matrix products' time, because a decode step reads every weight once
-(docs/contributing/log).
+fifth of the matrix products' time, because a decode step reads all weights and therefore very many
+pages (docs/contributing/log).
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class NativeEngine:
     ) -> list[Completion]:
         """Generate completions; see `RolloutEngine`.
 
-        Raises UnusableRequest before any computation, UnsupportedModel, NotFinite, Interrupted, and
-        exceptions of `on_completion`. The weights are always restored."""
+        Raises UnusableRequest before any computation. Also raises UnsupportedModel, NotFinite,
+        Interrupted, and exceptions of `on_completion`. The weights are always restored."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         with PhaseClock(figures.sync, self._architecture.device) as clock:

@@ -63,8 +63,8 @@ def plan_rollout(
     up to `max_tokens`.
 
     The plan uses a merged copy of the weights if the copy and a quarter of the rows fit into memory
-    together. A merged copy makes matrix products faster, which saves more time than a larger batch
-    would. Raises UnsupportedModel and RolloutDoesNotFit.
+    together. A merged copy makes matrix products faster. This saves more time than a larger batch.
+    Raises UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)
     usable = int(free * USABLE_SHARE)

@@ -195,7 +195,7 @@ class UnsupportedModel(RolloutError):
 
 
 class EngineLost(RolloutError):
-    """Raised if an engine in another process or library failed, although the model is intact.
+    """Raised if an engine in another process or library failed. The model itself is intact.
     Generation of the remaining requests can continue on a new engine."""
 
 

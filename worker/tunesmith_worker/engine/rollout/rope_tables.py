@@ -43,8 +43,8 @@ class RopeTables:
     """RoPE tables of one model."""
 
     def __init__(self, rotary: Untyped, dtype: torch.dtype, device: torch.device) -> None:
-        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states; transformers'
-        RoPE module rounds cosines and sines to it."""
+        """`rotary`: transformers' RoPE module. `dtype`: dtype of the hidden states. transformers'
+        RoPE module rounds cosines and sines to this dtype."""
         kinds = rotary.rope_type
         by_type = kinds if isinstance(kinds, dict) else {None: kinds}
         self._rotary = copy.deepcopy(rotary)  # Copy the module, because each use changes its state.

@@ -92,8 +92,8 @@ class StockEngine:
     ) -> list[Completion]:
         """Generate completions; see `RolloutEngine`.
 
-        Raises UnusableRequest before any computation, NotFinite, Interrupted, and exceptions of
-        `on_completion`."""
+        Raises UnusableRequest before any computation. Also raises NotFinite, Interrupted, and
+        exceptions of `on_completion`."""
         self.figures = figures = RolloutFigures()
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
         rows = []
@@ -240,8 +240,8 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
 def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     """Yield batches of at most `size` rows, sorted by the length of their prompts.
 
-    In a batch, prompt lengths differ by at most half of the longest completion. If prompts differ
-    by more, two batches need fewer steps than one.
+    In a batch, prompt lengths differ by at most half the length of the longest completion. If
+    prompts differ by more, two batches need fewer steps than one.
     """
     ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
     batch: list[Row] = []

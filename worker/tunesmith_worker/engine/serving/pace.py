@@ -9,8 +9,8 @@ _SMALLEST = 16
 _WEIGHT = 0.1
 """Weight of the newest step in the running means."""
 _SHARE = 0.8
-"""Maximum time of a step for prompt tokens, divided by the mean time of a step without prompt
-tokens."""
+"""Maximum time that prompt tokens may add to a step, divided by the mean time of a step without
+prompt tokens."""
 
 
 class Pace:

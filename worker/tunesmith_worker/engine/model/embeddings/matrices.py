@@ -31,8 +31,7 @@ class Matrices:
 
     embedding: Matrix
     head: Matrix | None
-    """The head, which shares the embedding's weight if it is tied; None for a model without a
-    head."""
+    """The head; None for a model without a head. A tied head shares the embedding's weight."""
 
     @classmethod
     def of(cls, model: Untyped) -> Matrices:

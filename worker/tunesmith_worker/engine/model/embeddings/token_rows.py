@@ -83,7 +83,8 @@ def train_token_rows(
 def _frozen_matrices(matrices: Matrices) -> list[Matrix]:
     """Return the matrices of which PEFT cannot train single rows.
 
-    If single rows of a head train, PEFT drops the head's bias, which would change the model."""
+    If single rows of a head are trained, PEFT drops the head's bias, which would change the
+    model."""
     if matrices.head is None or getattr(matrices.head.module, "bias", None) is None:
         return []
     return [

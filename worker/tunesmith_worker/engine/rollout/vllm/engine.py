@@ -77,8 +77,8 @@ class VLLMEngine:
     ) -> list[Completion]:
         """Generate completions; see `RolloutEngine`.
 
-        Raises UnusableRequest before any computation, UnsupportedModel, NotFinite, Interrupted,
-        EngineLost, EngineUnavailable, and exceptions of `on_completion`."""
+        Raises UnusableRequest before any computation. Also raises UnsupportedModel, NotFinite,
+        Interrupted, EngineLost, EngineUnavailable, and exceptions of `on_completion`."""
         self.figures = figures = RolloutFigures()
         self._check(requests)
         completions: dict[int, Completion] = {}
