@@ -23,8 +23,8 @@ FROM_SERVER = "from_server"
 """Name of an entry in pydantic's validation context. If the context has this entry, a client
 ignores fields that only a newer server knows."""
 IGNORED = "ignored"
-"""Key in pydantic's validation context. The value is a list to which the models append the keys
-that they drop under FROM_SERVER."""
+"""Name of an entry in pydantic's validation context. Its value is a list: if FROM_SERVER is set,
+each model adds the keys that it ignores to this list."""
 
 _ALIASES = {
     "rank": "r",

@@ -103,7 +103,9 @@ class ResponseFormat(Request):
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("needs 'json_schema' with 'type': 'json_schema', and only then")
+            raise ValueError(
+                "set 'json_schema' if 'type' is 'json_schema', and leave it out otherwise"
+            )
         return self
 
 

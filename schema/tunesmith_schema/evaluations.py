@@ -212,7 +212,7 @@ class EvaluationOutcome(EvaluationLease):
     @model_validator(mode="after")
     def _has_what_its_state_needs(self) -> Self:
         if (self.result is not None) != (self.state == "succeeded"):
-            raise ValueError("'result' is required with 'state': 'succeeded', and only then")
+            raise ValueError("set 'result' if 'state' is 'succeeded', and leave it out otherwise")
         if (self.error is not None) != (self.state in ("failed", "crashed")):
-            raise ValueError("'error' is required after a failure, and only then")
+            raise ValueError("set 'error' after a failure, and leave it out otherwise")
         return self

@@ -80,10 +80,10 @@ class MetricPoint(Response):
     update was rounded away.
 
     About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`. The
-    values of these metrics are means since they were last reported. `data_wait_share` is a share of
-    the time without evaluations and checkpoints. `padding_share` is a share of the batch positions.
-    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
-    `memory_allocated`, `memory_reserved` and `memory_pinned`.
+    values of these metrics are means over the time since the previous values. `data_wait_share` is
+    a share of the time without evaluations and checkpoints. `padding_share` is the share of batch
+    positions without a token. About once a second, a step also has the current memory in bytes:
+    `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and `memory_pinned`.
 
     A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token) and
     `clip_ratio`. With several graders, a step has `score_<grader>` for each grader. After an
@@ -97,8 +97,8 @@ class MetricPoint(Response):
     `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
     once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
     `log_probs_share`, `forward_share` and `backward_share`. The metrics that end in `_share` are
-    shares of the time without evaluations and checkpoints. `idle_share` is the share in which the
-    trainer waits for batches or graders, writes metrics, or runs its loop.
+    shares of the time without evaluations and checkpoints. `idle_share` is the share of the time in
+    which the trainer waits for batches or graders, writes metrics, or runs its loop.
     `generated_tokens_per_second` covers only the time of generation.
     """
 

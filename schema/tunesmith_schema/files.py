@@ -174,8 +174,8 @@ class FileUse(Response):
     kind: Literal["fine_tuning.job", "evaluation"] | str
     """Kind of the object with this id."""
     name: str | None = None
-    """Name of the job, or its suffix if it has no name; null if it has neither, and for an
-    evaluation."""
+    """Name of the job, or the suffix if the job has no name. Null for an evaluation, and for a job
+    without name and suffix."""
     role: Literal["training_file", "validation_file", "file"] | str
     """Field of the job or the evaluation that has the file's id."""
     created_at: int

@@ -96,13 +96,13 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
     if recipe.from_scratch:
         yield (
             "from_scratch",
-            "is only for supervised training: completions of random weights earn no rewards",
+            "is only for supervised training: a model with random weights earns no rewards",
         )
     if recipe.patches != "auto" and "loss" not in recipe.patches:
         yield (
             "patches",
-            f"{recipe.patches!r} is only for supervised training: the loss kernel computes the "
-            "log-probs of completions. Use 'auto', or ['loss'] for this kernel alone",
+            f"{recipe.patches!r} is only for supervised training: reinforcement needs the kernel "
+            "'loss', which computes the log-probs. Use 'auto', or a list that contains 'loss'",
         )
     if recipe.quantization == "int8":
         yield (

@@ -50,8 +50,8 @@ class ModelUse(Response):
     kind: Literal["fine_tuning.job", "evaluation"] | str
     """Kind of the object with this id."""
     name: str | None = None
-    """Name of the job, or its suffix if it has no name; null if it has neither, and for an
-    evaluation."""
+    """Name of the job, or the suffix if the job has no name. Null for an evaluation, and for a job
+    without name and suffix."""
     role: Literal["base_model", "model", "against"] | str
     """Use of the model. `base_model`: a job starts from the model; `model`: an evaluation measures
     the model; `against`: an evaluation compares another model with the model."""

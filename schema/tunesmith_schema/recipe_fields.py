@@ -40,7 +40,8 @@ class RecipeField(Response):
     types: list[str]
     """JSON types of the value: `boolean`, `integer`, `number`, `string`, `array` or `object`."""
     choices: list[str] = Field(default_factory=list)
-    """Allowed strings. If `types` also has `string`, other strings are allowed too."""
+    """Allowed strings. If `types` contains `string`, the field also accepts strings that are not in
+    this list."""
     minimum: float | None = None
     """Lower limit of a number; null if there is none."""
     minimum_allowed: bool = True

@@ -14,7 +14,7 @@ Json = Any  # Any: JSON
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "precision": {"bf16_error_word": "bf16_split_master"},  # 2026-11, decision 0021
 }
-"""Current value of each former value, for each field that has such values."""
+"""For each field with renamed values: a mapping of each former value to its current value."""
 
 _FORMER_VALUES = {
     field: {current: former for former, current in values.items()}

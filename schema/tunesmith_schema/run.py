@@ -193,7 +193,7 @@ class ControlAction(StrEnum):
     CANCEL = "cancel"
     """Exit immediately and keep nothing."""
     STOP = "stop"
-    """End the training at this step and keep the result."""
+    """End the training at the next step and keep the result."""
 
 
 class ControlFile(Request):

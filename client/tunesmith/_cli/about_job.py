@@ -116,7 +116,7 @@ def files(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the files of a job with the paths of their contents, or print one of them."""
+    """List the files of a job with the API path of each file's content, or print one file."""
     with connected(ctx) as client:
         if name:
             typer.echo(visible(client.fine_tuning.jobs.file_content(job_id, name)), nl=False)

@@ -45,7 +45,7 @@ def search(
         str | None, typer.Option(help="Key or user that acted: key-... or user-...")
     ] = None,
     action: Annotated[
-        str | None, typer.Option(help="Start of the action, for example `DELETE /files`.")
+        str | None, typer.Option(help="First part of the action, for example `DELETE /files`.")
     ] = None,
     changed: Annotated[
         str | None, typer.Option("--object", help="Id of an object that was read or changed.")

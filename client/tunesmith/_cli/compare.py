@@ -31,7 +31,7 @@ from .session import connected
 
 MAX_JOBS = 8
 _POINTS = 1000
-"""Number of points of a curve, more than a drawing or a picture can show."""
+"""Maximum number of points to fetch for a curve. A drawing or a picture cannot show more points."""
 Points = Sequence[MetricPoint]
 PngFile = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Save the curves as a picture.")

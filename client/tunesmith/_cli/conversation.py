@@ -36,8 +36,8 @@ class Conversation:
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def ask(self, question: str, answer: Answer, stop: Event | None = None) -> Generator[str]:
-        """Yield the parts of the answer and add them to `answer`, until `stop` is set. An error is
-        stored in `answer`."""
+        """Yield the parts of the answer and add them to `answer`. If `stop` gets set, end the
+        answer early. An error is stored in `answer`."""
         messages = [*self._messages, {"role": "user", "content": question}]
         try:
             with self._client.chat.completions.create(
@@ -59,7 +59,7 @@ class Conversation:
             answer.done = True
 
     def remember(self, question: str, answer: Answer) -> None:
-        """Add question and answer to the history, unless there was no answer."""
+        """Add question and answer to the history if the answer has text and no error."""
         if answer.text and answer.error is None:
             self._messages += [
                 {"role": "user", "content": question},

@@ -73,8 +73,8 @@ def _columns(line: Line, first: int, last: int) -> list[tuple[int, float]]:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the limits of the y axis, which include all values except peaks far above most
-    others."""
+    """Return the limits of the y axis. Peaks that are far above nearly all other values are outside
+    the limits."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     most = ordered[int(0.98 * (len(ordered) - 1))]

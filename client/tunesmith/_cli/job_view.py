@@ -171,7 +171,8 @@ def duration_text(job: Job) -> str | None:
 
 
 def metrics_text(job: Job) -> str:
-    """Return the last reward as text; for other jobs, the last losses."""
+    """Return the last rewards of a reinforcement job, or the last losses of another job, as
+    text."""
     names = {"reward": "reward", "valid_reward": "valid"}
     if "reward" not in job.last_metrics:
         names = {"train_loss": "loss", "valid_loss": "valid"}

@@ -1,4 +1,5 @@
-"""Commands of the server and the worker, which replace this process (exec).
+"""Commands of the server and the worker. Each command replaces this process by the server's or the
+worker's program (exec).
 
 This module imports no server or worker code; it only checks that the required libraries are
 installed.

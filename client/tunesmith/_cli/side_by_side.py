@@ -14,11 +14,11 @@ from rich.text import Text
 from .conversation import Answer, Conversation
 
 WIDE = 100
-"""Minimum width of a terminal for two answers side by side, in columns."""
+"""Minimum number of columns of a terminal that shows two answers side by side."""
 _SECONDS = 0.1
-"""Time between two updates of the screen."""
+"""Seconds between two updates of the screen."""
 _LEAVE_SECONDS = 2.0
-"""Maximum seconds to wait, after Ctrl-C, for the end of each answer's connection."""
+"""Maximum seconds to wait after Ctrl-C until the connections of the answers are closed."""
 
 
 def answer_both(conversations: Sequence[Conversation], question: str) -> list[Answer]:

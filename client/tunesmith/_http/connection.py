@@ -146,8 +146,9 @@ class Http:
         """Send a request, with retries, and return the 2xx response; raise an error for any other
         response. With `stream`, the caller reads and closes the response.
 
-        Only GET requests follow redirects. A redirected POST request could send the user's data to
-        another host. If a redirect leads to another host, httpx does not send the API key.
+        Only GET requests follow redirects, because a redirected POST request could send the user's
+        data to another host. If a GET request is redirected to another host, httpx does not send
+        the API key.
         """
         timeout = httpx.Timeout(
             self._timeout if read_timeout is None else read_timeout,

@@ -17,7 +17,8 @@ from .stream import M, Stream
 Message = Mapping[str, Any] | BaseModel  # Any: JSON
 """Message of a conversation: `{"role": ..., "content": ...}`, or the `message` of an answer."""
 _READ_TIMEOUT = 600.0
-"""Maximum seconds without a byte. The first request loads the model and may wait in a queue."""
+"""Maximum seconds without a byte from the server. The first request may take minutes, because the
+server loads the model, and the request may wait in a queue."""
 
 
 class SamplingParameters(TypedDict, total=False):

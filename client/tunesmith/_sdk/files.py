@@ -63,7 +63,7 @@ class Files:
 
         The content is streamed; files above 64 MiB are sent in parts. A repeated call for a path
         resumes an upload that was interrupted less than an hour ago. A stream that cannot seek is
-        always uploaded. After an error, such a stream is not sent again. `progress` shows a bar.
+        always uploaded. If its upload fails, the stream is not sent again. `progress` shows a bar.
         """
         purposes = [str(known) for known in wire.FilePurpose]
         if purpose not in purposes:

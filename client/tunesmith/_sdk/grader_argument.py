@@ -13,7 +13,7 @@ def with_grader(
     arguments: dict[str, Any],  # Any: JSON, or models of the schema
     grader: Any,  # Any: JSON, or a model of the schema
 ) -> dict[str, Any]:
-    """Move `grader` and the hyperparameters into `method`, the only field that accepts the
+    """Move `grader` and the hyperparameters into `method`. Other fields of a job do not accept
     hyperparameters of reinforcement."""
     if grader is None:
         return arguments

@@ -16,7 +16,8 @@ class JobLinks:
         self._http = http
 
     def create(self, job_id: str, *, expires_in_seconds: int | None = None) -> JobLinkCreated:
-        """Create a link (default: for 30 days). Only the returned object has `path`."""
+        """Create a link that expires after 30 days by default. Only this method returns the link's
+        `path`."""
         body = {} if expires_in_seconds is None else {"expires_in_seconds": expires_in_seconds}
         return self._http.post(JobLinkCreated, _path(job_id), json=body)
 

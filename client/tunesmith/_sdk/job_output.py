@@ -111,7 +111,7 @@ class JobOutput:
         return self._http.get(wire.JobLineage, path)
 
     def files(self, job_id: str) -> list[wire.JobFile]:
-        """Return the files of the job, with the paths of their contents."""
+        """Return the files of the job, with the API path of each file's content."""
         path = path_of("fine_tuning", "jobs", job_id, "files")
         return self._http.get(wire.Page[wire.JobFile], path).data
 

@@ -234,8 +234,8 @@ class Jobs(JobOutput):
     ) -> Job:
         """Start a new job from a resume point of this job. `step`, or the step of `checkpoint`,
         selects the newest resume point at or before this step. The default is the newest resume
-        point. The other arguments replace this job's values. If `recipe` or `hyperparameters` is an
-        object, only the fields that you set replace values.
+        point. Arguments that you leave out are copied from this job. If you pass an object as
+        `recipe` or `hyperparameters`, fields that you did not set are copied too.
 
         Raises BadRequestError (`not_forkable`) if there is no resume point. Raises BadRequestError
         with `param` if a change contradicts the trained weights, such as `recipe.lora.r`.

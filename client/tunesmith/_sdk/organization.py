@@ -259,8 +259,8 @@ class AuditLogs:
     ) -> Page[AuditLogEntry]:
         """List entries, newest first.
 
-        `actor_id`: id of a key or of a user. `action`: start of the action, such as
-        `DELETE /files`. `object_id`: id of an object that was read or changed. `created_after` and
+        `actor_id`: id of a key or of a user. `action`: first part of an action, such as `DELETE
+        /files`. `object_id`: id of an object that was read or changed. `created_after` and
         `created_before`: Unix seconds."""
 
         def fetch(after: str | None) -> wire.Page[AuditLogEntry]:

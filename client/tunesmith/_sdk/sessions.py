@@ -21,7 +21,8 @@ class Sessions:
         )
 
     def create(self, *, name: str) -> DisplaySessionCreated:
-        """Create a read-only session for a screen. Only the returned object has `path`."""
+        """Create a read-only session for a screen. Only this method returns the `path` of the
+        session's link."""
         return self._http.post(DisplaySessionCreated, path_of("sessions"), json={"name": name})
 
     def delete(self, session_id: str) -> PortalSessionDeleted:

@@ -16,7 +16,7 @@ from tunesmith._http.errors import DownloadError
 
 
 class _Transfer:
-    """Bytes of one file received so far."""
+    """The bytes of one file that have arrived so far."""
 
     def __init__(self, out: BinaryIO, size: int) -> None:
         self._out = out
