@@ -83,7 +83,8 @@ def in_order(families: list[dict[str, Any]]) -> list[dict[str, Any]]:  # Any: JS
 
 
 def judged(model_type: str, ours: Runs, theirs: Runs) -> dict[str, Any]:  # Any: JSON
-    """Return the results of a family."""
+    """Compare the runs of our trainer with the runs of stock TRL; return the results of a
+    family."""
     key = "tokens_per_cpu_second"
     ratios = [a[key] / b[key] for a, b in zip(ours, theirs, strict=True)]
     pairs = zip(ours, theirs, strict=True)

@@ -76,7 +76,7 @@ def measure(
     repeats: int,
     compiled: bool,
 ) -> dict[str, Any]:  # Any: JSON
-    """Measure milliseconds, GB/s and speed relative to eager for each side."""
+    """Measure milliseconds, GB/s and speed relative to eager torch for each implementation."""
     problem = OPERATIONS[operation](shape, device, dtype)
     upstream = upstream_of(problem)
     functions = {"ours": problem.ours, "eager": problem.eager, **problem.others}

@@ -122,7 +122,7 @@ PARTS: dict[str, tuple[Callable[[Bench], Figures], dict[str, float]]] = {
 
 
 def missed(figures: Figures, bars: dict[str, float]) -> dict[str, float]:
-    """Return the results that are above their bar."""
+    """Return the results that are above their bar (largest allowed value)."""
     return {name: figures[name] for name, bar in bars.items() if figures.get(name, 0) > bar}
 
 

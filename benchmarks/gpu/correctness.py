@@ -50,8 +50,8 @@ MOST_NAMES = 20
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> Result:
-    """Compute the errors in fp32 and in bf16. Return the largest errors and `passed`. `passed` is
-    False if an error is NaN."""
+    """Compute the errors of an operation in fp32 and in bf16. Return the largest errors and
+    `passed`. `passed` is False if an error is NaN."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0

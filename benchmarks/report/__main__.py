@@ -93,7 +93,7 @@ def wrapped(line: str) -> str:
 
 
 def plots(results: Path) -> dict[str, Bars]:
-    """Return the plots of the page by file name."""
+    """Return the plots of the page, keyed by file name."""
     return {"training-on-a-cpu.svg": cpu_plot(load(results / "sft.json"))} | dict(
         gpu_plots(on_gpus(results))
     )

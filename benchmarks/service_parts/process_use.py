@@ -15,8 +15,8 @@ _RESET_PEAK = "5"
 
 @dataclass
 class Use:
-    """Memory and CPU use of a process during a `watched` block. The fields have their values after
-    the end of the block."""
+    """Memory and CPU use of a process during a `watched` block. The fields are set when the block
+    ends."""
 
     rss_before_mb: float = 0.0
     rss_growth_mb: float = 0.0

@@ -124,7 +124,7 @@ class ServerApi:
         return other
 
     def enroll(self) -> None:
-        """Tell the server this worker's credential. Repeated calls are safe."""
+        """Register this worker's credential with the server. Repeated calls are safe."""
         body = WorkerEnrollment(
             worker_id=self.identity.worker_id,
             queue=self.identity.queue,

@@ -38,9 +38,9 @@ def greedy_answers(
     """Generate the most likely continuation of each prompt, token by token, in one batch.
 
     `prompts`: token ids of at most MAX_ANSWERS prompts. `end_tokens`: tokens that end an answer.
-    `max_tokens`: maximum length of an answer. `max_seconds`: time limit in seconds, after which all
-    unfinished answers end. The function does not change the model's training or evaluation mode.
-    Raises ValueError for an empty or for too many prompts."""
+    `max_tokens`: maximum number of tokens of an answer. `max_seconds`: time limit in seconds, after
+    which all unfinished answers end. The function does not change the model's training or
+    evaluation mode. Raises ValueError for an empty prompt or for too many prompts."""
     if len(prompts) > MAX_ANSWERS or not all(map(len, prompts)):
         raise ValueError(f"prompts must be 1 to {MAX_ANSWERS} lists of at least one token")
     if not prompts:

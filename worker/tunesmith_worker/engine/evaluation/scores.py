@@ -65,7 +65,7 @@ class RowScores:
         return float(self.correct.sum() / max(1, self.tokens.sum()))
 
     def first(self, rows: int) -> RowScores:
-        """Return the scores of the first `rows` rows."""
+        """Return only the first `rows` scores."""
         return RowScores(
             nll=self.nll[:rows], tokens=self.tokens[:rows], correct=self.correct[:rows]
         )

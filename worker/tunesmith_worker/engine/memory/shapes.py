@@ -195,7 +195,8 @@ class MicroBatch:
     longest: int
     """Number of tokens in the longest row."""
     tokens: int
-    """Number of computed positions: `rows x longest` if padded, else the sum of the row lengths."""
+    """Number of positions in the forward pass: `rows x longest` with padding, else the sum of the
+    row lengths."""
     labelled: int
     """Number of positions with a label; at most `tokens`."""
     padded: bool

@@ -29,7 +29,7 @@ PROBE_TOKENS = 64
 PROBE_LOGITS = 8
 """Number of positions at the end of a row whose logits are recorded."""
 _ROWS_OF_TRAINED_TOKENS = 2
-"""Maximum number of rows with tokens whose embedding rows are trained."""
+"""Maximum number of rows of the probe that contain tokens with trained embeddings."""
 _METADATA = "tunesmith"
 
 
@@ -84,8 +84,8 @@ def record_probe(model: Untyped, first: Sequence[int], dtype: torch.dtype) -> Pr
 
 
 def probe_rows(model: Untyped, first: Sequence[int]) -> list[list[int]]:
-    """Return rows of equal length: the first training row, then rows with the tokens whose
-    embedding rows are trained."""
+    """Return rows of equal length: the first training row, then rows that contain the tokens with
+    trained embeddings."""
     row = list(first[:PROBE_TOKENS])
     size, trained = len(row), _trained_tokens(model)
     rows = [row]

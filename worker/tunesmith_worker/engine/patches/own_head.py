@@ -62,7 +62,10 @@ def check_head(causal: Untyped) -> str | None:
     difference = _difference(fused.log_probs, expected.log_probs)
     if difference <= limit:
         return None
-    return f"the log-probs of TRL's fused head differ by {difference:.1e} from the model's"
+    return (
+        f"the log-probs of TRL's fused head differ by {difference:.1e} from the log-probs of the "
+        "model's own logits"
+    )
 
 
 def use_own_head(causal: Untyped) -> str | None:

@@ -35,7 +35,8 @@ class RowCache:
     """Keys and values of the completions in one batch."""
 
     def __init__(self, like: Prefix) -> None:
-        """Create a cache without rows. `like`: any prefix with the right shape and dtype."""
+        """Create a cache without rows. `like`: a prefix whose sizes, dtype and device the cache
+        uses."""
         layers, kv_heads, _, head_dim = like.keys.shape
         self.spans: list[tuple[Prefix, int, int]] = []
         """For each prompt: the prompt, its first row, and the row after its last row."""

@@ -66,7 +66,8 @@ class AdapterFile:
 def read_adapter(folder: Path) -> AdapterFile:
     """Read adapter_config.json and adapter_model.safetensors.
 
-    Raises UnsupportedAdapter, and ServingError if the files are damaged."""
+    Raises UnsupportedAdapter for adapters of other kinds, and ServingError if the files are
+    damaged."""
     try:
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         tensors = load_file(folder / "adapter_model.safetensors")

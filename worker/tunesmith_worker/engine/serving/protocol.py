@@ -179,7 +179,7 @@ class ServingEngine(Protocol):
         """Load a PEFT adapter. Raises UnsupportedAdapter and ServingError."""
 
     def remove_adapter(self, name: str) -> None:
-        """Free an adapter's memory. No request may use the adapter."""
+        """Free an adapter's memory. When this method is called, no request may use the adapter."""
 
     def limit_cache(self, cache_bytes: int) -> None:
         """Change the maximum bytes of keys and values, without waiting. Kept sequences that do not

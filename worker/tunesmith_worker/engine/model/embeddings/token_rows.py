@@ -1,7 +1,8 @@
 """Train single rows: new tokens, and tokens in the data that the base model never learned.
 
 A LoRA run uses PEFT's `trainable_token_indices`: PEFT trains and saves only the chosen rows of the
-embedding and the head. Stock PEFT can load the trained rows. With full tuning, all rows train.
+embedding and the head. Stock PEFT can load the trained rows. With full tuning, all rows are
+trained.
 """
 
 from __future__ import annotations

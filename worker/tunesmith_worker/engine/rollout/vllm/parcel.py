@@ -16,8 +16,8 @@ import torch
 @dataclass(frozen=True)
 class Item:
     """A weight that the server must load. `full` is the weight itself. If `full` is None, the
-    server adds the product of the adapter's matrices `a` and `b`, if there are any, to the base
-    model's weight."""
+    server adds the product of the adapter's matrices `a` and `b` to the base model's weight.
+    Without these matrices, the server loads the base model's weight unchanged."""
 
     name: str
     full: torch.Tensor | None = None
