@@ -31,7 +31,8 @@ _BUFFERS = 4
 def round_stochastically(x: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """Round an fp32 tensor to bf16 stochastically.
 
-    `random`: int32 random numbers in the shape of `x`. Only their lower 16 bits are used."""
+    `random`: int32 random numbers in the shape of `x`. Only the lower 16 bits of `random` are
+    used."""
     bits = x.contiguous().view(torch.int32) + (random & 0xFFFF)
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 

@@ -1,8 +1,8 @@
 """Attention over rows of unequal length with torch's FlashAttention.
 
 torch 2.10 added `torch.nn.attention.varlen`, and later versions changed its arguments. On GPUs of
-compute capability 9.0, FlashAttention 3 is used if its package is installed. On such a GPU, version
-3 is faster than torch's built-in FlashAttention 2. The caller applies RoPE to queries and keys.
+compute capability 9.0, FlashAttention 3 is used if its package is installed, because it is faster
+there than torch's built-in FlashAttention 2. The caller applies RoPE to queries and keys.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 class _Gathered(torch.autograd.Function):
     """x[index], with a backward pass in fp32.
 
-    Several completions may use the keys of one prompt. The gradient of such a key is the sum of
-    several gradients, computed in at least fp32.
+    If several completions use the keys of one prompt, the gradient of a key is the sum of several
+    gradients, computed in at least fp32.
     """
 
     @staticmethod
@@ -108,8 +108,8 @@ class _Gathered(torch.autograd.Function):
 def _entry(capability: tuple[int, int]) -> tuple[Callable[..., Any], bool]:
     """Return torch's attention function, and True if the function has the argument `enable_gqa`.
 
-    For grouped heads, torch 2.13 requires `enable_gqa`. In torch 2.11, the argument does not exist
-    and is not needed."""
+    For grouped heads, torch 2.13 requires `enable_gqa`. In torch 2.11, the argument `enable_gqa`
+    does not exist and is not needed."""
     from torch.nn.attention.varlen import varlen_attn  # slow to import
 
     if capability[0] == 9 and find_spec(_FA3) is not None:

@@ -13,8 +13,8 @@ let c be the soft cap. The statistics of the row are:
 
 These formulas lose no precision for p_t near 1, unlike 1 - p_t and z_t - logsumexp(z) (arXiv
 2610.31642). The values f_j q_j overwrite the logits y_j, and 0 overwrites y_t. Factors that are
-constant within a row, such as g Q, are not applied to the logits [n, V]. These factors are applied
-later, to the smaller gradient [n, H].
+constant within a row, such as g Q, are not applied to the logits [n, V] but later to the smaller
+gradient [n, H].
 
 With mu = sum_j q_j z_j, the entropy of p and its gradient are:
 

@@ -183,8 +183,8 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., H] as [R, n, H], as a view if the strides allow it.
 
-    If all rows have the same distance in memory, n is 1. If not, n is the size of the dimension
-    before H.
+    The value of n is 1 if all rows have the same distance in memory. For other strides, n is the
+    size of the dimension before H.
     """
     x = _last_contiguous(x)
     if x.dim() > 3:
@@ -209,7 +209,7 @@ def _forward_cpu(
 ) -> None:
     """Compute y from x, both [R, n, H].
 
-    If eps is None, rstd [R, n, 1] is only read. Otherwise, rstd is computed."""
+    With eps, rstd [R, n, 1] is computed; if eps is None, rstd is only read."""
     num_rows, heads, size = x.shape
     factor = _factor(weight, kind, wide(x.dtype))
     scratch = x.new_empty(rows_per_tile(num_rows, heads * size), heads, size, dtype=factor.dtype)

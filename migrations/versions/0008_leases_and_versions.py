@@ -3,9 +3,9 @@
 Drop the column with the hash of a job's request: only `Idempotency-Key` identifies a repeated
 request.
 
-Until now, the column `readings` counted how often a worker started to read a file. From now on, the
-column counts how often a worker was lost while it read the file. Therefore, `readings` is set to 0
-for files that no worker has read yet.
+Until now, the column `readings` counted how often a worker started to read a file. From now on,
+`readings` counts how often a worker was lost while it read the file. Therefore, `readings` is set
+to 0 for files that no worker has read yet.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A connection is "waiting" until it has a complete request. A connection with a c
 connection, so idle sockets do not block clients. The new connection is refused only if all other
 connections are busy.
 
-uvicorn's `limit_concurrency` is not set: above that limit, it refuses every request, including
+uvicorn's `limit_concurrency` is not set: above that limit, uvicorn refuses every request, including
 `/healthz`.
 """
 

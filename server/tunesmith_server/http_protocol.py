@@ -20,7 +20,8 @@ from tunesmith_schema import ErrorBody, ErrorCode, ErrorEnvelope
 from .connections import ConnectionGuard
 
 HEADER_BYTES = 64 * 1024
-"""Largest request line plus headers. Chunk headers and trailers have the same limit."""
+"""Maximum total size in bytes of the request line and the headers. Chunk headers and trailers have
+the same limit."""
 HEADER_SECONDS = 10.0
 """Maximum seconds until all headers of a request have arrived."""
 RATE_SECONDS = 20.0

@@ -64,8 +64,8 @@ def _claim_store(database: Database, storage: Storage, installation: str) -> Non
 
 
 def adopt(database: Database, storage: Storage) -> str:
-    """Write the database's id to the store, and replace any other id. After this, an API of another
-    installation refuses to start with this store."""
+    """Write the database's id to the store, and replace any other id. After the replacement, an API
+    of the other installation refuses to start with this store."""
     installation = _id_in(database) or _new_id_in(database)
     storage.set_installation_id(installation, replace=True)
     return installation

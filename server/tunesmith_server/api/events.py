@@ -53,8 +53,8 @@ def list_events(
 ) -> Response:
     """List events, newest first. `stream=true` sends the events after `Last-Event-ID` (or `after`)
     as SSE, oldest first; the last event is named `done`. In a list, `kind`, `level` and `q` select
-    events: `kind` and `level` may be repeated, and `q` is a part of the message. A stream has all
-    events."""
+    events: `kind` and `level` may be repeated, and `q` is a part of the message. A stream is not
+    filtered."""
     jobs.retrieve(session, job_id)
     if not stream:
         page = events.list_events(

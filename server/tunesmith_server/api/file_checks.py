@@ -18,8 +18,8 @@ a report for only a quarter of its lease."""
 MAX_RUNNING = THREADS[Plane.WORKERS]
 """Maximum number of checks at the same time.
 
-MAX_RUNNING checks run at the same time only if the store hangs. In this case, further reports fail
-immediately.
+This number is reached only if the store hangs. While MAX_RUNNING checks are running, further
+reports fail immediately.
 """
 _KNOWN_SECONDS = 60.0
 """Seconds for which an answer of the store stays valid. If the check of many files takes longer

@@ -26,7 +26,7 @@ router = APIRouter(tags=["health"], route_class=HealthRoute)
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Return 200 while the process answers."""
+    """Return 200: the process answers requests."""
     return {"status": "ok"}
 
 

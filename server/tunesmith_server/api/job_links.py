@@ -29,7 +29,8 @@ def create(
     body: JobLinkCreate | None = None,
 ) -> JobLinkCreated:
     """Create a link to a page about a job. Everyone who has the link sees the job's name, its
-    state, its last loss or reward, and a small curve. Only this response has `path`."""
+    state, its last loss or reward, and a small curve. Only this response has `path`, the address of
+    the page."""
     return job_links.create(session, principal, job_id, body or JobLinkCreate())
 
 

@@ -66,11 +66,11 @@ def list_samples(
     limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES_PAGE)] = 20,
     order: Order = "desc",
 ) -> Response:
-    """List the prompts, completions and rewards of a reinforcement job, newest step first. Other
-    jobs have no samples. `step` selects one step; `row` selects one prompt in all steps. With a
-    filter, a request searches a bounded number of samples. While `has_more` is true, request the
-    next page with `after=<last_id>`. `sort=spread` sorts the prompts of one step by the range of
-    their rewards."""
+    """List the prompts, completions and rewards of a reinforcement job, newest step first.
+    Supervised jobs have no samples. `step` selects one step; `row` selects one prompt in all steps.
+    With a filter, a request searches a bounded number of samples. While `has_more` is true, request
+    the next page with `after=<last_id>`. `sort=spread` sorts the prompts of one step by the range
+    of their rewards."""
     by_spread = sort == "spread"
     if by_spread and step is None:
         raise sample_search.needs_step()

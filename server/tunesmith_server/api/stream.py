@@ -185,7 +185,7 @@ class EventHub:
     async def until_revoked(self, use: Use) -> None:
         """Wait until the key no longer gives access to the project.
 
-        The function may return up to KEY_SECONDS late.
+        The function returns up to KEY_SECONDS after the end of the access.
         """
         self._uses[use] += 1
         try:

@@ -38,8 +38,8 @@ def list_workers(
 def drain(
     caller: CallerDep, session: SessionDep, worker: WorkerName, body: DrainRequest | None = None
 ) -> Reservation:
-    """Drain a worker, or all workers of a host. Their running jobs save a resume point and are
-    queued again. Drained workers start no jobs."""
+    """Drain a worker, or all workers of a host. The running jobs of a drained worker save a resume
+    point and are queued again. A drained worker starts no jobs."""
     return drains.drain(session, worker, (body or DrainRequest()).reason, caller)
 
 

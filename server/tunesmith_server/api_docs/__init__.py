@@ -1,7 +1,7 @@
 """Page `/docs`: the API's OpenAPI document in Swagger UI.
 
-All files of the page are in this package (`static/vendor.toml` lists their sources). Therefore, the
-Content-Security-Policy of the page can forbid all other hosts.
+All files of the page are in this package (`static/vendor.toml` lists their sources). The page needs
+no other host, so its Content-Security-Policy can forbid all other hosts.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Base(DeclarativeBase):
 
 
 class epoch_now(FunctionElement[float]):
-    """Database clock in Unix seconds. Leases use only this clock."""
+    """Database clock in Unix seconds. Leases use only the database clock."""
 
     type = Double()
     inherit_cache = True

@@ -116,9 +116,9 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects durably. Missing objects cause no error. The folders are synced, because a
-        power cut could otherwise restore an object whose row was deleted. Nothing would delete this
-        object again."""
+        """Delete objects durably. Missing objects cause no error. The folders are synced: without a
+        sync, a power cut could restore an object whose row was deleted, and nothing would delete
+        the object again."""
         targets = [self._root / path for path in paths]
         for target in targets:
             target.unlink(missing_ok=True)

@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     path."""
     inference_max_lora_rank: int = Field(default=0, ge=0, le=512)
     """Value of `--max-lora-rank` of the vLLM server at TUNESMITH_INFERENCE_URL. A new job gets a
-    warning if this server will not be able to load the job's adapter. 0 means no check."""
+    warning if the vLLM server will not be able to load the job's adapter. 0 means no check."""
     inference_vllm_model: str = ""
     """Folder name of a base model below TUNESMITH_MODEL_DIRS. `tunesmith serve` starts vLLM with
     this model, and vLLM answers requests for the model and its adapters. Tunesmith's inference

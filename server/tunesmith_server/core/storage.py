@@ -100,8 +100,7 @@ class Storage:
             self._store.delete([_path(name) for name in names])
 
     def delete_unfinished(self, before: float) -> None:
-        """Delete the unfinished writes that killed processes started before this time (Unix
-        seconds)."""
+        """Delete the files of unfinished writes that are older than `before` (Unix seconds)."""
         with self._translated_errors():
             self._store.delete_unfinished(before)
 

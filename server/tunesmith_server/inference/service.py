@@ -58,7 +58,8 @@ class Inference:
         """Count a request as open while the `with` block runs.
 
         Raises TooManyRequests if too many requests are open. `key`: name of the caller's API key.
-        `completions`: number of answers that the request asks for. `size`: bytes of its body.
+        `completions`: number of answers that the request asks for. `size`: size of the request's
+        body in bytes.
         """
         of_key = self._of_key.get(key, 0)
         if self._open >= MOST_OPEN or self._open_bytes + size > MOST_OPEN_BYTES:

@@ -71,8 +71,8 @@ def play(snapshot: Snapshot, durations: Durations) -> dict[str, Start]:
 
 Kind = tuple[Needs, bool, str]
 """Key of a group of equal jobs of one project: the needs of the jobs, True for interactive jobs,
-and the id of their API key. The id is empty unless the key has a limit or the jobs are
-interactive."""
+and the id of their API key. The id of the API key is empty unless the key has a limit or the jobs
+are interactive."""
 
 
 class _Queue:

@@ -172,8 +172,8 @@ def _lock_key(session: Session, key_id: str) -> ApiKeyRow:
 
 
 def running_jobs(link: _Link = _PROJECT) -> ScalarSelect[int]:
-    """Return the number of running jobs of a project or key; the default is the project of the
-    outer query."""
+    """Return a subquery that counts the running jobs of a project or key. By default, the project
+    is the project of the outer query."""
     query = select(func.count()).select_from(_HELD).where(link.of(_HELD), is_held(_HELD))
     return query.correlate(link.table).scalar_subquery()
 

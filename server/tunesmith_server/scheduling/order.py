@@ -1,6 +1,7 @@
 """Order of the queue, which determines the job that a worker gets.
 
-Rule 1: Interactive jobs come first. Interactive jobs are short, and each key can run one at a time.
+Rule 1: Interactive jobs come first. Interactive jobs are short, and each key can run one
+interactive job at a time.
 
 Rule 2: Jobs of a project that has fewer devices than its guarantee come before other jobs.
 

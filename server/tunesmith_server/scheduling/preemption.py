@@ -6,7 +6,8 @@ comes first in the queue, and if at least one of these conditions holds:
 - the waiting job has a higher priority;
 - the waiting job's project has fewer devices than its guarantee, and the running job's project has
   more devices than its guarantee.
-A job is pre-empted at most once in ten minutes. The worker saves a resume point first.
+A job is pre-empted at most once in ten minutes. The worker of the pre-empted job saves a resume
+point first.
 """
 
 from __future__ import annotations

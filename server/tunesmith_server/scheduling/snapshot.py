@@ -51,7 +51,7 @@ class Project:
     guaranteed_devices: int
     max_running_jobs: int | None
     usage: float | None
-    """Logarithm of the decayed usage (usage.py)."""
+    """Logarithm of the project's usage, in which older device-time counts less (usage.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ class Snapshot:
     evaluating: frozenset[str] = frozenset()
     """Ids of the workers that run an evaluation."""
     key_limits: Mapping[str, int] = field(default_factory=dict)
-    """Value of `max_running_jobs` of each API key that has this limit, under the id of the API
-    key."""
+    """Values of `max_running_jobs` of the API keys that have this limit; the keys of the mapping
+    are ids of API keys."""
     over_device_hours: frozenset[str] = frozenset()
     """Ids of the projects and keys that have used up their device-hours."""
 

@@ -1,5 +1,5 @@
-"""Inputs and output of each grader for one completion. In the inputs, values replace the references
-of the grader's templates."""
+"""Inputs and output of each grader for one completion. In the inputs, references such as
+`{{item.answer}}` are replaced by their values."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def _picked(visit: Visit, choice: Choice, shown: set[str]) -> list[tuple[str, st
 
 
 def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
-    """Return a row of the table for a job in the format of the API's lists."""
+    """Convert a job from the format of the API's lists to a row of the table."""
     is_reinforcement = (item["method"] or {}).get("type") == "reinforcement"
     metric = "reward" if is_reinforcement else "train_loss"
     started = item.get("started_at")

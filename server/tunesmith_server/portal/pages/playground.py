@@ -1,6 +1,7 @@
 """Playground: up to four models answer one prompt side by side. The user can mark a better and a
-worse answer. The browser stores these pairs in OpenAI's preference format, and the user can
-download them. The preference pairs cannot be uploaded, because no job can train on preferences yet.
+worse answer. The browser stores the marked pairs of answers in OpenAI's preference format, and the
+user can download the pairs. The preference pairs cannot be uploaded, because no job can train on
+preferences yet.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ and a second playground would block every tab. With one response, all answers ar
 when the user clicks Stop, closes the tab or signs out. The browser cannot use the `/v1` routes,
 because its cookie is valid only for the portal. This route and `/v1/chat/completions` both call
 `api.chat.answering`. Therefore, the check of model and parameters, the limits of the key and the
-separation of projects are the same in both routes. For the rate limit, each column counts as one
-request. The rule of `POST /chat/completions` decides who may send requests.
+separation of projects are the same in this route and in `/v1/chat/completions`. For the rate limit,
+each column counts as one request. The rule of `POST /chat/completions` decides who may send
+requests.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ DEFAULTS = {
 }  # fmt: skip
 """Texts of the fields of a new form, without the fields of the models."""
 ASKED = "asked"
-"""Field of the form with the first prompt of the conversation. Empty until the prompt is sent."""
+"""Field of the form with the first prompt of the conversation. The field is empty until the prompt
+is sent."""
 NAMES = (*MODELS, *DEFAULTS, ASKED)
 TOP_LOGPROBS = 5
 """Number of alternatives that are requested for each token."""

@@ -1,6 +1,5 @@
 """Page of a link that shows a job without a sign-in. Chat programs read the Open Graph data of the
-page. Instead of the address, they show the job's name, its state, its last value and a picture of
-its curve."""
+page, and show name, state, last value and a picture of the curve instead of the address."""
 
 from __future__ import annotations
 

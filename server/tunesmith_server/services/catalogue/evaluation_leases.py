@@ -107,8 +107,8 @@ def claim(session: Session, settings: Settings, worker_id: str) -> EvaluationCla
 
 def _candidates() -> Select[EvaluationRow]:
     """Return a query of waiting evaluations: first the oldest evaluation of each project, with the
-    projects in the order of the queue. Therefore, a claim also tries evaluations of other projects
-    if one project has very many."""
+    projects in the order of the queue. Therefore, a claim tries evaluations of all projects, even
+    if one project has very many evaluations."""
     place = (EvaluationRow.created_at, EvaluationRow.id)
     turn = func.row_number().over(partition_by=EvaluationRow.project_id, order_by=place)
     numbered = select(EvaluationRow.id, turn.label("turn")).where(workers.evaluation_waits())

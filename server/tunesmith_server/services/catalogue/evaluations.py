@@ -130,7 +130,7 @@ def refusal(row: FileRow, *, has_grader: bool) -> str | None:
     """Return the reason why a file cannot be used for an evaluation; None if the file can be used,
     or is not yet validated.
 
-    A grader needs prompts. Without a grader, the rows must have answers.
+    With a grader, the rows must have prompts. Without a grader, the rows must have answers.
     """
     if has_grader:
         return files.refusal(row, "reinforcement")

@@ -23,8 +23,8 @@ from .. import blobs
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Seconds between the expiry of an upload and its mark as expired. In this time, a completion that
-started before the expiry can still end."""
+"""Seconds between the expiry of an upload and its mark as expired. The delay lets a completion end
+that started before the expiry."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""

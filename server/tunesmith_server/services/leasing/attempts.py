@@ -52,8 +52,8 @@ def fail_attempt(
     """Record a failed attempt of a held job: requeue the job with a delay, or fail the job and
     store the failures of all attempts. If the user has cancelled the job, cancel the job instead of
     retrying or failing it. If the user has paused or stopped the job and the failure may be
-    retried, follow the user's command instead. Returns None, and changes nothing, if another worker
-    has claimed the job since it was read."""
+    retried, follow the user's command instead of retrying. Returns None, and changes nothing, if
+    another worker has claimed the job since it was read."""
     record = {"attempt": job.attempt, "at": time.time(), **failure.model_dump(mode="json")}
     failures = [*_readable(job.failures), record]
     columns = {**values, "failures": failures, "losses": job.losses + 1}

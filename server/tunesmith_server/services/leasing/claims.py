@@ -1,8 +1,8 @@
 """Claims: a worker leases the first job of the queue that it can run.
 
 One query chooses the job, locks the job's project and reads all values that the lease needs. A
-claim reads everything before it writes. If a job's row cannot be read, the claim has written
-nothing that it must undo, so the claim needs no savepoint.
+claim reads everything before it writes. Therefore, a claim needs no savepoint: when a job's row
+turns out to be unreadable, nothing has been written yet.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def drop_unneeded(session: Session, settings: Settings) -> None:
 
 def _delete(session: Session, *conditions: ColumnElement[bool]) -> None:
     """Delete the matching resume points, unless an unfinished fork starts from them. The caller has
-    locked their jobs."""
+    locked the jobs of the resume points."""
     session.execute(
         delete(ResumePointRow).where(*conditions, ~_is_needed()),
         execution_options={"synchronize_session": "fetch"},

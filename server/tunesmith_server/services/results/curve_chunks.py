@@ -156,7 +156,8 @@ def _with_last(curve: Curve, width: int) -> Curve:
 def read_void(
     session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int, width: int
 ) -> dict[int, dict[str, Curve]]:
-    """Return the void curves. Each group has the curves of the steps that one attempt repeated."""
+    """Return the void curves in groups. A group has the curves of the steps that one attempt
+    repeated."""
     attempts = session.scalars(
         select(CurveRow.void_by)
         .where(CurveRow.job_id == job_id, CurveRow.void_by > 0)

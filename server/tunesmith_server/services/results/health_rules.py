@@ -29,7 +29,7 @@ FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
 POSSIBLE = 2.0
-"""Number of standard errors added to a measured change. The sum is the largest change that the
+"""Number of standard errors that are added to a measured change, to get the largest change that the
 noise may hide."""
 NAN_STEPS = 3
 """Number of logged NaNs that counts as a divergence. The trainer stops after this many NaNs in a
@@ -49,8 +49,8 @@ uses the same rows, so the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
-"""Relative fall of the loss that a useful run should show. If the noise may hide a fall of this
-size, the health of a flat curve is `unclear`. If not, the health is `barely_moved`."""
+"""Relative fall of the loss that a useful run should show. A flat curve has the health `unclear` if
+the noise may hide a fall of this size, and `barely_moved` if the noise cannot hide it."""
 LOST_SHARE = 0.9
 """If rounding loses at least this share of the weight updates, rounding is the reason for a flat
 curve."""

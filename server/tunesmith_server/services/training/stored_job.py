@@ -1,5 +1,6 @@
-"""Documents in a job's row (recipe, hyperparameters, method) from any release, and the job in API
-responses. A row that this release cannot read is shown with the error `unreadable`."""
+"""Reading of a job's row: its documents (recipe, hyperparameters, method), which any release may
+have written, and the job as the API returns it. A row that this release cannot read is shown with
+the error `unreadable`."""
 
 from __future__ import annotations
 
