@@ -132,7 +132,7 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """Train with our trainer. Return the `Meter` of our trainer, and the memory before training in MiB."""
+    """Train with our trainer. Return its `Meter`, and the memory before training in MiB."""
     prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:
