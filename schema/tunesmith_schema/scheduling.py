@@ -101,13 +101,14 @@ class QueuedJob(Response):
     started_at: int | None = None
     """Start of the current attempt, Unix seconds; null for a waiting job."""
     estimated_end: int | None = None
-    """Expected end, Unix seconds; null for a waiting job."""
+    """Expected end, Unix seconds; null if unknown, and for a waiting job."""
     step: int | None = None
     """Number of completed optimiser steps; null for a waiting job."""
     total_steps: int | None = None
     """Number of optimiser steps of the whole run; null until known."""
     steps_per_second: float | None = None
-    """Optimiser steps per second of the current attempt; null before the first step."""
+    """Optimiser steps per second of the current attempt without its start-up; null before the
+    second step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
     waiting_because: WaitingBecause | None = None

@@ -48,7 +48,8 @@ def test_people_name_pin_and_annotate_a_job(server: Server, claim: dict[str, Any
 def test_a_list_has_owner_worker_and_a_small_curve(server: Server, claim: dict[str, Any]) -> None:
     job_id = claim["job_id"]
     batch = [metrics(n, n, train_loss=1 / n, total_steps=1000) for n in range(1, 301)]
-    server.worker.report(claim, events=batch)
+    server.worker.report(claim, events=batch[:100])
+    server.worker.report(claim, events=batch[100:])
     [job] = server.user.json(JOBS, params={"include": "curve"})["data"]
     assert job["worker_id"] == server.worker.name
     assert job["queued_at"] <= job["started_at"]

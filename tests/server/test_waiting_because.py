@@ -121,13 +121,9 @@ def test_the_expected_start_follows_the_progress_of_the_running_job(server: Serv
     file_id = server.good_file()
     running, waiting = server.create_job(file_id), server.create_job(file_id)
     claim = server.worker.claim()
-    events = [metrics(1, 25, train_loss=1.0)]
-    events[0]["data"]["total_steps"] = 100
-    server.worker.report(claim, events=events)
-    with server.database.read() as session:
-        began = session.get_one(JobRow, running).claimed_at
-    assert began is not None
-    server.change_job(running, claimed_at=began - 100.0)
+    server.worker.report(claim, events=[metrics(1, 1, train_loss=1.0, total_steps=100)])
+    server.worker.report(claim, events=[metrics(2, 25, train_loss=1.0)])
+    server.change_job(running, measured_at=JobRow.measured_at - 96.0)
     start = server.job(waiting)["estimated_start"]
     assert start["at"] - time.time() == pytest.approx(300, abs=15)  # 75 steps of 4 s
     assert start["earliest"] <= start["at"] <= start["latest"]

@@ -120,7 +120,12 @@ class JobRow(Owned, Base):
     claimed_at: Mapped[float | None] = mapped_column(Double)
     """Time of the newest claim, Unix seconds of the database clock."""
     claimed_step: Mapped[int | None] = mapped_column(Integer)
-    """Value of `step` at the newest claim."""
+    """Value of `step` at the newest claim, or the step from which the attempt continued."""
+    measured_at: Mapped[float | None] = mapped_column(Double)
+    """Time at which the first steps of the current attempt were reported, Unix seconds of the
+    database clock. The time before it includes the start-up, so speeds are measured from here."""
+    measured_step: Mapped[int | None] = mapped_column(Integer)
+    """Value of `step` at `measured_at`."""
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")

@@ -17,6 +17,7 @@ from tunesmith_server.models.scope import all_projects
 
 from .lanes import INTERACTIVE_SECONDS
 from .snapshot import Running, Waiting
+from .speed import seconds_per_step
 
 UNKNOWN_SECONDS = 3600.0
 """Assumed device-time of a job if no job has ended yet."""
@@ -58,19 +59,32 @@ class Durations:
         return self._usual(job) * self._factor
 
     def remaining(self, job: Running, now: float) -> float:
-        """Return the expected number of seconds until a running job ends."""
-        elapsed, done = now - job.claimed_at, job.step - job.claimed_step
-        if done > 0 and job.total_steps:
-            left = elapsed / done * (job.total_steps - job.step)
-        else:
-            left = self._usual(job) * self._factor - elapsed
+        """Return the expected number of seconds until a running job ends. If nothing is known, the
+        value is an assumption."""
+        left = self.known_remaining(job, now)
+        if left is None:
+            left = self._usual(job) * self._factor - (now - job.claimed_at)
         return max(MIN_REMAINING_SECONDS, left)
 
+    def known_remaining(self, job: Running, now: float) -> float | None:
+        """Return the expected number of seconds until a running job ends, from its own speed or
+        from jobs that have ended. Return None if neither is known, or if the job has already taken
+        longer than these jobs."""
+        per_step = seconds_per_step(job, now)
+        if per_step is not None and job.total_steps:
+            return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))
+        usual = self._example(job)
+        left = 0.0 if usual is None else usual * self._factor - (now - job.claimed_at)
+        return left if left > 0 else None
+
     def _usual(self, job: Waiting) -> float:
-        for group in _groups(job):
-            if group in self._medians:
-                return self._medians[group]
+        seconds = self._example(job)
+        if seconds is not None:
+            return seconds
         return INTERACTIVE_SECONDS / 2 if job.interactive else UNKNOWN_SECONDS
+
+    def _example(self, job: Waiting) -> float | None:
+        return next((self._medians[one] for one in _groups(job) if one in self._medians), None)
 
 
 def _groups(job: Example | Waiting) -> tuple[tuple[str, ...], ...]:

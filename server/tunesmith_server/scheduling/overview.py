@@ -12,7 +12,7 @@ from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
 from tunesmith_schema.queue import TRAIN_QUEUE
 from tunesmith_server.models import ReservationRow, WorkerRow
 
-from . import reservations
+from . import reservations, speed
 from .snapshot import READY_SECONDS, Project, Running, Waiting
 from .view import View
 
@@ -39,7 +39,7 @@ def queue(view: View, sees: Sees, limit: int) -> Queue:
 
 def _running(view: View, job: Running, is_own: bool) -> QueuedJob:
     now = view.snapshot.now
-    steps, seconds = job.step - job.claimed_step, now - job.claimed_at
+    left, per_step = view.durations.known_remaining(job, now), speed.seconds_per_step(job, now)
     return QueuedJob(
         id=job.id if is_own else None,
         project=_name(view, job),
@@ -48,10 +48,10 @@ def _running(view: View, job: Running, is_own: bool) -> QueuedJob:
         interactive=job.interactive,
         worker=job.worker_id,
         started_at=int(job.claimed_at),
-        estimated_end=int(now + view.durations.remaining(job, now)),
+        estimated_end=None if left is None else int(now + left),
         step=job.step,
         total_steps=job.total_steps,
-        steps_per_second=steps / seconds if steps > 0 and seconds > 0 else None,
+        steps_per_second=1 / per_step if per_step else None,
     )
 
 

@@ -93,7 +93,8 @@ class Running(Waiting):
     worker_id: str | None
     state: str
     claimed_at: float
-    claimed_step: int
+    measured_at: float | None
+    measured_step: int | None
     charged_until: float
     yields: bool
     """True if the worker has been asked to free its device."""
@@ -145,8 +146,8 @@ _COLUMNS = (
     *(JobRow.device_seconds, JobRow.step, JobRow.total_steps),
 )
 _HELD_COLUMNS = (
-    *(JobRow.lease_owner, JobRow.state, JobRow.claimed_at, JobRow.claimed_step),
-    *(JobRow.charged_until, JobRow.yield_reason, JobRow.preempted_at),
+    *(JobRow.lease_owner, JobRow.state, JobRow.claimed_at, JobRow.measured_at),
+    *(JobRow.measured_step, JobRow.charged_until, JobRow.yield_reason, JobRow.preempted_at),
 )
 
 
@@ -249,7 +250,8 @@ def _running(row: Any, now: float) -> Running:  # Any: a row of columns
         worker_id=row.lease_owner,
         state=row.state,
         claimed_at=now if row.claimed_at is None else row.claimed_at,
-        claimed_step=row.claimed_step or 0,
+        measured_at=row.measured_at,
+        measured_step=row.measured_step,
         charged_until=now if row.charged_until is None else row.charged_until,
         yields=row.yield_reason is not None,
         preempted_at=row.preempted_at,

@@ -178,6 +178,7 @@ class _Maker:
             job.lease_owner = "gpu-1" if training == "train" else "gpu-3"
             job.lease_until, job.fence = self.now + 1e6, 1
             job.claimed_at, job.claimed_step, job.phase = job.started_at, 0, "train"
+            job.measured_at, job.measured_step = self.now - age + 24, 0
         self.world.jobs[what] = job.id
         return job
 

@@ -44,7 +44,8 @@ def started(server: Server, **body: Any) -> tuple[str, dict[str, Any]]:  # Any: 
         )
         for step in (1, 2, 3)
     ]  # fmt: skip
-    server.worker.report(claim, events=steps)
+    for step in steps:
+        server.worker.report(claim, events=[step])
     return job_id, claim
 
 

@@ -95,6 +95,7 @@ def report(
     blobs.use_files(session, _listed_files(report))
     store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
     now = (job.lease_until or 0.0) - settings.lease_seconds
+    _measure(job, now)
     usage.continue_charging(session, job, now)
     if lanes.leave_if_too_long(job, now):
         events.add(session, job, lanes.LEFT)
@@ -104,6 +105,12 @@ def report(
     if report.outcome is not None:
         _finish(session, settings, wake_ups, job, report.outcome)
     return _reply(settings, job)
+
+
+def _measure(job: JobRow, now: float) -> None:
+    """Record the time of the first steps of the attempt."""
+    if job.measured_at is None and job.step > (job.claimed_step or 0):
+        job.measured_at, job.measured_step = now, job.step
 
 
 def _store_run_report(

@@ -56,6 +56,7 @@ def record_resume(session: Session, job: JobRow, event: RunEvent) -> None:
     events.delete_metrics_after(session, job.id, step)
     samples.delete_after(session, job.id, step)
     job.step = job.claimed_step = step
+    job.measured_at = job.measured_step = None
     session.flush()
     # The run rejected newer resume points, so they are not offered again.
     _delete(session, ResumePointRow.job_id == job.id, ResumePointRow.step > step)

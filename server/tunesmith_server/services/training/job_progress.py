@@ -61,7 +61,7 @@ def _select(session: Session, *conditions: ColumnElement[bool]) -> list[JobProgr
             *(JobRow.id, JobRow.state, JobRow.phase, JobRow.attempt, JobRow.step),
             *(JobRow.total_steps, JobRow.last_metrics, JobRow.finished_at, JobRow.lease_owner),
             *(JobRow.name, JobRow.pinned, JobRow.last_seq),
-            *(JobRow.claimed_at, JobRow.claimed_step),
+            *(JobRow.measured_at, JobRow.measured_step),
         )
         .where(*conditions)
         .order_by(JobRow.created_at, JobRow.id)

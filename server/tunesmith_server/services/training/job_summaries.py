@@ -40,7 +40,7 @@ _COLUMNS = (
     *("step", "total_steps", "cancel_requested", "stop_requested", "forked_from", "forked_step"),
     *("retry_of", "error", "evaluation", "document_version", "started_at", "health"),
     *("last_metrics", "priority", "interactive", "worker_labels", "needs_bytes"),
-    *("owner", "name", "pinned", "queued_at", "lease_owner", "claimed_at", "claimed_step"),
+    *("owner", "name", "pinned", "queued_at", "lease_owner", "measured_at", "measured_step"),
 )
 _DOCUMENTS = ("recipe", "method", "hyperparameters", "labels")
 _MAY_BE_LARGE = ("recipe", "method")

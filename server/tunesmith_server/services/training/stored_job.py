@@ -29,7 +29,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
-from tunesmith_server.scheduling import limits
+from tunesmith_server.scheduling import limits, speed
 from tunesmith_server.scheduling.eligibility import unpacked
 
 from .. import keys
@@ -190,12 +190,11 @@ def worker_of(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
 def estimated_finish(row: Any) -> int | None:  # Any: a JobRow, or columns of a list
     """Return the expected end of a running job's training at the mean speed of this attempt, in
     Unix seconds."""
-    done = (row.step or 0) - (row.claimed_step or 0)
-    if row.state != JobState.RUNNING or done <= 0 or not (row.total_steps and row.claimed_at):
-        return None
     now = time.time()
-    seconds = max(0.0, now - row.claimed_at) / done * max(0, row.total_steps - row.step)
-    return int(now + seconds)
+    per_step = speed.seconds_per_step(row, now)
+    if row.state != JobState.RUNNING or per_step is None or not row.total_steps:
+        return None
+    return int(now + per_step * max(0, row.total_steps - row.step))
 
 
 def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
