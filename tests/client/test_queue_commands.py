@@ -73,6 +73,9 @@ def test_why_says_reason_place_and_range(tunesmith: Tunesmith, server: LocalServ
     assert "2 jobs are ahead (behind)" in text
     assert "queue position 3" in text
     assert "expected start in 10:0" in text
+    at_once = dict.fromkeys(start, now)
+    server.answers[path] = job(status="queued", state="queued", estimated_start=at_once, **WAITING)
+    assert tunesmith("why", "ftjob-1").stdout.count("0:00") == 1, "an empty range is one time"
     server.answers[path] = job()
     assert "it does not wait" in tunesmith("why", "ftjob-1").stdout
 

@@ -193,7 +193,7 @@ def start_text(start: EstimatedStart | None) -> str | None:
         return None
     seconds = [max(0, at - int(time.time())) for at in (start.at, start.earliest, start.latest)]
     at, earliest, latest = (duration(one) for one in seconds)
-    return f"in {at} ({earliest} to {latest})"
+    return f"in {at}" if earliest == latest else f"in {at} ({earliest} to {latest})"
 
 
 def _scheduling(job: Job) -> str:

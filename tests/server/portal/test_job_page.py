@@ -227,6 +227,7 @@ def test_failures_and_waits_say_what_to_do(server: Server) -> None:
     why = check_page(browser.page(path(waiting))).with_id("why").text
     assert "Why it waits: number 1 in the queue" in why
     assert "Code" in why
+    assert why.count(" UTC") == 1, "an empty range is one time"
 
 
 def test_orders_work_without_scripts_and_pressing_twice_is_once(server: Server) -> None:
