@@ -53,7 +53,7 @@ def test_a_key_without_a_limit_and_a_key_with_its_own() -> None:
     for _ in range(1000):
         limits.check(principal())
     limits.check(principal("key-2", limit=1))
-    with pytest.raises(TooManyRequests):
+    with pytest.raises(TooManyRequests, match="this key may send 1 request per minute"):
         limits.check(principal("key-2", limit=1))
 
 

@@ -108,7 +108,7 @@ def test_a_job_over_a_limit_names_it(server: Server) -> None:
     server.worker.hello("worker-2")
     change_project(server, max_running_jobs=1)
     assert why(server, second) == (
-        "project_limit", "the project has 1 running jobs, and its limit is 1",
+        "project_limit", "the project runs 1 of at most 1 jobs",
     )  # fmt: skip
     change_project(server, max_running_jobs=None, max_device_hours=0.0)
     assert why(server, second)[0] == "project_limit"

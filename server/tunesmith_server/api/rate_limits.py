@@ -58,9 +58,10 @@ class RateLimits:
         bucket.at = now
         if bucket.left < 1:
             seconds = max(1, math.ceil((1 - bucket.left) * 60 / per_minute))
+            requests = "request" if per_minute == 1 else "requests"
             raise TooManyRequests(
                 ErrorCode.RATE_LIMIT_EXCEEDED,
-                f"{shown} may send {per_minute} requests per minute",
+                f"{shown} may send {per_minute} {requests} per minute",
                 hint=f"repeat the request after {seconds} s",
                 headers={"retry-after": str(seconds)},
             )

@@ -68,9 +68,10 @@ def requests_per_minute(
     admin may set a limit above the server's limit."""
     bound = maker.requests_per_minute or (0 if principal.is_admin else default)
     if asked is not None and bound and asked > bound:
+        requests = "request" if bound == 1 else "requests"
         raise Forbidden(
             ErrorCode.PERMISSION_DENIED,
-            f"requests_per_minute: this key may send {bound} requests per minute and cannot "
+            f"requests_per_minute: this key may send {bound} {requests} per minute and cannot "
             f"create a key with {asked}",
             param="requests_per_minute",
             hint=f"send at most {bound}, or ask an admin",

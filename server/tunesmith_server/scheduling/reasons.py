@@ -40,14 +40,14 @@ def _limit(snapshot: Snapshot, job: Waiting) -> WaitingBecause | None:
         return None
     running, limit = snapshot.devices()[project.id], project.max_running_jobs
     if limit is not None and running >= limit:
-        message = f"the project has {running} running jobs, and its limit is {limit}"
+        message = f"the project runs {running} of at most {limit} jobs"
         return _why(WaitingCode.PROJECT_LIMIT, message)
     if project.id in snapshot.over_device_hours:
         message = "the project has used its device-hours of the last 30 days"
         return _why(WaitingCode.PROJECT_LIMIT, message)
     mine, limit = _running_of(snapshot, job.owner), snapshot.key_limits.get(job.owner)
     if limit is not None and mine >= limit:
-        message = f"the key has {mine} running jobs, and its limit is {limit}"
+        message = f"the key runs {mine} of at most {limit} jobs"
         return _why(WaitingCode.KEY_LIMIT, message)
     if job.owner in snapshot.over_device_hours:
         message = "the key has used its device-hours of the last 30 days"
