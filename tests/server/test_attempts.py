@@ -152,3 +152,20 @@ def test_a_job_that_fails_while_it_pauses_is_paused(server: Server) -> None:
     job = server.job(job_id)
     assert (job["state"], job["phase"]) == ("paused", None)
     assert server.worker.claim_reply().status_code == 204
+
+
+@pytest.mark.parametrize("length", [150, 1300, 4000])
+def test_long_messages_of_attempts_end_with_dots(server: Server, length: int) -> None:
+    """The list of attempts is complete, and a shortened message ends with dots."""
+    job_id = server.create_job(server.good_file())
+    outcome = failed("trainer_crashed")
+    outcome["error"]["message"] = "x" * length
+    for _ in range(3):
+        server.end_back_off(job_id)
+        server.worker.report(server.worker.claim(), outcome=outcome)
+    message = server.job(job_id)["error"]["message"]
+    last, _, *lines = message.split("\n")
+    assert last == ("x" * length if length <= 1200 else "x" * 1197 + "...")
+    assert len(lines) == 3
+    for line in lines:
+        assert line.endswith("crashed: " + ("x" * 150 if length == 150 else "x" * 197 + "..."))

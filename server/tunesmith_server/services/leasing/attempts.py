@@ -39,6 +39,9 @@ RETRIED_ONCE = frozenset({ErrorCode.KILLED_FOR_MEMORY})
 BACK_OFF_FACTOR = 3.0
 MAX_BACK_OFF_SECONDS = 600.0
 _MAX_LISTED = 10
+_MAX_LAST = 1200
+"""Maximum length of the last failure's message before the list of all failures, which leaves room
+for `_MAX_LISTED` lines in JobFailure's message."""
 _MAX_LINE = 200
 
 
@@ -128,9 +131,13 @@ def _readable(failures: object) -> list[dict[str, Any]]:  # Any: JSON
 def _with_history(failure: JobFailure, failures: list[dict[str, Any]]) -> str:
     if len(failures) == 1:
         return failure.message
-    lines = [f"{failure.message[:2000]}", f"{len(failures)} attempts failed:"]
+    lines = [_clipped(failure.message, _MAX_LAST), f"{len(failures)} attempts failed:"]
     for record in failures[-_MAX_LISTED:]:
         when = datetime.fromtimestamp(record["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        first_line = str(record["message"]).partition("\n")[0][:_MAX_LINE]
+        first_line = _clipped(str(record["message"]).partition("\n")[0], _MAX_LINE)
         lines.append(f"attempt {record['attempt']}, {when}: {record['code']}: {first_line}")
-    return "\n".join(lines)[:4000]
+    return _clipped("\n".join(lines), 4000)
+
+
+def _clipped(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
