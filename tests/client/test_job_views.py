@@ -25,8 +25,13 @@ LONG_ID = "ftjob-0123456789abcdef01234567"
 BAD = {"state": "diverged", "text": "The training loss rose from 1.6 to 19.", "step": 3}
 
 
-def metric(step: int, **values: float | None) -> dict[str, Any]:  # Any: JSON
-    return {"id": str(step), "object": "fine_tuning.job.metrics", "step": step, "values": values}
+def columns(**curves: list[float | None]) -> dict[str, Any]:  # Any: JSON
+    """Curves of a job, with a value for each step from 1."""
+    found = {
+        name: {"steps": [*range(1, len(values) + 1)], "values": values}
+        for name, values in curves.items()
+    }
+    return {"job_id": "ftjob-1", "stretch": 1, "curves": found, "void": []}
 
 
 def curve(job_id: str, *values: float | None) -> dict[str, Any]:  # Any: JSON
@@ -167,18 +172,22 @@ def test_jobs_are_compared_side_by_side(
 
 def test_one_job_is_plotted(tunesmith: Tunesmith, server: LocalServer) -> None:
     server.answers[f"GET {JOBS}/ftjob-1"] = ended()
-    points = [metric(n, reward=n / 10, train_loss=0.0) for n in range(1, 9)]
-    server.answers[f"GET {JOBS}/ftjob-1/metrics"] = page(*points)
+    curves = columns(reward=[n / 10 for n in range(1, 9)], train_loss=[0.0] * 8)
+    server.answers[f"GET {JOBS}/ftjob-1/metrics"] = curves
+    server.seen.clear()
     out = tunesmith("jobs", "plot", "ftjob-1").stdout
     assert "mean reward" in out
     assert "loss (nats" not in out
     assert out.splitlines()[-1] == f"diverged: {BAD['text']}"
+    asked = httpx.URL(server.seen[-1].target).params
+    assert asked["format"] == "columns"
+    assert int(asked["points"]) <= 1000  # of 100,000 steps
 
 
 def test_a_notebook_shows_the_plot_as_a_picture(tmp_path: Path) -> None:
     script = Script(
         httpx.Response(200, json=ended()),
-        httpx.Response(200, json=page(metric(1, train_loss=2.0), metric(2, train_loss=1.0))),
+        httpx.Response(200, json=columns(train_loss=[2.0, 1.0], valid_loss=[None, 1.5])),
     )
     with client_of(script) as client:
         shown = client.fine_tuning.jobs.retrieve("ftjob-1").plot(tmp_path / "loss.svg")

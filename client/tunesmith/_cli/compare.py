@@ -11,7 +11,16 @@ import typer
 from rich.console import Console
 
 from tunesmith._sdk.job import Job
-from tunesmith._sdk.plot import AXES, Plot, curve_of, panels_of
+from tunesmith._sdk.plot import (
+    AXES,
+    MAX_POINTS,
+    METRICS,
+    Plot,
+    curve_of,
+    panels_of,
+    points_of,
+    points_of_job,
+)
 from tunesmith_schema import MetricPoint
 from tunesmith_schema.comparison import JobComparison
 
@@ -30,8 +39,6 @@ from .output import show_json_value, show_table
 from .session import connected
 
 MAX_JOBS = 8
-_POINTS = 1000
-"""Maximum number of points to fetch for a curve. A drawing or a picture cannot show more points."""
 Points = Sequence[MetricPoint]
 PngFile = Annotated[
     Path | None, typer.Option("--png", metavar="FILE", help="Save the curves as a picture.")
@@ -51,7 +58,7 @@ def compare(
         )
     with connected(ctx) as client:
         jobs = [client.fine_tuning.jobs.retrieve(job_id) for job_id in job_ids]
-        found = client.fine_tuning.compare(job_ids, points=_POINTS)
+        found = client.fine_tuning.compare(job_ids, points=MAX_POINTS)
         points = [_points(found, job_id) for job_id in job_ids]
         names = [_name(sign, job) for sign, job in zip(ascii_uppercase, jobs, strict=False)]
         if png is not None:
@@ -81,7 +88,8 @@ def plot(
     """Draw a job's training and validation curves."""
     with connected(ctx) as client:
         job = client.fine_tuning.jobs.retrieve(job_id)
-        points = job.metrics()
+        found = client.fine_tuning.jobs.curves(job_id, names=METRICS, points=MAX_POINTS)
+        points = points_of_job(found)
         if png is not None:
             Plot(panels_of({job.id: points})).save(png)
     _draw({"*": points}, [job.id])
@@ -102,13 +110,12 @@ def _name(sign: str, job: Job) -> str:
 
 def _points(found: JobComparison, job_id: str) -> list[MetricPoint]:
     """Return the values of a job's curves by step, lowest step first."""
-    values: dict[int, dict[str, float | None]] = {}
-    for metric, curves in found.curves.items():
-        for curve in curves:
-            if curve.job_id == job_id:
-                for step, value in zip(map(int, curve.x), curve.values, strict=True):
-                    values.setdefault(step, {})[metric] = value
-    return [MetricPoint(id=str(step), step=step, values=values[step]) for step in sorted(values)]
+    return points_of(
+        (metric, map(int, curve.x), curve.values)
+        for metric, curves in found.curves.items()
+        for curve in curves
+        if curve.job_id == job_id
+    )
 
 
 def _different(found: JobComparison) -> dict[str, list[Any]]:  # Any: JSON

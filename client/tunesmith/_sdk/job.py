@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, Self
 
 from pydantic import PrivateAttr
@@ -24,7 +24,7 @@ from tunesmith_schema import (
     Sample,
 )
 
-from .plot import Plot, panels_of
+from .plot import MAX_POINTS, METRICS, Plot, panels_of, points_of_job
 
 
 class JobRequests(Protocol):
@@ -40,6 +40,9 @@ class JobRequests(Protocol):
     ) -> Job: ...
     def stream(self, job_id: str, after_seq: int | None) -> Generator[Event, None, None]: ...
     def metrics(self, job_id: str) -> list[MetricPoint]: ...
+    def curves(
+        self, job_id: str, *, names: Sequence[str] | None, points: int | None
+    ) -> wire.MetricColumns: ...
     def samples(self, job_id: str, *, step: int | None, limit: int | None) -> Page[Sample]: ...
     def report(self, job_id: str, *, attempt: int | None) -> JobReport: ...
     def evaluation(self, job_id: str) -> JobEvaluation: ...
@@ -72,7 +75,8 @@ class Job(wire.Job):
     def plot(self, file: str | os.PathLike[str] | None = None) -> Plot:
         """Plot the training and validation curves. A notebook shows the returned plot; `file`
         saves it, for example as `loss.png`. Needs matplotlib: `pip install 'tunesmith[plot]'`."""
-        plot = Plot(panels_of({self.id: self.metrics()}))
+        found = self._requests.curves(self.id, names=METRICS, points=MAX_POINTS)
+        plot = Plot(panels_of({self.id: points_of_job(found)}))
         if file is not None:
             plot.save(file)
         return plot

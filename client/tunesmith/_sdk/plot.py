@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tunesmith._http.errors import TunesmithError
-from tunesmith_schema import MetricPoint
+from tunesmith_schema import MetricColumns, MetricPoint
 
 COLOURS = (
     "#4477aa", "#cc3311", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000",
@@ -20,6 +20,9 @@ AXES = (
     ("mean reward", "reward", "valid_reward"),
 )
 """Panels of a plot: label of the y axis, training metric and validation metric."""
+METRICS = tuple(name for _, *names in AXES for name in names)
+MAX_POINTS = 1000
+"""Maximum number of points to fetch for a curve. A drawing or a picture cannot show more points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,23 @@ class Plot:
         out = io.BytesIO()
         self.figure.savefig(out, format="png", dpi=110)
         return out.getvalue()
+
+
+def points_of(
+    curves: Iterable[tuple[str, Iterable[int], Iterable[float | None]]],
+) -> list[MetricPoint]:
+    """Return the values of one job's curves by step, lowest step first. Each curve has the name of
+    its metric, its steps and its values."""
+    values: dict[int, dict[str, float | None]] = {}
+    for metric, steps, numbers in curves:
+        for step, value in zip(steps, numbers, strict=True):
+            values.setdefault(step, {})[metric] = value
+    return [MetricPoint(id=str(step), step=step, values=values[step]) for step in sorted(values)]
+
+
+def points_of_job(found: MetricColumns) -> list[MetricPoint]:
+    """Return the values of a job's curves by step, lowest step first."""
+    return points_of((name, curve.steps, curve.values) for name, curve in found.curves.items())
 
 
 def curve_of(points: Sequence[MetricPoint], metric: str) -> tuple[list[int], list[float]]:
