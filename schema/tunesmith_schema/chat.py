@@ -35,8 +35,8 @@ class TextPart(Request):
 
 
 class ChatMessage(Request):
-    """One message of a conversation. The `message` of an answer can be a message of the next
-    request, without changes."""
+    """One message of a conversation. The `message` of an answer can be sent unchanged as a message
+    of the next request."""
 
     role: Literal["system", "developer", "user", "assistant"]
     """Role of the author; `developer` means `system`. Tools are not supported."""

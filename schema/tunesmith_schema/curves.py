@@ -16,7 +16,7 @@ class Curve(Response):
 
 
 class VoidCurves(Response):
-    """Metrics of steps that a later attempt repeated; they are not part of the run."""
+    """Metrics of steps that a later attempt repeated. These metrics are not part of the run."""
 
     attempt: int
     """Number of the attempt that repeated the steps."""

@@ -5,9 +5,9 @@ and run reports.
 
 The version of a document is in a column of its database row or in its field `document_version`. A
 document in an older form is upgraded step by step when it is read. Unknown fields of another
-release are ignored. A wrong value of a known field makes the document unreadable. The rules for
-stored documents do not apply to requests. spec.json, which users also write, is upgraded and then
-validated as strictly as a request.
+release are ignored. A wrong value of a known field makes the document unreadable. Requests are not
+stored documents, so these rules do not apply to requests. spec.json, which users also write, is
+upgraded and then validated as strictly as a request.
 """
 
 from __future__ import annotations

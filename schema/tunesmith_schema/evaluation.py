@@ -18,9 +18,10 @@ MAX_TEXT = 2000
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
-job's result. `best` is the best checkpoint; it is compared only if it is not the result. `last` has
-the weights of the last step. `last` exists only with LoRA, and only if the result is from an
-earlier step. In an evaluation on demand, `model` and `against` are the models of the request."""
+job's result. `best` is the best checkpoint. `best` is evaluated only if the result is another step.
+`last` has the weights of the last step. `last` exists only with LoRA, and only if the result is
+from an earlier step. In an evaluation on demand, `model` and `against` are the models of the
+request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""
@@ -114,7 +115,7 @@ class Evaluation(EvaluationSummary):
     file: str
     """Name of the data file."""
     rows_available: int
-    """Number of rows that could have been evaluated."""
+    """Number of rows that are available for the evaluation."""
     answer_tokens: int = 0
     """Number of answer tokens in the rows; 0 for reinforcement."""
     models: list[ModelScores] = Field(default_factory=list)

@@ -28,14 +28,14 @@ Untyped = Any  # Any: kombu is not typed
 
 class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu is untyped
     def _put(self, queue: str, payload: Untyped, **_: Untyped) -> None:
-        """Add a message to a queue. The file name begins with the time, which gives the order of
-        messages."""
+        """Add a message to a queue. The file name begins with the time, so that sorted file names
+        give the order of the messages."""
         name = f"{round(monotonic() * 1000)}_{uuid.uuid4()}.{queue}.msg"
         _write(Path(self.data_folder_out) / name, dumps(payload))
 
     def _get(self, queue: str) -> Untyped:
         """Return the next message of a queue. Files that are damaged, for example by a power cut,
-        are dropped. A dropped message does no harm, because the janitor sends it again."""
+        are dropped. A dropped message does no harm, because the janitor sends the message again."""
         while True:
             try:
                 return super()._get(queue)

@@ -210,7 +210,7 @@ class MultiGrader(Request):
         Discriminator(_one_or_named),
     ]
     """Graders by name; the formula uses these names. A single grader may be given without a key;
-    its field `name` is then its name."""
+    the formula then uses the grader's field `name`."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
     """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
     and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the

@@ -39,8 +39,8 @@ class GRPORecipe(Request):
     """Sample only from tokens whose probability is at least this share of the highest token
     probability; None allows all tokens."""
     loss_type: LossType = "dapo"
-    """Loss variant; it determines how token losses are aggregated. `cispo`, `sapo`, `luspo` and
-    `vespo` also change the loss of each token."""
+    """Loss variant. The variant determines how the losses of the tokens are aggregated. `cispo`,
+    `sapo`, `luspo` and `vespo` also change the loss of each token."""
     beta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Weight of the KL divergence from the reference model, which is the model before training.
     `beta=0` skips the KL term and the reference model's forward pass."""
@@ -111,4 +111,4 @@ class RolloutRecipe(Request):
     `sequence_mask`."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
-    `"auto"` computes the prompt once if this is expected to save time."""
+    `"auto"` computes the prompt once if one computation is expected to save time."""

@@ -26,7 +26,8 @@ class HealthState(StrEnum):
 
 
 class JobHealth(Response):
-    """Health of a job, derived from its metrics; it does not show the quality of answers."""
+    """Health of a job, derived from its metrics. Health does not show the quality of the model's
+    answers."""
 
     state: HealthState | str
     """Health in one word; a newer server may send a value that is not in `HealthState`."""

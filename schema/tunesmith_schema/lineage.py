@@ -68,8 +68,8 @@ class RelatedModel(Response):
 
 
 class JobLineage(Response):
-    """Base model and data of a job, the job it started from, its forks and retries, and its
-    results."""
+    """Base model and data of a job, the earlier job from which it started, its forks and retries,
+    and its results."""
 
     object: Literal["fine_tuning.job.lineage"] = "fine_tuning.job.lineage"
     job_id: str

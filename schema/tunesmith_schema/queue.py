@@ -13,7 +13,7 @@ TRAIN_TASK = "tunesmith.train"
 """Task that wakes a training worker; the worker then claims the best eligible job or evaluation.
 The task's argument is the id of the job or evaluation for which the task was sent."""
 VALIDATE_FILE_TASK = "tunesmith.validate_file"
-"""Task that validates an uploaded data set; its argument is the file id."""
+"""Task that validates an uploaded data set. The argument of the task is the file id."""
 
 
 def celery_broker(url: str) -> dict[str, Any]:  # Any: the settings are Celery's

@@ -93,8 +93,8 @@ class Recipe(Request):
     rate schedule still spans all planned steps."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of rows per forward pass. With `packing`, a row is a packed sequence; with
-    reinforcement, it is a completion. `"auto"` is at most 8; with reinforcement, it is all
-    completions of a step that fit into memory."""
+    reinforcement, it is a completion. `"auto"` is at most 8; with reinforcement, `"auto"` is as
+    many completions of a step as fit into memory."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of forward passes per optimiser step. With `"auto"`, a step has 16 rows, or a
     sixteenth of the rows of a small data set. With reinforcement, `grpo` sets the number of
@@ -117,8 +117,8 @@ class Recipe(Request):
     `"attention"`). `"off"` uses the stock trainer. Reinforcement requires the kernel `"loss"`."""
     gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
     """Recompute activations in the backward pass to save memory. `true` recomputes all layers,
-    `false` none, and `"auto"` as few as memory requires. `"offload"` recomputes all layers and, on
-    a GPU, moves their inputs to host memory."""
+    `false` recomputes none, and `"auto"` recomputes as few layers as memory requires. `"offload"`
+    recomputes all layers and, on a GPU, moves their inputs to host memory."""
     precision: Precision | Auto = "auto"
     """Number format of weights and computation. With LoRA, `"fp32"` or `"bf16"` applies to the
     frozen base model; the adapter is always fp32. In full tuning, a parameter and its AdamW state
@@ -128,8 +128,8 @@ class Recipe(Request):
     `"bf16_split_master"` for full tuning; elsewhere it is `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
-    quantisation, or 8-bit. Training in this way needs less memory, is slower, and changes the model
-    slightly. `"int8"` is not available with reinforcement."""
+    quantisation, or 8-bit. Quantisation saves memory, makes training slower, and changes the base
+    model slightly. `"int8"` is not available with reinforcement."""
     add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
         default=[], max_length=1024
     )
@@ -140,9 +140,9 @@ class Recipe(Request):
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
-    """Allow the embedding or the head in `lora.target_modules`. These matrices make the adapter
-    large. Without this setting, such a job fails with an error that states the size of the
-    matrices."""
+    """Allow the embedding or the head in `lora.target_modules`. The adapter then contains whole
+    matrices and is large. Without this setting, a job with the embedding or the head in
+    `lora.target_modules` fails with an error that states the size of the matrices."""
     adapter_dtype: Literal["bf16", "fp32"] = "bf16"
     """Number format of the saved adapter; training uses fp32. Full tuning saves the weights in the
     number format set by `precision`."""
@@ -153,8 +153,8 @@ class Recipe(Request):
     evaluations per run."""
     save_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two checkpoints. For LoRA, `"auto"` saves one checkpoint per epoch,
-    at most ten per run; for full tuning, it saves none. A number also sets the interval of the
-    resume points."""
+    at most ten per run. For full tuning, `"auto"` saves no checkpoints. If `save_steps` is a
+    number, it also sets the interval of the resume points."""
     save_total_limit: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
     """Number of newest checkpoints to keep; None keeps all. The checkpoint with the best
     `valid_loss` (reinforcement: `valid_reward`) is always kept as well."""

@@ -214,8 +214,8 @@ class TrainingSettings(Response):
     """True if rows were packed into sequences before training."""
     layout: Literal["padded", "padding_free", "packed"] | None = None
     """Layout of a step's rows; null until chosen. `padded` pads rows to equal length.
-    `padding_free` and `packed` concatenate rows; micro-batches have equal numbers of rows with
-    `padding_free`, and limited numbers of tokens with `packed`."""
+    `padding_free` and `packed` concatenate rows. With `padding_free`, micro-batches have equal
+    numbers of rows. With `packed`, the number of tokens of a micro-batch is limited."""
     gradient_checkpointing: bool
     """True if activations are recomputed in the backward pass."""
     logging_steps: int
@@ -261,7 +261,7 @@ class BoundBy(StrEnum):
     CHECKPOINTING = "checkpointing"
     """Writing and storing checkpoints and the result."""
     UNKNOWN = "unknown"
-    """No step was completed, or the cause of most of the time is unknown."""
+    """No step was completed, or most of the time belongs to the phase `other`."""
 
 
 class Bound(Response):
@@ -298,7 +298,7 @@ class Advice(Response):
 
 
 class RunReport(Response):
-    """Report of one attempt at a job; it is complete once the attempt has ended."""
+    """Report of one attempt at a job. The report is complete when the attempt has ended."""
 
     attempt: int = Field(ge=1)
     outcome: Literal["succeeded", "failed", "cancelled", "released", "stopped"] | None = None
@@ -388,5 +388,5 @@ class JobReport(RunReport):
     health: JobHealth | None = None
     """Health of the job's training, over all attempts."""
     earlier_attempts: list[AttemptSummary] = Field(default_factory=list)
-    """Earlier attempts that have a report, oldest first. Do not add up the times of attempts,
-    because attempts may repeat steps."""
+    """Earlier attempts that have a report, oldest first. Do not add up the times of several
+    attempts, because a later attempt may repeat steps of an earlier one."""

@@ -1,4 +1,4 @@
-"""Two run reports for the OpenAPI document. The numbers are invented, but consistent."""
+"""Two run reports for the OpenAPI document. The numbers are invented, but they fit together."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class WaitingCode(StrEnum):
     BEHIND = "behind"
     """Other jobs come before this job in the queue."""
     DEVICES_BUSY = "devices_busy"
-    """All devices that can run the job are busy, and this job starts next."""
+    """All devices that can run the job are busy. This job is the first in the queue."""
     STARTING = "starting"
     """A free worker will claim the job."""
 

@@ -27,7 +27,7 @@ _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 
 class WorkerEnrollment(Request):
-    """First request of a worker, with the shared token. All later requests have the worker's
+    """First request of a worker, with the shared token. All later requests contain the worker's own
     secret."""
 
     worker_id: str = Field(min_length=1, max_length=128)
@@ -153,7 +153,8 @@ class FileReading(Response):
 
 
 class ReadingLease(Request):
-    """A held lease of a file; only the worker with the newest `reading` of a file may report."""
+    """A lease of a file that a worker holds. Only the worker with the newest `reading` of the file
+    may report."""
 
     worker_id: Text = Field(min_length=1, max_length=128)
     reading: int = Field(ge=1, le=2**31 - 1)
@@ -161,7 +162,7 @@ class ReadingLease(Request):
 
 
 class ReadingEnd(ReadingLease):
-    """End of a lease of a file without a result."""
+    """A worker's message that ends its lease of a file and has no result."""
 
     crashed: bool = False
     """True if the process that read the file was killed; the file may be the cause."""
@@ -180,7 +181,7 @@ class FileFindings(Request):
 
 
 class ReadingResult(ReadingLease, FileFindings):
-    """End of a lease of a file with a result."""
+    """A worker's message that ends its lease of a file and has the result of the validation."""
 
 
 class Outcome(Request):

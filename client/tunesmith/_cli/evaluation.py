@@ -12,7 +12,8 @@ from tunesmith_schema import EvaluatedAnswer, Evaluation, ModelScores
 
 
 def show_evaluation(evaluation: Evaluation, names: Mapping[str, str] | None = None) -> None:
-    """Print an evaluation. `names` maps names of models in the evaluation to the names to print."""
+    """Print an evaluation. `names` maps the names of models in the evaluation
+    to the names to print."""
     # Square brackets in texts are not markup.
     Console(markup=False, highlight=False, emoji=False).print(render(evaluation, names=names))
 

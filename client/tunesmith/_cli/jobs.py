@@ -287,8 +287,8 @@ def logs(
     text: Annotated[str | None, typer.Option(help="Only events with this text.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the events of a job, oldest first, one per line. Filters use stored events, so they
-    cannot be combined with --follow."""
+    """Print the events of a job, oldest first, one per line. Filters select stored events, so
+    filters cannot be combined with --follow."""
     if follow and (kind or level or text):
         raise typer.BadParameter(
             "--follow prints all events: leave out --kind, --level and --text",

@@ -53,7 +53,7 @@ def drain(
     reason: Annotated[str, typer.Option(help="Reason, shown to users whose jobs wait.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start no more jobs on a worker or host; its running jobs save a resume point and are queued
+    """Start no more jobs on a worker or host. The running jobs save a resume point and are queued
     again."""
     with connected(ctx) as client:
         reservation = client.workers.drain(name, reason=reason)

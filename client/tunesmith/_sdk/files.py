@@ -102,8 +102,8 @@ class Files:
     def _existing(self, filename: str, sha256: str, purpose: str) -> File | None:
         """Return the newest reusable file with this content, or None.
 
-        The suffix must match, because it selects the parser (JSONL, CSV, ...). This method compares
-        `sha256` again, because an older server ignores that filter.
+        The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). This method
+        compares `sha256` again, because an older server ignores that filter.
         """
         params: dict[str, str | int | None] = {"sha256": sha256, "purpose": purpose}
         for file in self._http.get(wire.Page[File], "files", params | {"limit": 100}).data:

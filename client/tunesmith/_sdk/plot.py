@@ -91,7 +91,7 @@ def panels_of(jobs: Mapping[str, Sequence[MetricPoint]]) -> list[Panel]:
     """Return the panels of a plot, which show the curves of all jobs.
 
     `jobs`: metrics of each job, with the job's name as the key. A reinforcement job has only a
-    panel for its reward, because its loss does not show progress.
+    panel for the reward, because the loss does not show progress in reinforcement.
     """
     panels = []
     for label, train, valid in AXES:
