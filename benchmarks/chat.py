@@ -4,7 +4,8 @@ The model answers over HTTP with server-sent events. Our process and transformer
 model without end-of-sequence token, so every completion has the maximum number of tokens. Prints
 one JSON line:
 
-`first_token_ms`: time from the request to the first token of a warm model; median of 20.
+`first_token_ms`: median time of 20 requests, from the request to the first token; the model is
+    already loaded.
 `tokens_per_second`: tokens per second with 1 stream and with 32 streams, from the best of all
     rounds.
 `stream_ratio`: tokens per second with 32 streams / with 1 stream.

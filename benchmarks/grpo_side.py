@@ -69,7 +69,8 @@ class Meter(Clock):
         self.peak = 0.0
         self.sync_seconds: list[float] = []
         self.callback_cpu_seconds: list[float] = []
-        """CPU-seconds of callbacks in each step, for our side only; see ForcedLengths."""
+        """CPU-seconds of the callbacks in each step (see ForcedLengths). Only our trainer has
+        callbacks."""
         self._spent: dict[str, float] = {}
         self.time(trainer, "_generate_and_score_completions", "rollout")
         self.time(trainer, "_generate_single_turn", "generate")

@@ -46,8 +46,8 @@ class Side:
         )
 
     def run(self) -> Any:  # Any: JSON
-        """Measure the next model, and return the line that the side prints. If the side's process
-        ends, exit with the errors of this process."""
+        """Measure the next model, and return the line that the process prints. If the process ends,
+        exit with its errors."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # the side has ended: it prints no line

@@ -164,12 +164,12 @@ LARGE, SMALL = "llama-3.1-8b", "qwen2.5-1.5b"
 
 def _bars() -> Iterator[Bar]:
     yield Bar(
-        name="kernels limited by bandwidth: lowest share of the copy bandwidth",
+        name="kernels limited by bandwidth: lowest rate relative to the copy bandwidth",
         least=0.80,
         figure=_worst_kernel("bandwidth"),
     )
     yield Bar(
-        name="kernels limited by matrix products: lowest share of the BLAS rate",
+        name="kernels limited by matrix products: lowest rate relative to BLAS",
         least=0.85,
         figure=_worst_kernel("products"),
     )

@@ -1,9 +1,9 @@
 """Part `grpo`: time of whole GRPO steps, and of decoding with an adapter.
 
 GRPO steps are compared with stock TRL, which generates with transformers' `generate`. Decoding with
-an adapter is compared with decoding by the bare model. grpo_side.py runs the steps, on a random
-bf16 model with completions of forced length. The first step compiles and selects kernels; its time
-is printed but not counted.
+an adapter is compared with decoding by the bare model. grpo_side.py runs the steps. The model is
+random and in bf16, and the lengths of the completions are forced. The first step compiles and
+selects kernels; its time is printed but not counted.
 """
 
 from __future__ import annotations

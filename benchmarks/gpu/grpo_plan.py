@@ -11,7 +11,7 @@ BATCHES = (8, 32, 128)
 
 
 def step_cases(model: str, turn: int) -> list[str]:
-    """List the cases MODEL/SIDE/TUNING/TURN of a round. In every second round, the sides run in
+    """List the cases MODEL/SIDE/TUNING/TURN of a round. In every second round, the cases run in
     reverse order."""
     sides = ("ours", "stock") if turn % 2 else ("stock", "ours")
     return [f"{model}/{side}/lora/{turn}" for side in sides]

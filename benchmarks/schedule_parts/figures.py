@@ -10,7 +10,7 @@ from .week import JobPlan, Week
 from .world import Record
 
 MIN_WAIT_SECONDS = 600.0
-"""Shorter waits, in seconds, are not counted in the median error of estimates."""
+"""The median error of estimates does not count waits below this number of seconds."""
 
 
 def figures(week: Week, record: Record) -> dict[str, Any]:  # Any: JSON

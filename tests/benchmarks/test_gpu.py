@@ -213,11 +213,11 @@ def test_bars_are_met_missed_or_open() -> None:
     }
     judged = {one["bar"]: (one["figure"], one["met"]) for one in judge(results)}
     assert len(judged) == len(BARS)
-    assert judged["kernels limited by bandwidth: lowest share of the copy bandwidth"] == (
+    assert judged["kernels limited by bandwidth: lowest rate relative to the copy bandwidth"] == (
         0.7,
         False,
     )
-    assert judged["kernels limited by matrix products: lowest share of the BLAS rate"] == (
+    assert judged["kernels limited by matrix products: lowest rate relative to BLAS"] == (
         None,
         None,
     )
@@ -245,7 +245,7 @@ def test_a_figure_that_is_no_number_misses_its_bar_wherever_it_stands() -> None:
         },
     }
     judged = {one["bar"]: (one["figure"], one["met"]) for one in judge(results)}
-    assert judged["kernels limited by bandwidth: lowest share of the copy bandwidth"] == (
+    assert judged["kernels limited by bandwidth: lowest rate relative to the copy bandwidth"] == (
         0.0,
         False,
     )

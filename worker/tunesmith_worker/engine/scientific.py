@@ -1,4 +1,4 @@
-"""Small numbers for messages."""
+"""Format small numbers for messages."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SAFETY = {False: 0.6, True: 0.9}
 
 The key is True for a GPU and False for a CPU. The fraction is lower for a CPU, because some memory
 predictions for a CPU were up to 23 % too low (docs/reference/performance.md). Other programs also
-allocate host memory, and Linux kills a process that uses too much of it.
+allocate host memory, and Linux kills a process that uses too much memory.
 """
 _PLENTY = 1 << 60
 MIN_OFFLOADED_TOKENS = 512

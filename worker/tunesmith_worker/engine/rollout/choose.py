@@ -33,7 +33,8 @@ VLLM_MODULE = "tunesmith_worker.engine.rollout.vllm"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model, and the completions that an engine must generate with it."""
+    """A model, and the number and size of the completions that an engine must generate with the
+    model."""
 
     model: Untyped
     """Model with its adapter, if any."""

@@ -1,4 +1,4 @@
-"""Compute the distribution of the next token and sample from it.
+"""Compute the distribution of the next token, and sample the token.
 
 The distribution of the next token is the same as in transformers. Penalties and filters apply in
 transformers' order: penalties, temperature, top-k, top-p, min-p. transformers has no presence and

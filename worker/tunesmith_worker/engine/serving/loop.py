@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Interface of the engine's work. The thread calls all methods."""
+    """Work that the engine's thread does. Only this thread calls the methods."""
 
     @property
     def has_work(self) -> bool: ...
@@ -69,7 +69,7 @@ class EngineLoop:
         return results[0]
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run `function` between two steps, without waiting for it."""
+        """Schedule `function` to run between two steps, and return at once."""
         with self._wake:
             if self._closing:
                 raise self._end

@@ -23,9 +23,9 @@ class PromptScores:
     def add(self, logits_of: Callable[[slice], torch.Tensor], start: int, count: int) -> None:
         """Add the scores of the tokens that the positions `start` to `start + count - 1` predict.
 
-        `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Positions must
-        come in order. Positions are skipped if their score is already known, or if they predict a
-        generated token.
+        `logits_of` returns the logits [n, V] in fp32 of a slice of these positions. Call this
+        method with increasing positions. Positions are skipped if their score is already known, or
+        if they predict a generated token.
         """
         first = len(self.found) - start
         last = min(count, len(self._prompt) - 1 - start)

@@ -100,8 +100,8 @@ def _is_lora(model: Untyped) -> bool:
 
 
 def _initialise(matrix: Matrix, used: Sequence[int], new: NewTokens) -> list[int]:
-    """Return the used rows that were never trained. Set rows that are zero, constant or
-    not finite to the mean of the trained rows."""
+    """Return the rows of tokens that occur in the data but were never trained. Set rows that are
+    zero, constant or not finite to the mean of the trained rows."""
     untrained = find_untrained(matrix.weight)
     rows = [row for row in used if untrained.rows[row] and row not in new.ids]
     empty = [row for row in rows if untrained.empty[row]]
