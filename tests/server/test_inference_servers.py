@@ -102,7 +102,7 @@ OTHER_MODULES = (
         ),
         (
             (500, FAILED.format(OTHER_MODULES)),
-            "': vLLM does not support adapters on one of its modules$",
+            "': vLLM does not support adapters on one of the modules that this adapter changes$",
             "load it with PEFT",
         ),
         (

@@ -131,7 +131,7 @@ def test_bounds(server: Server, job_id: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(job_links, "MAX_LINKS", 2)
     first, _ = made(server.user, job_id, expires_in_seconds=60), made(server.user, job_id)
     full = server.user.post(f"{JOBS}/{job_id}/links")
-    assert (full.status_code, "2 links, which is the limit" in full.text) == (400, True)
+    assert (full.status_code, "2 links, the maximum number" in full.text) == (400, True)
     with server.database.write.begin() as session:
         past = update(JobLinkRow).where(JobLinkRow.id == first["id"])
         session.execute(past.values(expires_at=time.time() - 1))

@@ -57,7 +57,7 @@ def readyz(session: ReaderDep, request: Request) -> dict[str, object]:
     raise Unavailable(
         ErrorCode.UNAVAILABLE,
         "no training worker has reported in the last 35 s",
-        hint="start one with `tunesmith worker`, and wait some seconds",
+        hint="start a worker with `tunesmith worker`, and wait some seconds",
     )
 
 

@@ -63,7 +63,7 @@ def create(
     if (session.scalar(count) or 0) >= MAX_LINKS:
         raise BadRequest(
             ErrorCode.INVALID_REQUEST,
-            f"job {job_id!r} has {MAX_LINKS} links, which is the limit",
+            f"job {job_id!r} has {MAX_LINKS} links, the maximum number",
             hint=f"DELETE /v1/fine_tuning/jobs/{job_id}/links/LINK revokes a link",
         )
     row = JobLinkRow(

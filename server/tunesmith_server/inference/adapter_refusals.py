@@ -43,7 +43,7 @@ def adapter_refusal(model: ServedModel, reply: httpx.Response, error: ErrorBody)
             "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
         )
     if _OTHER_MODULES in reason:
-        reason = "vLLM does not support adapters on one of its modules"
+        reason = "vLLM does not support adapters on one of the modules that this adapter changes"
     if reply.status_code in (400, 500) and _KINDS.search(reason):
         remedy = "start vLLM with a larger --max-lora-rank" if "LoRA rank" in reason else (
             "download the adapter and load it with PEFT"

@@ -115,7 +115,7 @@ def _unreadable(row: AdapterRow, error: Exception) -> NotFound:
     return NotFound(
         ErrorCode.UNREADABLE,
         f"this release cannot read the row of adapter {row.id!r}: {error}"[:2000],
-        hint="another release wrote it: install that release",
+        hint="another release wrote the row: install that release",
     )
 
 

@@ -40,5 +40,5 @@ def retrieve(storage: Storage, row: AdapterRow) -> Verification:
             ErrorCode.UNREADABLE,
             f"this release cannot read {VERIFICATION_FILE} of adapter {row.id!r}: "
             f"{error.error_count()} wrong fields",
-            hint="another release wrote it: install that release",
+            hint="another release wrote the file: install that release",
         ) from error

@@ -56,7 +56,7 @@ def retrieve(session: Session, upload_id: str, *, lock: bool = False) -> UploadR
     if row is None:
         raise NotFound(
             ErrorCode.NOT_FOUND, f"no upload {upload_id!r}",
-            hint="create one with POST /v1/uploads; uploads are deleted a day after they expire",
+            hint="POST /v1/uploads creates an upload; uploads expire, and are deleted a day later",
         )  # fmt: skip
     return row
 

@@ -95,7 +95,7 @@ def check_files(size_of: SizeOf, report: ReceivedReport) -> ReceivedReport:
     content, or None."""
     for file in report.outcome.files if report.outcome else []:
         if why := _missing(size_of, file):
-            hint = "PUT its content to /internal/jobs/{id}/blobs/{sha256}, then report again"
+            hint = "PUT the content to /internal/jobs/{id}/blobs/{sha256}, then report again"
             raise Conflict(ErrorCode.CONTENT_MISSING, why, hint=hint)
     checked: list[RunEvent | Unreadable] = []
     for event in report.events:

@@ -21,7 +21,9 @@ from . import events, jobs, stored_job
 from .jobs import HELD
 
 _RETRY = "POST /v1/fine_tuning/jobs/{id}/retry retries it"
-_DONE = "GET /v1/fine_tuning/jobs/{id} has its result; POST /v1/fine_tuning/jobs creates a new job"
+_DONE = (
+    "GET /v1/fine_tuning/jobs/{id} returns the result; POST /v1/fine_tuning/jobs creates a new job"
+)
 
 
 def cancel(session: Session, job_id: str) -> Job:
@@ -51,13 +53,13 @@ def pause(session: Session, job_id: str) -> Job:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
             f"job {job_id!r} cannot be paused while its files are validated",
-            hint="wait some seconds until it is queued, or cancel it",
+            hint="wait some seconds until the job is queued, or cancel the job",
         )
     if job.state not in (JobState.PAUSING, JobState.PAUSED) and job.stop_requested:
         raise BadRequest(
             ErrorCode.NOT_PAUSABLE,
             f"job {job_id!r} was asked to stop and will end with the result so far",
-            hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends it without a result",
+            hint=f"POST /v1/fine_tuning/jobs/{job_id}/cancel ends the job without a result",
         )
     if job.state == JobState.QUEUED:
         job = _move(session, job, JobState.PAUSED, "paused before a worker claimed it")

@@ -152,7 +152,7 @@ def _changed_body(parent: JobRow, body: JobFork, step: int) -> JobCreate:
             f"recipe.{name}: a fork cannot change this field from {before!r} to {after!r}, because "
             "the weights in the resume point depend on it",
             param=f"recipe.{name}",
-            hint="leave it out, or create a new job",
+            hint="leave the field out, or create a new job",
         )
     if new.max_steps != "auto" and new.max_steps <= step:
         raise BadRequest(
@@ -178,7 +178,7 @@ def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JS
             ErrorCode.INVALID_REQUEST,
             f"grader: job {parent.id!r} is supervised, and a fork keeps its parent's method",
             param="grader",
-            hint="leave it out, or create a new job with method.reinforcement",
+            hint="leave `grader` out, or create a new job with method.reinforcement",
         )
     if not changed:
         return {}

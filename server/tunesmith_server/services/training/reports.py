@@ -101,7 +101,7 @@ def _unreadable(what: str, error: Exception) -> NotFound:
     return NotFound(
         ErrorCode.UNREADABLE,
         f"this release cannot read the {what}: {error}"[:2000],
-        hint="another release wrote it: install that release",
+        hint="another release wrote the report: install that release",
     )
 
 
