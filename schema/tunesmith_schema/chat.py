@@ -87,8 +87,8 @@ def _named_schema(value: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
 NamedSchema = Annotated[
     dict[str, Any], JsonBound(MAX_SCHEMA_BYTES, finite=True), AfterValidator(_named_schema)
 ]  # Any: JSON
-"""JSON Schema of the answers (`schema`) and its `name`. `description` and `strict` are accepted,
-but have no effect."""
+"""JSON Schema of the answers (`schema`), and the name of the schema (`name`). `description` and
+`strict` are accepted, but have no effect."""
 
 
 class ResponseFormat(Request):

@@ -30,8 +30,8 @@ class CompletionRequest(Sampling):
     )
     """A text, a list of token ids, or a list of several prompts; each prompt gets `n` answers."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Return the log-probability of each token and, at each position, this number of the most
-    probable tokens."""
+    """Number of most probable tokens to return at each position. If set, the log-probability of
+    each token of the answer is returned too."""
     echo: bool | None = None
     """Return the prompt in front of the answer."""
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES)

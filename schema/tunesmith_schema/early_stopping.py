@@ -23,8 +23,8 @@ class EarlyStoppingRecipe(Request):
     """Stop the training after this many consecutive evaluations without an improvement.
     `eval_steps` sets the interval between evaluations."""
     min_delta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
-    """An evaluation counts as an improvement if its metric is better by more than this value than
-    the metric at the last improvement. A NaN metric is never an improvement."""
+    """An evaluation counts as an improvement if its metric is better than the metric at the last
+    improvement, by more than `min_delta`. A NaN metric is never an improvement."""
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:

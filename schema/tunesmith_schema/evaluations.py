@@ -159,8 +159,8 @@ class ClaimedModel(Response):
     base: str
     """Name of the base model. The worker finds the base model in the same way as for a job."""
     base_files: list[StoredFile] | None = None
-    """Files of the base model, if Tunesmith trained it; `/internal/evaluations/{id}/files/{sha256}`
-    returns them."""
+    """Files of the base model, if Tunesmith trained the base model.
+    `/internal/evaluations/{id}/files/{sha256}` returns the files."""
     adapter_files: list[StoredFile] | None = None
     """Files of a LoRA adapter on the base model."""
 

@@ -100,9 +100,9 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of all rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. The rows are those that supervised training
-    cannot use. If only reinforcement can use some of the rows, they are those that reinforcement
-    cannot use."""
+    """First bad rows of a file that no method can use. The list has the rows that supervised
+    training cannot use. If only reinforcement can use some of the rows, the list has the rows that
+    reinforcement cannot use."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 

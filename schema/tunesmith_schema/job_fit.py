@@ -1,7 +1,7 @@
 """Checks of a recipe against the other fields of its job: validation file, method and
 hyperparameters.
 
-Job creation and the reader of a run directory share these checks, so both give the same errors.
+Job creation and the reader of a run directory share the checks, so both give the same errors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Formatter for the log lines of server and worker. No text from a request, a file or a worker can
 forge a line: control characters are escaped, and the lines of a traceback are indented. API keys
-and secrets of links, for example in a URL, are cut off after their prefix."""
+and secrets of links, for example in a URL, are shortened to their prefix."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ReinforcementHyperparameters(Hyperparameters):
 
     compute_multiplier: Annotated[float, Field(gt=0, le=128)] | Auto = "auto"
     """Factor applied to the automatic number of completions per prompt.
-    `recipe.grpo.num_generations` sets this number directly."""
+    `recipe.grpo.num_generations` sets the number of completions directly."""
     eval_interval: Annotated[int, Field(ge=1, le=MAX_STEP)] | Auto = "auto"
     """Number of steps between two evaluations; the same as `recipe.eval_steps`."""
     eval_samples: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"

@@ -42,7 +42,7 @@ class Project(Response):
     """Name of the project."""
     created_at: int
     archived_at: int | None = None
-    """Time when the project was archived; since then, no key gives access to it."""
+    """Time when the project was archived. Since then, no key gives access to the project."""
     status: Literal["active", "archived"]
     """State of the project: `active` or `archived`."""
     slug: str

@@ -30,7 +30,8 @@ ModuleNames = Annotated[
 ]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a Llama-like block. By default, LoRA adapts these layers."""
+"""Linear layers of a Llama-like block. By default, LoRA adapts these layers in a Llama-like
+model."""
 
 
 class LoraRecipe(Request):
@@ -45,9 +46,9 @@ class LoraRecipe(Request):
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
     """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers, except
-    routers of experts; `"all-linear"` means all linear layers. Experts of a layer get no adapter if
-    the model stores them as one tensor. If the list names the embedding or the head, the whole
-    matrix is trained: see `allow_full_embeddings`."""
+    routers of experts; `"all-linear"` means all linear layers. If the model stores the experts of a
+    layer as one tensor, the experts get no adapter. If the list names the embedding or the head,
+    the whole matrix is trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False
@@ -93,14 +94,14 @@ class Recipe(Request):
     rate schedule still spans all planned steps."""
     per_device_train_batch_size: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of rows per forward pass. With `packing`, a row is a packed sequence; with
-    reinforcement, it is a completion. `"auto"` is at most 8; with reinforcement, `"auto"` is as
+    reinforcement, a row is a completion. `"auto"` is at most 8; with reinforcement, `"auto"` is as
     many completions of a step as fit into memory."""
     gradient_accumulation_steps: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
     """Number of forward passes per optimiser step. With `"auto"`, a step has 16 rows, or a
     sixteenth of the rows of a small data set. With reinforcement, `grpo` sets the number of
     completions per step."""
     max_seq_length: Annotated[int, Field(ge=8, le=1_048_576)] | Auto = "auto"
-    """Maximum number of tokens in a row, or in a prompt plus its completion with reinforcement.
+    """Maximum number of tokens in a row. With reinforcement, a row is a prompt and its completion.
     `"auto"` is the model's context length, but at most 2,048 in supervised training."""
     overlong: Literal["drop", "truncate", "error"] = "drop"
     """Handling of rows longer than `max_seq_length`. The job reports how many rows were dropped or
@@ -125,7 +126,7 @@ class Recipe(Request):
     need this many bytes: 12 with `"fp32"`, 12 with `"bf16_split_master"` (bf16 weights plus the low
     16 bits of their fp32 masters), 6 with `"bf16"` (rounds small updates away), 4 with `"bf16_sr8"`
     (stochastic rounding and 8-bit moments). On a GPU with bf16, `"auto"` is `"bf16"` for LoRA and
-    `"bf16_split_master"` for full tuning; elsewhere it is `"fp32"`."""
+    `"bf16_split_master"` for full tuning; elsewhere, `"auto"` is `"fp32"`."""
     quantization: Literal["none", "nf4", "int8"] = "none"
     """Quantise the frozen base model of a LoRA run with bitsandbytes: 4-bit NF4 with double
     quantisation, or 8-bit. Quantisation saves memory, makes training slower, and changes the base
@@ -133,9 +134,9 @@ class Recipe(Request):
     add_tokens: Annotated[list[NewToken], JsonBound(MAX_LIST_BYTES)] = Field(
         default=[], max_length=1024
     )
-    """Tokens to add to the tokenizer, which is saved with the result. The embedding of a new token
-    starts as the mean of other embeddings: those of the tokens into which the original tokenizer
-    splits the new token's text."""
+    """Tokens to add to the tokenizer, which is saved with the result. The original tokenizer splits
+    the text of a new token into tokens. The embedding of the new token starts as the mean of the
+    embeddings of these tokens."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""

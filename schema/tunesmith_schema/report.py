@@ -60,7 +60,8 @@ class PhaseName(StrEnum):
     EVALUATION = "evaluation"
     """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
-    """Writing checkpoints during training; they are uploaded concurrently."""
+    """Writing checkpoints during training. The upload of checkpoints runs at the same time and does
+    not count."""
     LOGGING = "logging"
     """Reading the loss from the device and writing metrics."""
     TRAIN = "train"
@@ -315,8 +316,8 @@ class RunReport(Response):
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds per phase (see `PhaseName`) in run order; the sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """Time during which the trainer was suspended because the server was unreachable. This time is
-    also part of the current phase."""
+    """Time during which the trainer was suspended because the server was unreachable. The paused
+    time is also part of the current phase."""
     steps: int = 0
     """Number of completed optimiser steps."""
     total_steps: int | None = None
@@ -351,12 +352,12 @@ class RunReport(Response):
     """Change with the largest expected gain."""
     first_step: str | None = None
     """Text about the comparison of the attempt's first step with plain torch, including the values
-    that were not compared. The text is null before this step, or with `recipe.self_check:
+    that were not compared. Null before the first step of the attempt, or with `recipe.self_check:
     false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
     no_evaluation: str | None = None
-    """Reason why the result could not be evaluated; null if it was evaluated, or if no evaluation
+    """Reason why the result could not be evaluated. Null after an evaluation, or if no evaluation
     was requested."""
 
 

@@ -167,8 +167,9 @@ class JobFailure(Request):
 
 
 class RunResult(Request):
-    """result.json: outcome of a run, written exactly once, by an atomic rename. After result.json
-    is written, a successful run evaluates its result; a failed or stopped run ends."""
+    """result.json: outcome of a run, written exactly once, by an atomic rename. A successful run
+    evaluates its result after it has written result.json. A failed or stopped run ends after it has
+    written result.json."""
 
     outcome: Literal["succeeded", "failed", "stopped"]
     """Outcome of the run. `stopped` means that the run saved its state at a step boundary on

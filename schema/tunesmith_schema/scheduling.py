@@ -156,8 +156,8 @@ class ProjectShare(Response):
     queued_jobs: int
     """Number of jobs that are waiting now."""
     decayed_device_seconds: float
-    """Device-seconds that the project used; the weight of past use halves each day. Projects are
-    ordered by this value divided by their weight."""
+    """Device-seconds that the project used; the weight of past use halves each day. The queue
+    orders projects by their decayed device-seconds divided by their weight."""
 
 
 class Limits(Request):
@@ -305,7 +305,7 @@ class DeviceUsageItem(Response):
     """Seconds in which jobs used a device, including the seconds of lost work."""
     lost_seconds: float
     """Seconds of work after the last resume point that was lost because a worker died. Projects are
-    not charged for this time."""
+    not charged for lost work."""
 
 
 class DeviceUsage(Response):

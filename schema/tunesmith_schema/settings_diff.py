@@ -15,8 +15,8 @@ Settings = dict[str, Any]  # Any: JSON; dotted name -> value
 
 
 def changed_settings(job: Job) -> Settings:
-    """Return the settings that differ from the defaults; the keys are dotted names. If a list of
-    jobs left out the recipe because of its size, return no settings."""
+    """Return the settings that differ from the defaults; the keys are dotted names. If the job is
+    from a list that left out a large recipe, return no settings."""
     if "recipe" in job.omitted:
         return {}
     parts = {name: part for name, part in job.recipe if isinstance(part, BaseModel)}

@@ -54,8 +54,8 @@ class WorkerHello(Request):
     )
     """Folder names of the base models on the worker's host."""
     not_ready: Text | None = Field(default=None, max_length=500)
-    """Reason why the worker takes no jobs, for display: it is shutting down, or its device is
-    unusable."""
+    """Reason why the worker takes no jobs, for display: the worker is shutting down, or its device
+    is unusable."""
     labels: WorkerLabels = Field(default_factory=dict)
     """Labels that jobs may ask for, for example `gpu: h100`."""
     device_bytes: int | None = Field(default=None, ge=0, le=MAX_COUNT)

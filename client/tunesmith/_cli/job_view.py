@@ -163,8 +163,8 @@ def step_text(job: Job) -> str:
 
 
 def duration_text(job: Job) -> str | None:
-    """Return the duration of a job from its first start to its end; for an unfinished job, until
-    now."""
+    """Return the time from the first start of a job to its end, or until now if the job has not
+    ended."""
     if job.started_at is None:
         return None
     return duration((job.finished_at or time.time()) - job.started_at)

@@ -27,7 +27,8 @@ _NAME = "--recipe"
 
 
 def build_recipe(pairs: Sequence[str], file: Path | None) -> dict[str, Any] | None:  # Any: JSON
-    """Return the recipe from `file`, changed by the fields in `pairs`; None if both are empty.
+    """Return the recipe from `file`, changed by the fields in `pairs`. Without `file` and `pairs`,
+    return None.
 
     The schema validates the fields later.
     """

@@ -41,7 +41,7 @@ class Adapters:
 
     def verification(self, adapter_id: str) -> Verification:
         """Return the result of the check that the stored files give the same logits as the trained
-        model. Raises NotFoundError for weights that were not verified, such as those of a
+        model. Raises NotFoundError for weights that were not verified, such as the weights of a
         checkpoint."""
         return self._http.get(Verification, path_of("adapters", adapter_id, "verification"))
 

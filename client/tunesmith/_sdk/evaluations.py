@@ -24,7 +24,7 @@ from .files import DataFile, Files, Order
 
 _CHECKED_LATER = "file-"
 """Placeholder for the file id while the other arguments are checked. If the argument is a path, the
-file is uploaded only after this check."""
+file is uploaded only after the check of the other arguments."""
 _FIRST_POLL, _SLOWEST_POLL = 0.25, 2.0
 
 

@@ -103,7 +103,7 @@ class Files:
         """Return the newest reusable file with this content, or None.
 
         The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). This method
-        compares `sha256` again, because an older server ignores that filter.
+        compares `sha256` again, because an older server ignores the filter `sha256`.
         """
         params: dict[str, str | int | None] = {"sha256": sha256, "purpose": purpose}
         for file in self._http.get(wire.Page[File], "files", params | {"limit": 100}).data:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .progress import ProgressView
 
 _CHECKED_LATER = "file-"
-"""Placeholder for a file while the other arguments are checked. The file may be a path, which is
-uploaded only after this check."""
+"""Placeholder for a file while the other arguments are checked. If the argument is a path, the file
+is uploaded only after the check of the other arguments."""
 
 
 class Jobs(JobOutput):
@@ -130,12 +130,12 @@ class Jobs(JobOutput):
         pinned: bool | None = None,
         with_curve: bool = False,
     ) -> Page[Job]:
-        """List jobs that meet all of the filters, newest first. `metadata`: the job has all of
-        these pairs. `state`: the job is in one of these states. `method`: `supervised` or
+        """List jobs that meet all of the filters, newest first. `metadata`: pairs that the job must
+        have. `state`: the job is in one of the given states. `method`: `supervised` or
         `reinforcement`. `model`: name of the base model or the tuned model. `text`: a part of the
         id, the suffix or a model's name. `created_after` (included), `created_before`: Unix
-        seconds. `finished_after`: the job ended at or after this time. `warned_after`: the job has
-        a warning or an error from this time or later. `owner`: id or name of the API key.
+        seconds. `finished_after`: the job ended at or after this time. `warned_after`: the job had
+        a warning or an error at or after this time. `owner`: id or name of the API key.
         `with_curve` adds a small curve of the main metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
@@ -203,8 +203,8 @@ class Jobs(JobOutput):
         return self._send(job_id, "pause")
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job, which then continues from its resume point, or cancel a pause that
-        has not taken effect yet.
+        """Queue a paused job, which then continues from its resume point. If the job is still
+        pausing, cancel the pause.
 
         Raises BadRequestError (`not_resumable`) for a job that has ended.
         """

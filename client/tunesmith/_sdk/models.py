@@ -60,8 +60,8 @@ class Models:
         limit: int | None = None,
         order: Order | None = None,
     ) -> Page[ModelUse]:
-        """List the jobs and evaluations that use a model, newest first. An evaluation also uses the
-        model with which it compares another model."""
+        """List the jobs and evaluations that use a model, newest first. An evaluation uses two
+        models: the measured model and the model to compare with."""
         path = path_of("models", model, "uses")
 
         def fetch(cursor: str | None) -> wire.Page[ModelUse]:

@@ -19,8 +19,8 @@ from tunesmith._http.errors import TunesmithError
 from tunesmith_schema import TERMINAL, Event, EventKind, Job, JobState
 
 LINE_SECONDS = 10.0
-"""Minimum seconds between two printed lines that differ only in their numbers. A terminal shows one
-updated line instead."""
+"""Minimum seconds between two printed lines that differ only in their numbers. If the output is a
+terminal, one line is updated, and this limit does not apply."""
 BAR_COLUMNS = 100
 """Minimum width of a terminal, in columns, for a bar beside the numbers."""
 _STARTED = frozenset({JobState.RUNNING, JobState.PAUSING})
@@ -201,7 +201,7 @@ class ProgressView:
 
     def _seconds_left(self, step: float, total: float, at: int) -> float | None:
         """Estimate the remaining seconds from the times at which the events were created. The times
-        of their arrival are useless, because all past events arrive at once."""
+        at which the events arrive are useless, because all past events arrive at once."""
         if self._first is None:
             return None
         first_step, first_time = self._first
