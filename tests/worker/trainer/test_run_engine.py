@@ -164,6 +164,7 @@ def test_a_demanded_engine_starts_again_and_then_fails(dying: type[DyingEngine])
     generate(engine)
     assert (engine.name, dying.made, dying.closed) == ("vllm", 2, 1)
     assert "starts again (restart 1 of 2)" in run.warnings[0]
+    assert run.warnings[0].endswith(". The missing completions are generated again.")
     dying.dies, dying.lives = None, 0
     with pytest.raises(RunError) as caught, rollout_failures():
         engine.generate(REQUESTS)
@@ -183,7 +184,7 @@ def test_an_engine_that_does_not_start_is_lost(
     engine.start()
     assert engine.name == then
     (said,) = run.warnings
-    assert "vLLM has not started" in said
+    assert said.endswith("vLLM has not started."), "no completion is missing yet"
     dying.starts = [False] * RESTARTS
     if fast_inference is True:
         engine.start()

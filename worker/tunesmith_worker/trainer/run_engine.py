@@ -124,7 +124,7 @@ class RunEngine:
                 engine.interrupted = self.interrupted
                 generated = engine.generate([requests[place] for place in missing], arrive)
             except EngineLost as error:
-                self._recover(error)
+                self._recover(error, " The missing completions are generated again.")
             except EngineUnavailable as error:
                 if not self.fall_back(f"{error}. {error.remedy}"):
                     raise
@@ -179,17 +179,18 @@ class RunEngine:
             self._engine.close()
             self._engine = None
 
-    def _recover(self, error: EngineLost) -> None:
+    def _recover(self, error: EngineLost, then: str = "") -> None:
         """Replace the engine by another one. If no other engine is allowed, close the engine; the
-        next call of `generate` then starts it again. Raises `error` after too many restarts."""
-        if self.fall_back(f"{error}. The missing completions are generated again."):
+        next call of `generate` then starts it again. `then`: end of the warning. Raises `error`
+        after too many restarts."""
+        if self.fall_back(f"{error}.{then}"):
             return
         self._restarts += 1
         if self._restarts > RESTARTS:
             raise error
         self._warn(
             f"The rollout engine {self.name} starts again (restart {self._restarts} of "
-            f"{RESTARTS}): {error}. The missing completions are generated again."
+            f"{RESTARTS}): {error}.{then}"
         )
         self.close()
 

@@ -152,6 +152,11 @@ BASE = {"folder": "/srv/models/b", "dtype": "float32"}
         ({"/v1/models": {"data": ["a"]}}, "is not vLLM's: it answers 200 to", "without a path"),
         ({"tunesmith_missing_options": '{"results": []}'}, "is not vLLM's", "without a path"),
         ({"tunesmith_missing_options": "a"}, "is not vLLM's", "without a path"),
+        (
+            {"/v1/models": {"data": [{"max_model_len": "9"}]}},
+            "is not vLLM's: it answers 200 to /v1/models",
+            "without a path",
+        ),
         ({"/v1/models": "<html>"}, "is not vLLM's: it answers 200 to /v1/models", "without a path"),
         (
             {"/v1/models": 401},
@@ -173,7 +178,7 @@ BASE = {"folder": "/srv/models/b", "dtype": "float32"}
         ({"/inference/v1/generate": None}, "404 to /inference/v1/generate", "--enable-scale-out"),
         (
             {"tunesmith_checksums": {}, "tunesmith_base_model": BASE},
-            r"has another base model \(/srv/models/b\): its",
+            r"has another base model \(b\): its",
             "the job's base model, or set TUNESMITH_ROLLOUT_URL",
         ),
         (

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import Any
 
 import httpx
@@ -187,8 +188,10 @@ class ServedVLLM:
 
     def _check_lengths(self, row_tokens: int) -> None:
         """Check that the server accepts the longest row. The request also finds a wrong API key."""
-        served = self._first_in(self._request("GET", "/v1/models"), "data")
-        limit = served.get("max_model_len")
+        reply = self._request("GET", "/v1/models")
+        limit = self._first_in(reply, "data").get("max_model_len")
+        if type(limit) not in (int, type(None)):
+            raise not_vllm(reply, self._url)
         if limit is not None and limit < row_tokens:
             raise EngineUnavailable(
                 f"the vLLM server at {self._url} processes at most {limit} tokens per completion "
@@ -222,8 +225,9 @@ class ServedVLLM:
                 f"{dtype}",
                 f"Start the server with --dtype {dtype}.",
             )
+        name = PurePosixPath(served["folder"]).name  # the folder is a path of the server's host
         raise EngineUnavailable(
-            f"the vLLM server at {self._url} has another base model ({served['folder']}): its "
+            f"the vLLM server at {self._url} has another base model ({name}): its "
             f"{different[0]} differs from the trainer's",
             "Start the server with the job's base model, or set TUNESMITH_ROLLOUT_URL to a server "
             "that has it.",
