@@ -22,12 +22,11 @@ from tunesmith_server.api.bounds import BoundedRequest
 from tunesmith_server.api.deps import State, state_of
 from tunesmith_server.core.errors import Forbidden, MethodNotAllowed
 from tunesmith_server.core.planes import Plane, run_in
-from tunesmith_server.identity import policy
 from tunesmith_server.models import changes, scope
 from tunesmith_server.services import audit, keys, sessions
 from tunesmith_server.services.sessions import SignedIn
 
-from . import cookies, failures, security
+from . import cookies, failures, refusals, security
 from .visit import Page, Refused, Visit
 
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]  # Any: a coroutine's own
@@ -124,7 +123,7 @@ def require(signed_in: SignedIn, routes: Sequence[str], *, changing: bool) -> No
             hint="sign out, and sign in with an API key",
         )
     for route in routes:
-        policy.require(signed_in.principal, policy.RULES[route], route)
+        refusals.require(signed_in.principal, route)
 
 
 async def _form(page: Page, request: Request) -> FormData:

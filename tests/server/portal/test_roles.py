@@ -16,6 +16,7 @@ from starlette.routing import Route, compile_path
 
 from tunesmith_schema import Role
 from tunesmith_server.identity.policy import RULES
+from tunesmith_server.portal.refusals import ACTIONS
 from tunesmith_server.portal.visit import Page
 
 from ..actors import Server
@@ -35,6 +36,8 @@ VERBS = {
 """Verbs of each role, and of a display session."""
 READS_ONLY = {"POST /portal/settings/sessions/{session_id}/end"}
 """Changes that a key that may only read may make: ending its own sessions."""
+API_WORDS = re.compile(r"\b(GET|POST|DELETE|verbs?)\b|/v1|\{|'")
+"""Words that a visitor who does not use the API does not know."""
 EMPTY_FORM = (400, 404, 409, 422)
 """Statuses of a form without fields, and of a job in another state."""
 
@@ -75,6 +78,20 @@ def test_every_page_stands_for_routes_with_a_rule() -> None:
             assert verbs - {"read"}, f"{page.path} changes something and needs only to read"
 
 
+def test_every_action_that_may_be_refused_has_a_name() -> None:
+    needs = {route for page in closed_pages() for route in page.needs}
+    assert ACTIONS.keys() == {route for route in needs if RULES[route] != "read"}
+
+
+def test_a_key_with_fewer_rights_than_its_role_is_named(server: Server) -> None:
+    browser = signed_in(server, caller(server, "member", verbs=["read"]))
+    refused = browser.post("/portal/data/upload")
+    assert refused.status_code == 403
+    said = said_in(refused)
+    assert "Your role is member, but the API key of this session may not upload files." in said
+    assert "Sign in with another API key, or ask a lead of the project for one." in said
+
+
 @pytest.mark.parametrize("role", ["display", "viewer", "member", "lead", "admin"])
 def test_each_page_answers_by_role(server: Server, role: Visitor) -> None:
     _, own, _ = two_teams(server)
@@ -88,7 +105,20 @@ def test_each_page_answers_by_role(server: Server, role: Visitor) -> None:
             assert reply.status_code < 400 or reply.status_code in EMPTY_FORM, detail
         else:
             assert reply.status_code == 403, detail
+            said = said_in(reply)
+            assert not API_WORDS.search(said), said
+            if role != "display":
+                assert f"ith the role {role}, you may not " in said, said
+                assert "sk a" in said, said
         assert not reply.headers.get("location", "").startswith("/portal/sign-in"), detail
+
+
+def said_in(refused: Response) -> str:
+    """Return the text of a refusal; a script of the playground gets it as JSON."""
+    if refused.headers["content-type"] == "application/json":
+        error = refused.json()["error"]
+        return f"{error['message']}. {error['hint']}."
+    return Document(refused.text).all("main")[0].text
 
 
 def open_as(server: Server, role: Visitor) -> Browser:
