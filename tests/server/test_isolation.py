@@ -318,6 +318,7 @@ def test_a_shared_model_can_be_used_until_the_permission_is_withdrawn(server: Se
     [permission] = admin.post(path, json=body, headers=theirs).json()["data"]
     assert other.model in [model["id"] for model in user.json("/v1/models")["data"]]
     assert user.get(f"/v1/adapters/{other.adapter_id}/content").status_code == 200
+    assert user.delete(f"/v1/models/{other.model}").status_code == 403
     again = admin.post(path, json=body, headers=theirs).json()["data"]
     assert [item["id"] for item in again] == [permission["id"]]
     assert admin.delete(f"{path}/{permission['id']}", headers=theirs).status_code == 200

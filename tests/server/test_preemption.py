@@ -87,6 +87,18 @@ def test_a_priority_preempts_lower_ones_only(server: Server) -> None:
     assert control(server, claim) == "pause"
 
 
+@pytest.mark.parametrize("verb", ["stop", "cancel"])
+def test_a_job_that_ends_anyway_is_not_preempted(server: Server, verb: str) -> None:
+    file_id = server.good_file()
+    ending = server.create_job(file_id)
+    claim = server.worker.claim()
+    server.create_job(file_id, scheduling={"interactive": True})
+    assert server.user.post(f"/v1/fine_tuning/jobs/{ending}/{verb}").status_code == 200
+    assert make_room(server) == 0
+    assert control(server, claim) == verb
+    assert not any("pre-empted" in text for text in server.messages(ending))
+
+
 def test_a_free_device_needs_no_preemption(server: Server) -> None:
     file_id = server.good_file()
     server.create_job(file_id)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, aliased
 import tunesmith_server.api
 from tunesmith_server.core.database import Base, Database
 from tunesmith_server.core.principal import ProjectLimits
-from tunesmith_server.models import FileRow, JobRow, Owned, ResumePointRow, scope
+from tunesmith_server.models import AdapterRow, FileRow, JobRow, Owned, ResumePointRow, scope
 
 from .actors import Server
 from .teams import caller, two_teams
@@ -81,17 +81,34 @@ def test_a_statement_of_any_form_is_limited(database_url: str) -> None:
     assert limited_statements(database_url, write)
 
 
+def test_a_shared_model_is_read_and_never_written(database_url: str) -> None:
+    def act(session: Session) -> None:
+        session.execute(select(AdapterRow.id)).all()
+        session.execute(update(AdapterRow).where(AdapterRow.id == "1").values(step=1))
+        session.execute(delete(AdapterRow).where(AdapterRow.id == "1"))
+
+    seen = statements_in_one_project(database_url, act)
+    shared = {text.split()[0]: "model_permissions" in text for text in seen if "adapters" in text}
+    assert shared == {"SELECT": True, "UPDATE": False, "DELETE": False}
+
+
 def limited_statements(url: str, action: Any) -> bool:  # Any: a function of a session
     """Run `action` in a limited session; return True if all statements name the project."""
-    database, seen = Database(url), []
+    seen = statements_in_one_project(url, action)
+    statements = [text for text in seen if re.search(r"\b(jobs|files)\b", text)]
+    return bool(statements) and all("project_id = " in text for text in statements)
+
+
+def statements_in_one_project(url: str, action: Any) -> list[str]:  # Any: as above
+    """Run `action` in a limited session and return its SQL."""
+    database, seen = Database(url), list[str]()
     sqlalchemy.event.listen(
         database.engine, "before_cursor_execute", lambda *given: seen.append(str(given[2]))
     )
     with scope.limit(database.write(), ONE) as session, session.begin():
         action(session)
     database.dispose()
-    statements = [text for text in seen if re.search(r"\b(jobs|files)\b", text)]
-    return bool(statements) and all("project_id = " in text for text in statements)
+    return seen
 
 
 def test_a_new_row_gets_the_project_of_its_session(server: Server) -> None:

@@ -98,14 +98,19 @@ def test_a_session_slides_for_12_hours_and_ends_after_7_days(server: Server) -> 
                 )
             )
 
+    def store() -> None:
+        with server.database.write.begin() as session:
+            sessions.store_seen(session)
+            session.expire_all()
+            row = session.scalars(select(SessionRow)).one()
+            assert row.expires_at == sessions.expires_at(row)
+
     age(0, 11 * 3600)
     assert browser.get(JOBS).status_code == 200
-    with server.database.write.begin() as session:
-        sessions.store_seen(session)
-    age(6 * 86_400, 11 * 3600)
+    store()
+    age(6.8 * 86_400, 11 * 3600)
     assert browser.get(JOBS).status_code == 200
-    with server.database.write.begin() as session:
-        sessions.store_seen(session)
+    store()
     age(86_400, 0)
     assert browser.get(JOBS).status_code == 303
 
@@ -178,6 +183,11 @@ def test_a_link_signs_in_one_browser_once_and_only_after_a_press(server: Server)
     assert first.get(JOBS).status_code == 200  # a used link does not sign out
     second._client.cookies.set("tunesmith_session", secret, path="/portal")
     assert second.get(JOBS).status_code == 303
+    cookie = first._client.cookies["tunesmith_session"]
+    assert second.post("/portal/sign-in", data={"link": cookie}).status_code == 401
+    with server.database.write.begin() as session:
+        assert sessions.redeem_link(session, cookie, None) is None
+    assert first.get(JOBS).status_code == 200  # a session is not a link
 
 
 def test_a_display_session_only_reads_until_it_is_ended(server: Server) -> None:

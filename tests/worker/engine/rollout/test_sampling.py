@@ -109,12 +109,21 @@ def test_the_draw_inverts_the_laws_cumulative_distribution(params: SamplingParam
     assert drawn.policy_logprobs == pytest.approx(policy[drawn.tokens].tolist(), abs=2e-6)
 
 
+@pytest.mark.parametrize("places", [[7, 211], [140, 150]])
 @pytest.mark.parametrize("u", [0.0, 1.0 - 2**-53])
-def test_no_token_of_probability_zero_is_drawn_at_either_end(u: float) -> None:
+def test_no_token_of_probability_zero_is_drawn_at_either_end(u: float, places: list[int]) -> None:
+    """Nor if the first or the last block of the vocabulary has no other tokens."""
     logits = torch.full((1, SIZE), -torch.inf)
-    logits[0, [7, 211]] = torch.tensor([0.0, 0.3])
+    logits[0, places] = torch.tensor([0.0, 0.3])
     drawn = sample(logits, SamplingParams(), [u], [])
-    assert drawn.tokens == [7 if u == 0.0 else 211]
+    assert drawn.tokens == [places[0] if u == 0.0 else places[1]]
+
+
+@pytest.mark.parametrize("places", [[7, 211], [7, 9]])
+def test_a_number_between_two_tokens_draws_the_later_one(places: list[int]) -> None:
+    logits = torch.full((1, SIZE), -torch.inf)
+    logits[0, places] = 0.0
+    assert sample(logits, SamplingParams(), [0.5], []).tokens == [places[1]]
 
 
 def test_greedy_takes_the_first_of_the_largest_and_was_certain() -> None:

@@ -33,11 +33,12 @@ def _ends(tokenizer: Untyped, text: str, *stop: str, most: int = 99) -> tuple[in
     return len(ids), None
 
 
+@pytest.mark.parametrize("others", [(), ("z",), ("nowhere in it",)])
 def test_a_stop_text_that_spans_tokens_ends_with_the_token_that_completes_it(
-    tokenizer: Untyped,
+    tokenizer: Untyped, others: tuple[str, ...]
 ) -> None:
     text = "The capital of France is Paris. QQ END more"
-    place, reason = _ends(tokenizer, text, "Q END")
+    place, reason = _ends(tokenizer, text, "Q END", *others)
     assert reason == "Q END"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert "Q END" in tokenizer.decode(ids[:place])

@@ -97,6 +97,19 @@ def test_the_next_turn_of_a_conversation_computes_only_its_new_tokens(folder: Pa
         assert streams[0].cached_tokens == 0, "keys of another project were used"
 
 
+def test_running_rows_of_different_projects_share_no_prefix(folder: Path) -> None:
+    prompt = prompts_of(9)[8]
+    with native(folder) as engine:
+        client = Client(engine)
+        running = client.send([greedy(prompt, new=5000)])
+        client.wait(running, tokens=2)
+        own, foreign = greedy(prompt), greedy(prompt, cache_salt="another project")
+        streams = client.send([own, foreign])
+        client.wait(streams)
+        assert client.of(running[0]).finish is None
+        assert [stream.cached_tokens for stream in streams] == [len(prompt) - 1, 0]
+
+
 def test_choices_of_one_prompt_compute_it_once(folder: Path) -> None:
     prompt = prompts_of(9)[8]
     with native(folder) as engine:
@@ -214,6 +227,29 @@ def test_a_diverged_adapter_fails_its_own_requests_only(folder: Path) -> None:
         assert isinstance(bad.error, UnusableOutput)
         for request, result in zip(good, client.wait(streams), strict=True):
             reference.check(request, result)
+
+
+def test_a_row_that_diverged_leaves_no_nan_in_its_slot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next row of the slot is shorter than the longest row, so it reads unused entries."""
+    long, short = greedy(prompts_of(9)[8], new=5000), greedy((7, 8, 9))
+    with native(folder, max_rows=2) as engine:
+        decoder = engine._scheduler._decoder
+        run, damaged = decoder.run, list[int]()
+
+        def damage(rows: Any, cache: SlotCache, parts: Any) -> torch.Tensor:
+            if cache.rows == 2 and not damaged:
+                cache._kv[:, :, 1] = torch.nan
+                damaged.append(cache.lengths[1])
+            return run(rows, cache, parts)
+
+        monkeypatch.setattr(decoder, "run", damage)
+        client = Client(engine)
+        client.wait(client.send([long]), tokens=1)
+        bad, after = client.wait(client.send([long, short]))
+        assert isinstance(bad.error, UnusableOutput)
+        Reference(folder).check(short, after)
 
 
 def fill(adapter: str, value: float) -> None:

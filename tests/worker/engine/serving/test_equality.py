@@ -59,6 +59,16 @@ def test_eight_adapters_interleaved_answer_as_peft(tmp_path: Path, family: str) 
         assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("family", ["gemma2", "phi3"])
+def test_windows_and_soft_caps_answer_as_transformers(tmp_path: Path, family: str) -> None:
+    """Windows of 6 and 9 tokens, which are shorter than most prompts and all answers."""
+    folder = save_base(tmp_path / "base", family)
+    reference, requests = Reference(folder), [greedy(prompt) for prompt in prompts_of(6)]
+    with native(folder) as engine:
+        for request, result in zip(requests, Client(engine).run(*requests), strict=True):
+            reference.check(request, result)
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_adapter_or_none_answers_as_peft(tmp_path: Path, count: int) -> None:
     folder = save_base(tmp_path / "base")

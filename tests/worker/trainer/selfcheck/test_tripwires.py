@@ -11,7 +11,7 @@ import torch
 from tests.worker.conftest import MakeRun
 from tests.worker.runs import QUESTIONS, event_data, read_events
 from tunesmith_schema import ErrorCode, EventKind
-from tunesmith_worker.trainer.selfcheck.gradients import Unit
+from tunesmith_worker.trainer.selfcheck.gradients import Unit, check_units
 from tunesmith_worker.trainer.selfcheck.movement import Movement
 
 from .planted import FULL, TEN, Plant, failure, trained
@@ -166,6 +166,14 @@ def test_a_kind_that_is_silent_in_every_layer_is_a_warning_at_step_10(make_run: 
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
     assert len(warnings) == 1
     assert "Step 10: gradient: the gradient of model.layers.*.self_attn.k_proj is" in warnings[0]
+
+
+def test_a_module_outside_the_layers_without_a_gradient_is_an_error() -> None:
+    largest: dict[str, float | None] = {"model.layers.0.mlp": 1.0, "model.norm": 0.0}
+    units = [Unit(name=n, parameters={n: torch.nn.Parameter(torch.zeros(1))}) for n in largest]
+    (finding,) = check_units(units, largest, set(), first=True)
+    assert finding.level == "error"
+    assert "the gradient of model.norm is exactly zero" in finding.message
 
 
 def test_an_update_far_below_the_rate_is_named() -> None:
