@@ -162,7 +162,7 @@ class ReadingLease(Request):
 
 
 class ReadingEnd(ReadingLease):
-    """A worker's message that ends its lease of a file and has no result."""
+    """Message by which a worker gives up the lease of a file, without a result."""
 
     crashed: bool = False
     """True if the process that read the file was killed; the file may be the cause."""
@@ -181,7 +181,8 @@ class FileFindings(Request):
 
 
 class ReadingResult(ReadingLease, FileFindings):
-    """A worker's message that ends its lease of a file and has the result of the validation."""
+    """Message with the validation result of a file. The message also ends the worker's lease of the
+    file."""
 
 
 class Outcome(Request):
