@@ -1,15 +1,16 @@
 """`tunesmith run RUN_DIR --compare-stock N`: train N steps with our trainer, and N steps with the
 stock trainer.
 
-Prints both loss curves on the user's data, and a verdict. Each trainer runs in its own process and
-run directory; RUN_DIR is not changed.
+Prints the loss curves of our trainer and of the stock trainer on the user's data, and a verdict.
+Each trainer runs in its own process and run directory; RUN_DIR is not changed.
 
 In fp32, the losses and gradient norms of every step must agree up to rounding. Losses alone would
 not show a wrong constant factor on the gradient, because Adam ignores this factor.
 
-In bf16, the two trainers round in different places, so both bf16 curves are compared with the stock
-fp32 curve. The RMS error of our bf16 curve may be at most 1.5 times the RMS error of the stock bf16
-curve. Our fp32 curve is also compared with stock fp32, because bf16 rounding hides smaller faults.
+In bf16, the two trainers round in different places, so both bf16 loss curves are compared with the
+stock fp32 loss curve. The RMS error of our bf16 loss curve may be at most 1.5 times the RMS error
+of the stock bf16 loss curve. Our trainer also trains in fp32, because bf16 rounding hides small
+faults.
 """
 
 from __future__ import annotations
@@ -262,8 +263,8 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Check that the error of our bf16 curve is at most FACTOR times the error of the stock bf16
-    curve. A stock error below FLOOR counts as FLOOR."""
+    """Check that our trainer's bf16 error is at most FACTOR times the stock trainer's bf16 error. A
+    stock error below FLOOR counts as FLOOR."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),

@@ -1,7 +1,7 @@
 """Console output of `tunesmith run`: one line per event.
 
-Only runs that a user starts by hand have this output. A supervisor reads events.jsonl and not this
-output.
+Only runs that a user starts by hand print to the console. A supervisor reads events.jsonl and not
+the console output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Show = Callable[[str], None]
 
 
 def show_on_stdout(line: str) -> None:
-    """Write the line unbuffered. A closed pipe is ignored, so training continues."""
+    """Write the line unbuffered. If stdout is a closed pipe, ignore the error, so that training
+    continues."""
     with contextlib.suppress(OSError):
         os.write(1, f"{line}\n".encode())
 

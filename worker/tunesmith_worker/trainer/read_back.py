@@ -53,12 +53,13 @@ def read_back(
 ) -> bool:
     """Read the result back, compare it with the probe and write verification.json.
 
-    The kernels are removed from the model and not added again. An error in adding the kernels could
-    otherwise hide a mismatch. Afterwards, a fully tuned model has the weights from the files.
+    The kernels are removed from the model and not added again, because an error in adding the
+    kernels could hide a mismatch. After the call, a fully tuned model has the weights from the
+    files.
 
-    Raises RunError `result_mismatch` if the files do not contain the trained model. After any other
-    error, write a warning and return False, because another error does not prove that the files are
-    wrong.
+    Raises RunError `result_mismatch` if the files do not contain the trained model. If the result
+    cannot be read back, write a warning and return False, because a failed read does not prove that
+    the files are wrong.
     """
     try:
         if patched is not None:

@@ -133,9 +133,9 @@ class RunEngine:
                 return [done[place] for place in range(len(requests))]
 
     def start(self) -> None:
-        """Start the current engine. If the start fails, the engine is replaced by another engine,
-        or `generate` starts it again. Raises UnsupportedModel and EngineUnavailable if the recipe
-        allows no other engine."""
+        """Start the rollout engine. If the start fails, the engine is replaced by another engine,
+        or `generate` starts the same engine again. Raises UnsupportedModel and EngineUnavailable if
+        the recipe allows only the engine that failed to start."""
         try:
             self._current.start()
         except EngineLost as error:
@@ -180,9 +180,9 @@ class RunEngine:
             self._engine = None
 
     def _recover(self, error: EngineLost, then: str = "") -> None:
-        """Replace the engine by another one. If no other engine is allowed, close the engine; the
-        next call of `generate` then starts it again. `then`: end of the warning. Raises `error`
-        after too many restarts."""
+        """Replace the failed engine by another engine. If the recipe allows no replacement, close
+        the failed engine, so that the next call of `generate` starts it again. `then`: end of the
+        warning. Raises `error` after too many restarts."""
         if self.fall_back(f"{error}.{then}"):
             return
         self._restarts += 1

@@ -162,7 +162,7 @@ def test_rows_that_only_do_it_together_are_said_to(make_run: MakeRun) -> None:
 
     found = failure(make_run(QUESTIONS, recipe={**STEPS, "self_check": False}), plant)
     assert (found.code, found.category) == (ErrorCode.GRADIENT_NONFINITE, ErrorCategory.USER)
-    assert "No single row causes this, only all 4 rows together" in found.message
+    assert "Each row alone has a finite gradient, but all 4 rows together have not" in found.message
 
 
 def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
@@ -175,7 +175,7 @@ def test_every_row_at_once_is_not_the_data(make_run: MakeRun) -> None:
     found = failure(make_run(QUESTIONS, recipe=STEPS), plant)
     assert (found.code, found.category) == (ErrorCode.LOSS_NONFINITE, ErrorCategory.USER)
     assert "Step 3: " in found.message
-    assert "Each of the step's 4 rows causes this, so the data are not the reason." in found.message
+    assert "Each of the step's 4 rows alone gives a non-finite loss" in found.message
     assert found.param == "recipe.learning_rate"
 
 

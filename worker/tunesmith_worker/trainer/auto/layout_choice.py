@@ -21,7 +21,7 @@ matters little."""
 PACKED_TOKENS = {"cpu": 4096, "gpu": 16384}
 """Maximum number of tokens in a packed micro-batch.
 
-Larger micro-batches are no faster on a CPU (docs/contributing/log).
+On a CPU, micro-batches above 4096 tokens are no faster (docs/contributing/log).
 """
 PADDED_TOKENS = 1024
 """Maximum tokens of a micro-batch for which padding is faster on a CPU."""
@@ -29,8 +29,8 @@ EQUAL_TOKENS = 128
 """Maximum tokens of a micro-batch for which padding is faster than packing on a CPU, if all rows
 have the same length."""
 PADDED_WORK = 8e7
-"""Maximum work on padding for which padding is faster on a CPU. This work is the number of padding
-positions in a micro-batch times the number of model parameters."""
+"""Maximum product of padding positions in a micro-batch and model parameters for which padding is
+faster on a CPU."""
 MOST_PADDING = 2.0
 """Maximum ratio of the longest row's length to the mean row length; a higher ratio would raise the
 peak memory."""

@@ -2,10 +2,10 @@
 
 A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
 closed-form formula estimates the memory, and the fastest policy that fits into memory is selected.
-A trial runs the longest micro-batch once under this policy. The memory measured in the trial
-corrects the estimate, and the final policy is selected with the corrected estimate. plan.json
-stores the choice, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
-this entry.
+A trial runs the longest micro-batch once under this policy. The memory of this trial run corrects
+the estimate, and the final policy is selected with the corrected estimate. plan.json stores the
+final policy, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
+`memory_plan`.
 """
 
 from __future__ import annotations
@@ -243,11 +243,10 @@ class MemoryPlan:
         return self._ours & {"loss"} if padded else self._ours
 
     def _test(self, policy: Policy | None) -> Option:
-        """Run the trial and correct the memory estimate. Return the policy to use, with its
-        prediction.
+        """Run a trial micro-batch and correct the memory estimate. Return the policy to use, with
+        its prediction.
 
-        `policy`: policy to keep. If None, a policy is selected again with the corrected
-        estimate."""
+        `policy`: policy to keep; None to select a policy again with the corrected estimate."""
         probe, probed = self._probe()  # if memory runs out, this replaces self.planner
         self.planner = replace(self.planner, correction=self._corrected(probe, probed))
         option = self.planner.option(self.steps.policy)
@@ -279,11 +278,10 @@ class MemoryPlan:
         return replace(self.planner, batch=batch, engine=engine)
 
     def _probe(self) -> tuple[Probe, MicroBatch]:
-        """Run the trial under the current policy. The input is the longest micro-batch, or a part
-        of this micro-batch.
+        """Run the longest micro-batch, or a part of it, under the current policy.
 
-        If memory runs out, try again with a policy that needs less memory. Returns the trial's
-        result and size."""
+        If memory runs out, try again with a policy that needs less memory. Returns the measurements
+        and the micro-batch that ran."""
         trainer = self._trainer
         while True:
             batches = trainer.micro_batches(self._step, self._layouts.chosen)

@@ -105,7 +105,7 @@ def plan_schedule(
     has_validation: bool,
     choices: Choices,
 ) -> TrainPlan:
-    """Resolve the values that SFT and GRPO share.
+    """Resolve the settings that SFT and GRPO have in common.
 
     `rows`: number of data rows, which determines the default number of epochs. `batch`: number of
     rows per forward pass, and number of forward passes per optimiser step. `default_rate`: default

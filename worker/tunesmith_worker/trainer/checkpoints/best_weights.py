@@ -1,8 +1,8 @@
 """The best weights so far, in the folder `checkpoints/best-step-N`.
 
 Each resume point has hard links to the weights that were best when the resume point was saved. A
-resumed run restores these weights. Better weights that the interrupted attempt found after the
-resume point are removed.
+resumed run restores the best weights from the hard links. Better weights that the interrupted
+attempt found after the resume point are removed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Save = Callable[[Path], "SavedWeights"]
 
 _PREFIX = "best-step-"
 _IN_POINT = re.compile(rf"({_PREFIX}\d+)\.(.+)")
-"""Name of a best-weights file inside a resume point. The name contains the step, because a resume
-point has no subfolders."""
+"""Name of a best-weights file inside a resume point. The file name contains the step, because a
+resume point has no subfolders."""
 
 
 class BestWeights:

@@ -1,9 +1,9 @@
 """Writing of safetensors files in chunks, with a hash computed during the write.
 
-`safetensors.torch.save_file` first copies all tensors to bytes. For a full training state, this
-copy doubles the use of host memory. `save_file` also computes no hash, so a hash would need another
-read of the file. Format: https://huggingface.co/docs/safetensors (header length in 8 bytes, JSON
-header, tensors).
+`safetensors.torch.save_file` first copies all tensors to bytes. For a full training state, the copy
+by `save_file` doubles the use of host memory. `save_file` computes no hash, so a hash would need
+another read of the file. Format: https://huggingface.co/docs/safetensors (header length in 8 bytes,
+JSON header, tensors).
 """
 
 from __future__ import annotations

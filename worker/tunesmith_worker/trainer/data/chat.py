@@ -62,9 +62,8 @@ def render(tokenizer: Tokenizer, row: Row, *, assistant_only: bool) -> RenderedR
 
 
 def render_prompt(tokenizer: Tokenizer, row: Row) -> tuple[str, bool]:
-    """Return the text before the model's answer.
-
-    Also return True if this text, including its special tokens, comes from the chat template.
+    """Return the text before the model's answer, and True if the chat template produced the text
+    and its special tokens.
     """
     if row.messages is not None and tokenizer.chat_template is not None:
         return _Template(tokenizer, row).whole(len(row.messages), prompt=True), True
@@ -187,10 +186,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each pass renders the conversation up to the last turn that is not yet trained. The result is
-    the text that the model sees when it generates this turn. Most templates only append text, so
-    one pass covers every turn. A template that rewrites history (Qwen3 drops earlier thinking)
-    needs one more pass for each rewritten turn.
+    Each example is the conversation rendered up to the last turn that no earlier example trains,
+    because the model sees this text when it generates the last turn. Most templates only append
+    text, so one example trains every turn. If a template rewrites history (Qwen3 drops earlier
+    thinking), each rewritten turn needs one more example.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

@@ -28,7 +28,7 @@ from .records import Record
 _ROLES = ("role", "from")
 _BINS = 20
 """Number of histogram bins up to the 95th percentile of the row lengths. Rounding of the bin width
-may change this number."""
+may change the number of bins."""
 
 
 class RowStatistics:

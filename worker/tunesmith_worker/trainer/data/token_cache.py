@@ -119,7 +119,7 @@ class TokenCache:
     def keep(self, key: str, folder: Path, warn: Warn) -> None:
         """Move a finished folder of a TokensWriter into the cache.
 
-        Files that are already memory-mapped stay mapped."""
+        The move keeps memory maps of the folder's files valid."""
         try:
             folder.rename(self._folder / key)
         except OSError as error:

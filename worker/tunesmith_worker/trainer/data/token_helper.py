@@ -37,7 +37,8 @@ class HelperJob(BaseModel):
     overlong: Literal["drop", "truncate", "error"]
     assistant_only_loss: bool
     tokenizer: str
-    """Hash of the tokenizer. The helper exits if the loaded tokenizer has a different hash."""
+    """Hash of the trainer's tokenizer. The helper exits if its own tokenizer has a different
+    hash."""
 
 
 class _RequestHeader(BaseModel):

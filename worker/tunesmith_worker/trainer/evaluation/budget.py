@@ -16,8 +16,8 @@ LEAST_SECONDS = 2.0
 LATER = 1.5
 """Time limit of a later model for the same rows, as a multiple of the first model's time.
 
-At its time limit, a model gets no more rows. The models are compared only on rows that all of them
-got.
+At its time limit, a model gets no more rows. The models are compared only on rows that all models
+received.
 """
 ALWAYS = 2
 """Number of models that are measured even if no time is left, because the verdict compares two

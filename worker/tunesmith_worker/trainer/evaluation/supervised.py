@@ -67,7 +67,8 @@ class SupervisedEvaluation:
         self._max_tokens, self._end_tokens, self._autocast = max_tokens, end_tokens, autocast
 
     def evaluate(self, models: Sequence[EvaluatedModel], budget: Budget) -> Evaluation:
-        """Score the models on the same rows. Models that cannot be used are left out."""
+        """Score the models on the same rows. If a model cannot be evaluated, leave the model
+        out."""
         chosen, rows = self._sample()
         examples = [_Example.of(row) for row in rows[:MAX_ANSWERS]]
         scores: dict[ModelName, RowScores] = {}

@@ -94,7 +94,7 @@ def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
 def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """Spread rows over few bins of at most `tokens` tokens.
 
-    If a row is longer than `tokens`, the limit is the length of the longest row.
+    If a row is longer than `tokens`, a bin may have as many tokens as the longest row.
     """
     limit = max(tokens, *lengths)
     count = max(1, -(-sum(lengths) // limit))
@@ -108,7 +108,7 @@ def fill_bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
     """Assign the longest rows first, each to the bin with the fewest tokens.
 
-    The size of the largest bin is at most a third above the minimum
+    The size of the largest bin is at most a third above its smallest possible size
     (https://doi.org/10.1137/0117039). Within a bin, rows keep their order."""
     bins: list[list[int]] = [[] for _ in range(count)]
     sizes = [0] * count

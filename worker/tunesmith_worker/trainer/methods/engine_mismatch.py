@@ -1,8 +1,8 @@
 """Importance sampling for completions of an engine whose log-probs differ from the trainer's.
 
 The loss of a token or of a whole completion is multiplied by the ratio p_trainer / p_engine. The
-modes are the same as in TRL's vLLM correction. Modes that truncate limit the ratio to CLIP_MAX.
-Modes that mask set a ratio above CLIP_MAX to 0.
+recipe's modes of importance sampling are the modes of TRL's vLLM correction. A truncating mode
+limits the ratio to CLIP_MAX. A masking mode sets a ratio above CLIP_MAX to 0.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ def end_to_end(
 ) -> list[GroupBatch]:
     """Build concatenated micro-batches of about equal size, up to `max_tokens` tokens each.
 
-    A single completion with its prompt may exceed the limit. A group above the limit is split, and
-    each part gets the prompt.
+    A single completion with its prompt may exceed `max_tokens`. A group above `max_tokens` is
+    split, and each part gets the prompt.
     """
     groups = groups_of(rows)
     if layout == "plain":
@@ -193,7 +193,7 @@ def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[Group
     """Build padded micro-batches from rows of similar length, up to `max_tokens` token positions
     each.
 
-    Padding counts toward the limit. A single row may exceed the limit."""
+    Padding counts as positions. A single row may exceed `max_tokens`."""
     width = _width(rows)
     numbers = sorted(
         chain.from_iterable(group.members for group in groups_of(rows)),

@@ -39,8 +39,7 @@ from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
-"""Prefix of tensor names in a resume point. These tensors store completions on which later steps
-train."""
+"""Prefix of the names of tensors in a resume point that store completions for later steps."""
 
 
 class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
@@ -341,8 +340,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         super().log(logs, start_time)
 
     def counters(self, mode: str = "train") -> Untyped:
-        """Return a copy of the metrics. If a step is repeated, `restore_counters` restores this
-        copy."""
+        """Return a copy of the metrics, which `restore_counters` restores if a step is repeated."""
         return {name: list(values) for name, values in self._metrics[mode].items()}
 
     def restore_counters(self, counters: Untyped) -> None:

@@ -33,8 +33,8 @@ SHARE = "share"
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
 """Loss types that are means over rows.
 
-The bnpo loss is a mean over tokens. All other loss types divide by a number that is the same for
-all parts of a step.
+The loss type `bnpo` is a mean over tokens. Loss types outside this tuple, except `bnpo`, divide by
+a number that is the same for all parts of a step.
 """
 PROBED = 4096
 """Maximum tokens in the memory plan's trial batch, unless a single row has more."""

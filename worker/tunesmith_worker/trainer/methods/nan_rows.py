@@ -80,7 +80,10 @@ def _rows_error(
     elif total == 1:
         source = f"The cause is the step's only row, {_name(trainer, first.rows)}."
     else:
-        source = f"Each of the step's {total} rows causes this, so the data are not the reason."
+        source = (
+            f"Each of the step's {total} rows alone gives a non-finite loss or gradient, so the "
+            "data are not the reason."
+        )
     where = first.bad_forward if loss_is_bad else None
     if loss_is_bad:
         where = f"The first non-finite output comes from {where or 'the loss head'}."
@@ -142,8 +145,9 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,
-        f"Step {step.number}: the gradient is not finite. No single row causes this, only "
-        f"all {rows} rows together (loss {whole.loss:.4g}, gradient of {whole.bad_gradient}). "
+        f"Step {step.number}: the gradient is not finite. Each row alone has a finite "
+        f"gradient, but all {rows} rows together have not (loss {whole.loss:.4g}, gradient of "
+        f"{whole.bad_gradient}). "
         f"{_GUARDED}",
         hint="Lower recipe.learning_rate by a factor of 10.",
         param="recipe.learning_rate",
@@ -189,7 +193,7 @@ def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
     """Record the first module whose output is not finite, and the position in the output's
     dimension 1.
 
-    If the output comes from a kernel outside any module, the surrounding layer is recorded."""
+    If a kernel outside any module computed the non-finite output, record the surrounding layer."""
     culprits: list[tuple[str, int | None]] = []
 
     def hook(name: str) -> Callable[..., None]:

@@ -180,8 +180,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
         return loss
 
     def counters(self, mode: str = "train") -> Untyped:
-        """Return a copy of the metrics. If a step is repeated, `restore_counters` restores this
-        copy."""
+        """Return a copy of the metrics, which `restore_counters` restores if a step is repeated."""
         sums = self._sums[mode].values.clone()
         return metrics_so_far(self, mode), sums, self._trained.clone()
 

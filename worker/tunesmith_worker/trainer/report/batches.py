@@ -71,7 +71,7 @@ class BatchCounts:
         self.slots = self.tokens = self.micro_batches = 0
         self.pairs = 0.0
         """Twice the number of attended token pairs, summed over layers and rows. A row of n tokens
-        with full causal attention adds n^2 per layer."""
+        with full causal attention adds n^2 to `pairs` per layer."""
         self.fit = Fit()
         self._sizes: deque[int] = deque()
         self._forward = 0.0

@@ -56,7 +56,7 @@ class RunRecorder:
         choices: list[Choice],
         layers: LayerCounters | None = None,
     ) -> None:
-        """Begin to time `trainer`; call this just before training."""
+        """Begin to time `trainer`; call this method just before training."""
         from tunesmith_worker.engine.memory.recompute import LayerCounters
 
         from .watch import TrainingWatch

@@ -27,7 +27,7 @@ of the inner call counts only for the inner method's phase."""
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:
     """Measure the time of this trainer's methods by wrapping them.
 
-    On a GPU, return the GPU timeline. The clock takes its times from this timeline until
+    On a GPU, return a timeline of CUDA events. The clock takes its times from the CUDA events until
     `clock.unfollow()` is called.
     """
     for name, phase in PHASES.items():

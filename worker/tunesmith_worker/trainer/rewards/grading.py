@@ -135,7 +135,7 @@ class Grading:
     def grade_again(self, prompt: Prompt, sample: CompletionText) -> Graded | None:
         """Return a second grade of a completion by the job's grader; None if the run has no grader.
 
-        The grade is not used for training.
+        The second grade is not used for training.
         """
         return None if self._spec is None else self._spec.grade(GraderInput(prompt, sample))
 

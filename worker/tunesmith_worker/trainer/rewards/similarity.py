@@ -32,7 +32,7 @@ class _NoSynonyms:
 def metric(name: str) -> Metric:
     """Return the similarity function of an `evaluation_metric`.
 
-    The function takes the candidate and the reference, and returns a number from 0 to 1.
+    The returned function takes the candidate and the reference, and returns a number from 0 to 1.
 
     If neither text has words, the similarity is 1. If only one text has words, the similarity is 0.
     """

@@ -119,7 +119,8 @@ class Score(Protocol):
         """Return log-probabilities under softmax(logits / temperature), and entropies in nats.
 
         Log-probs and entropies are differentiable fp32 [B, C], where C is the length of the longest
-        completion. Values after the end of a row are undefined. Entropies may be None.
+        completion. Log-probs and entropies after the end of a row are undefined. Entropies may be
+        None.
         """
 
 

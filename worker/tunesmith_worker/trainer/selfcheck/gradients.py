@@ -90,9 +90,8 @@ def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parame
 
 
 def largest_elements(units: Sequence[Unit]) -> dict[str, torch.Tensor | None]:
-    """Return each parameter's largest gradient element, as a scalar on the device.
-
-    The value is None for a parameter without a gradient.
+    """Return each parameter's largest gradient element, as a scalar on the device; None without a
+    gradient.
     """
     largest: dict[str, torch.Tensor | None] = {}
     for unit in units:
@@ -121,7 +120,7 @@ def check_frozen(units: Sequence[Unit]) -> Iterator[Finding]:
 def check_units(
     units: Sequence[Unit], largest: dict[str, float | None], seen: set[str], *, first: bool
 ) -> Iterator[Finding]:
-    """Yield the units that have had no gradient in this check and in all earlier checks.
+    """Yield a finding for each unit of parameters that has had no gradient at any check so far.
 
     `largest`: result of `copy_to_host`. `seen`: names of units that had a gradient at an earlier
     check. The function adds the names of the units that have a gradient now. `first`: True at the
@@ -129,8 +128,8 @@ def check_units(
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If a
     module has no gradient in any layer, the function yields only a warning, and only from the
-    second check on. In this case, the rows may be too short: queries and keys get no gradient from
-    rows of two tokens.
+    second check on: the rows may be too short, because queries and keys get no gradient from rows
+    of two tokens.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]

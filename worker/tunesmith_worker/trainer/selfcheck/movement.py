@@ -153,9 +153,8 @@ class Movement:
         return join_words(here, _cut(_as_rows(error.view(parameter.shape)), rows))
 
     def _figures(self, kept: _KeptRows) -> torch.Tensor:
-        """Return three fp32 numbers. The first number is 1 if the tensor must change, else 0. The
-        second number is 1 if the tensor changed, else 0. The third number is the largest change of
-        a value."""
+        """Return three fp32 numbers: 1 if the tensor must change, else 0; 1 if the tensor changed,
+        else 0; and the largest change of a value."""
         assert kept.group is not None, "filtered by the caller"
         state = self._optimizer.state.get(kept.parameter, {})
         size = kept.before.abs()

@@ -46,7 +46,7 @@ SMALL = 1e-6
 """Maximum gradient difference of a tensor that the check ignores, relative to the norm of the whole
 gradient.
 
-Gradients of key biases are about this small.
+Gradients of key biases are below this limit.
 """
 FACTOR = 2.0
 """Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
@@ -100,7 +100,8 @@ def check_adapter_acts(
 
 
 def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcome:
-    """Check `fresh_adapter`: with B = 0, labels have the log-probabilities of the base model."""
+    """Check `fresh_adapter`: while LoRA's B is 0, labels have the log-probabilities of the base
+    model."""
     name = "fresh_adapter"
     change = float((fresh.log_probs - base.log_probs).pow(2).mean().sqrt())
     findings = []

@@ -22,10 +22,9 @@ of this limit is checked instead."""
 def longest_row(
     config: Untyped, longest: int, dtype: torch.dtype, device: torch.device, *, more: int = 0
 ) -> int:
-    """Return the number of tokens of the longest row to check. This number is the maximum of three
-    lengths: the attention window + 2, two tiles of our attention kernel + 2, and the run's longest
-    row (up to OWN_TOKENS). The last token predicts nothing, so window + 2 tokens give window + 1
-    predictions.
+    """Return the number of tokens of the longest row to check: the maximum of the attention window
+    + 2, two tiles of our attention kernel + 2, and the run's longest row (up to OWN_TOKENS). The
+    last token predicts nothing, so window + 2 tokens give window + 1 predictions.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: number of completion tokens
     that follow the row. Rows longer than the model's context, or long enough to change its RoPE

@@ -1,4 +1,5 @@
-"""Time and memory limits of the comparison with plain torch, and samples within these limits."""
+"""Time and memory limits of the comparison with plain torch, and samples of a step that fit the
+limits."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SHARE = 0.015
 COST = 3.0
 """Assumed maximum time of a step in plain torch, divided by the run's time for the same step.
 
-The same maximum is assumed if the run's own code repeats the step
+COST is also the assumed maximum if the run's own code repeats the step
 (docs/contributing/log/numerics.md).
 """
 MEMORY_SHARE = 0.5

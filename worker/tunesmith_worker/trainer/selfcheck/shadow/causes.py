@@ -2,7 +2,7 @@
 
 The correct gradient is the sum of the micro-batches' gradients, each divided by the number of
 labels in the whole step. A least-squares fit finds the factor of each micro-batch in the run's
-gradient. In a correct gradient, all factors are 1.
+gradient. In a correct gradient, the factor of each micro-batch is 1.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Maximum relative error of a fit. If the error is larger, no cause is derived from the fit. The
-relative error is the norm of gradient minus fit, divided by the norm of the gradient."""
+"""Maximum error of a least-squares fit of the run's gradient: norm of the difference, divided by
+the norm of the gradient. No cause is derived from a fit with a larger error."""
 
 
 def name_cause(
@@ -59,8 +59,8 @@ def name_cause(
 
 
 def _rest(run: Gradients, parts: Sequence[ExpectedStep], factors: Sequence[float]) -> float:
-    """Return the norm of the difference between gradient and fit, relative to the gradient's
-    norm."""
+    """Return the error of a fit: norm of the difference, divided by the norm of the run's
+    gradient."""
     rest = {name: gradient.float().clone() for name, gradient in run.items()}
     for part, factor in zip(parts, factors, strict=True):
         for name, gradient in part.gradients.items():

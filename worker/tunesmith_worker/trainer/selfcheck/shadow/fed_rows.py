@@ -1,8 +1,8 @@
 """Recording of the rows that the model receives in the first step.
 
-A hook on the model's forward pass records the inputs of each micro-batch. The check can then find
-rows of the data that never reach the model. The gradient after the first micro-batches is copied
-too.
+A hook on the model's forward pass records the inputs of each micro-batch. With the recorded inputs,
+the check finds rows of the data that never reach the model. The model's gradient after the first
+micro-batches is also recorded.
 """
 
 from __future__ import annotations

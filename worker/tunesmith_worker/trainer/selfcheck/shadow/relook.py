@@ -1,7 +1,7 @@
-"""Callback that repeats checks at steps 2 and 10, and every 50 steps.
+"""Callback that repeats the checks of the first step at steps 2 and 10, and every 50 steps.
 
-The checks cover the learning rate, clipping, the update and the order of the data. In reinforcement
-runs, the checks also cover rewards, advantages and the reference model.
+The repeated checks cover the learning rate, clipping, the update and the order of the data; in
+reinforcement runs, also rewards, advantages and the reference model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 FIRST_LOOKS = (2, 10)
 EVERY = 50
-"""Number of steps between two checks, after FIRST_LOOKS."""
+"""Number of steps between two checks after the last step of FIRST_LOOKS."""
 
 
 def is_look(step: int) -> bool:
@@ -31,7 +31,7 @@ def is_look(step: int) -> bool:
 
 
 class RunningLook(StepWatch):
-    """Repeats the checks while the run trains.
+    """Repeats the checks of the first step while the run trains.
 
     In a resumed run, the count of trained examples starts again at 0.
     """

@@ -51,7 +51,7 @@ class StepCheck(Protocol):
     """Comparison of a step's loss and gradient, for one training method."""
 
     def start(self) -> None:
-        """Prepare the comparison, before the attempt's first step."""
+        """Prepare the comparison with plain torch, before the attempt's first step."""
 
     def compare(self) -> StepReport:
         """Compare after backward and clipping, before the optimizer step.
