@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from sqlalchemy import select
@@ -20,7 +22,7 @@ from .watch import Watch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser as Running
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.browser
 DRAWN = "ts-chart[data-main] .uplot"
@@ -100,17 +102,57 @@ def test_a_zoom_by_pointer_or_link_moves_all_curves_and_escape_ends_it(
     page.wait_for_url(lambda address: "x=" not in address)
 
 
-def test_points_that_come_while_the_curves_are_fetched_again_stay(page: Page, own: Service) -> None:
-    page.goto(f"/portal/jobs/{own.world.jobs['succeeded']}")
-    page.wait_for_selector(DRAWN)
-    with page.expect_response("**/curves?*"):
-        page.evaluate("""() => {
-            for (let step = 1001; step <= 3100; step++) {
+def live(page: Page, first: int, last: int) -> None:
+    """Give the page's scripts the metrics of these steps, as the stream does."""
+    page.evaluate(
+        """([first, last]) => {
+            for (let step = first; step <= last; step++) {
                 const data = { kind: "metrics", data: { step, train_loss: 1 } };
                 const detail = { kind: "event", data };
                 document.dispatchEvent(new CustomEvent("ts:live", { detail }));
             }
-        }""")
+        }""",
+        [first, last],
+    )
+
+
+@contextmanager
+def first_curves_held(page: Page, job_id: str) -> Iterator[str]:
+    """Open the page of a job. Its first request for curves is sent on after the block. Yields the
+    names of the curves in this request."""
+    held: list[Route] = []
+    page.route("**/curves?*", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/curves?*") as first:
+        page.goto(f"/portal/jobs/{job_id}", wait_until="load")
+    yield parse_qs(urlsplit(first.value.url).query)["names"][0]
+    held[0].continue_()
+
+
+def test_a_folded_chart_is_fetched_when_it_opens_even_during_a_request(
+    page: Page, own: Service
+) -> None:
+    with first_curves_held(page, own.world.jobs["succeeded"]) as names:
+        assert "train_loss" in names
+        assert "memory_rss" not in names
+        page.locator(".folded summary").first.click()
+    page.wait_for_selector(".folded ts-chart .uplot")
+    assert page.locator(".folded .none").count() == 0
+
+
+def test_a_point_that_comes_before_the_first_curves_stays(page: Page, own: Service) -> None:
+    with first_curves_held(page, own.world.jobs["succeeded"]):
+        live(page, 5000, 5000)
+    page.wait_for_selector(DRAWN)
+    page.locator("ts-chart[data-main] .chart-box").focus()
+    page.keyboard.press("End")
+    page.locator("#said", has_text="Step 5,000: Training 1").wait_for()
+
+
+def test_points_that_come_while_the_curves_are_fetched_again_stay(page: Page, own: Service) -> None:
+    page.goto(f"/portal/jobs/{own.world.jobs['succeeded']}")
+    page.wait_for_selector(DRAWN)
+    with page.expect_response("**/curves?*"):
+        live(page, 1001, 3100)
     page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
     page.locator("ts-chart[data-main] .chart-box").focus()
     page.keyboard.press("End")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -158,14 +158,29 @@ def sparkline(values: Sequence[float | None], width: int = 96, height: int = 24)
     low = min(known)
     span = (max(known) - low) or 1.0
     step = (width - 2) / (len(values) - 1)
-    parts, pen_is_down = [], False
-    for index, value in enumerate(values):
-        if value is None or not math.isfinite(value):
+    return path(
+        None
+        if value is None or not math.isfinite(value)
+        else (1 + index * step, height - 2 - (value - low) / span * (height - 4))
+        for index, value in enumerate(values)
+    )
+
+
+def path(points: Iterable[tuple[float, float] | None], digits: int = 1) -> str:
+    """Return the attribute `d` of an SVG path through `points`, rounded to `digits` decimals; None
+    gives a gap. The path has the differences between points, which are shorter than the points."""
+    scale = 10**digits
+    parts, pen_is_down, at = [], False, (0, 0)
+    for point in points:
+        if point is None:
             pen_is_down = False
             continue
-        across, down = 1 + index * step, height - 2 - (value - low) / span * (height - 4)
-        parts.append(f"{'L' if pen_is_down else 'M'}{across:.1f} {down:.1f}")
-        pen_is_down = True
+        to = (round(point[0] * scale), round(point[1] * scale))
+        across, down = (f"{(end - start) / scale:g}" for end, start in zip(to, at, strict=True))
+        gap = "" if across[0] == "-" else " "  # a minus sign separates numbers too
+        parts.append(gap if pen_is_down else "m")  # pairs after the first one of `m` are lines
+        parts.append(across + ("" if down[0] == "-" else " ") + down)
+        pen_is_down, at = True, to
     return "".join(parts)
 
 

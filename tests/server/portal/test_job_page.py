@@ -119,7 +119,7 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
     head = document.with_id("head").text
     assert re.search(r"3 of 10 steps\s*about [0-9]+ (s|min) left", head), head
     paths = [item for item in document.all("path") if "d" in item.attributes]
-    assert [item.attributes["d"] for item in paths[:1]] == ["M0 0L300 120L600 160"]
+    assert [item.attributes["d"] for item in paths[:1]] == ["m0 0 300 120 300 40"]
     why = document.with_id("why").text
     assert "WarningThe loss is not finite." in why
     assert "ms." in document.with_id("time").text
@@ -304,7 +304,7 @@ def test_curves_and_files_can_be_downloaded_and_are_in_the_audit_log(server: Ser
     server.worker.succeed(claim)
     browser = signed_in(server)
     columns = browser.get(path(job_id, "/curves?names=train_loss&from=2")).json()
-    assert columns["curves"]["train_loss"] == {"steps": [2, 3], "values": [1.0, 0.666667]}
+    assert columns["curves"]["train_loss"] == {"by": [2, 1], "values": [1, 0.6667]}
     table = browser.get(path(job_id, "/curves.csv?names=train_loss,grad_norm")).text
     assert table.splitlines()[:2] == ["step,grad_norm,train_loss", "1,0.5,2.0"]
     document = check_page(browser.page(path(job_id)))

@@ -172,7 +172,7 @@ def test_numbers_times_and_sizes() -> None:
     assert (view.percent(0.999), view.percent(1.0), view.percent(None)) == (
         "99 %", "100 %", view.UNKNOWN,
     )  # fmt: skip
-    assert view.sparkline([1.0, None, 2.0, 3.0]) == "M1.0 22.0M63.7 12.0L95.0 2.0"
+    assert view.sparkline([1.0, None, 2.0, 3.0]) == "m1 22m62.7-10 31.3-10"
     assert view.sparkline([1.0]) == ""
     assert view.ago(0, 200) == "3 min ago"
     firefox = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tunesmith_schema import Sample, SampleStep
+from tunesmith_server.portal.view import path
 
 WIDTH, HEIGHT = 1000, 48
 """Width and height of the drawing under the slider, in units of its SVG."""
@@ -70,11 +71,10 @@ def _path(steps: Sequence[SampleStep], first: int, last: int) -> str:
         return ""
     rewards = [reward for _, reward in known]
     low, span = min(rewards), (max(rewards) - min(rewards)) or 1.0
-    points = (
-        f"{_across(step, first, last):.0f} {HEIGHT - 3 - (reward - low) / span * (HEIGHT - 6):.1f}"
+    return path(
+        (_across(step, first, last), HEIGHT - 3 - (reward - low) / span * (HEIGHT - 6))
         for step, reward in known
     )
-    return "M" + "L".join(points)
 
 
 def bars(samples: Sequence[Sample], low: float, high: float) -> list[Bar]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tunesmith_schema.rollout_limits import largest_gap
+from tunesmith_server.portal.view import path
 
 WIDTH, HEIGHT = 600, 160
 """Width and height, in SVG units, of the drawing for browsers without scripts."""
@@ -216,12 +217,14 @@ def _path(
 ) -> str:
     low, high = (math.log(end) for end in range_) if is_log else range_
     height, width = (high - low) or 1.0, steps[1] - steps[0]
-    parts: list[str] = []
-    for step, value in column:
-        across = (step - steps[0]) / width * WIDTH
-        down = HEIGHT - ((math.log(value) if is_log else value) - low) / height * HEIGHT
-        parts.append(f"{'L' if parts else 'M'}{across:.0f} {down:.0f}")
-    return "".join(parts)
+    logs = math.log if is_log else float
+    return path(
+        (
+            ((step - steps[0]) / width * WIDTH, HEIGHT - (logs(value) - low) / height * HEIGHT)
+            for step, value in column
+        ),
+        digits=0,
+    )
 
 
 def _rows(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from tunesmith_server.portal import rendering, security
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.comparing import curves, prompts, tables
 from tunesmith_server.portal.comparing.view import AXES, MOST, CompareView, view_of
-from tunesmith_server.portal.job import charts
+from tunesmith_server.portal.job import charts, packed
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.results.curves import MAX_POINTS
 from tunesmith_server.services.training import comparison, jobs
@@ -74,10 +73,7 @@ def as_json(visit: Visit) -> Response:
     view = view_of(visit)
     steps = (_step(visit, "from"), _step(visit, "to")) if view.axis == "step" else (None, None)
     found = _compare(visit, view, _POINTS, *steps)
-    is_thin = view.axis == "step" and any(job.step > _POINTS for job in found.jobs)
-    document: dict[str, Any] = {  # Any: JSON
-        "curves": curves.by_line(found), "void": [], "stretch": 2 if is_thin else 1,
-    }  # fmt: skip
+    document = packed.document(curves.by_line(found), finer=view.axis == "step")
     return rendering.compressed(visit.request, to_json(document), "application/json")
 
 

@@ -6,13 +6,14 @@ import csv
 import io
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.responses import Response, StreamingResponse
 
 from tunesmith_schema import ErrorCode
 from tunesmith_server.api.files import send_or_redirect
 from tunesmith_server.core.errors import NotFound
 from tunesmith_server.portal import rendering, security
+from tunesmith_server.portal.job import packed
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.catalogue import adapters
 from tunesmith_server.services.data import files
@@ -28,8 +29,10 @@ zoom, the page fetches the points of the shown range."""
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves `names` between the steps `from` and `to` in the format of the API."""
-    return rendering.compressed(visit.request, _columns(visit, _POINTS), "application/json")
+    """Return the curves `names` between the steps `from` and `to` in the format of chart.js."""
+    measured = from_json(_columns(visit, _POINTS))
+    document = packed.document(measured["curves"], measured["void"], finer=True)
+    return rendering.compressed(visit.request, to_json(document), "application/json")
 
 
 def as_csv(visit: Visit) -> Response:

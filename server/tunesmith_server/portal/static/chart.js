@@ -2,7 +2,7 @@
 // cursor and its range with the other charts of the page. A page with `data-axis` compares jobs: line n of
 // each chart is job n.
 import { number } from "./job.js";
-import { decades, hatch, held, joined, label, smoothed, spans } from "./curves.js";
+import { decades, hatch, held, joined, label, refined, smoothed, spans, unpacked } from "./curves.js";
 
 const page = document.querySelector("#job");
 const tools = document.querySelector("#chart-tools");
@@ -14,8 +14,9 @@ const STACK = ["--c0", "--s2", "--s1", "--s4", "--s3", "--c5"];
 const LEAST_MS = 250; // between two drawings of live curves
 const MOST = 2000; // points after which the curves are fetched again, thinned by the server to 600
 const view = { zoom: null, smoothing: Number(page.dataset.smoothing || 0), log: true, at: page.dataset.at ? Number(page.dataset.at) : null, hidden: new Set((page.dataset.hidden || "").split(",").filter(Boolean)) };
-let whole = { curves: {}, void: [], stretch: 1 }; // all steps, thinned
-let fine = null; // the steps of the zoom
+let whole = { curves: {}, void: [] }; // all steps, thinned
+let fine = {}; // curves with more points and digits of the zoom
+const current = () => ({ ...whole.curves, ...fine });
 
 const probe = document.createElement("span");
 probe.hidden = true;
@@ -47,7 +48,15 @@ class Chart extends HTMLElement {
       this.unseen = !entry.isIntersecting;
       if (!this.unseen && this.stale) this.draw();
     }).observe(this);
-    new ResizeObserver(() => this.plot ? this.plot.setSize(this.size()) : whole.ready && (this.fetched ? this.draw() : load())).observe(this);
+    new ResizeObserver(() => {
+      if (this.plot) this.plot.setSize(this.size());
+      else if (whole.ready) this.fetched ? this.draw() : load();
+    }).observe(this);
+  }
+
+  /** False in a folded part of the page: its width is 0, or in newer browsers it is only skipped. */
+  isOpen() {
+    return this.box.clientWidth > 0 && this.box.checkVisibility();
   }
 
   size() {
@@ -56,7 +65,7 @@ class Chart extends HTMLElement {
 
   /** Series and data: curves, the smoothed ones, the band, void stretches. */
   table() {
-    const { curves } = fine ?? whole;
+    const curves = current();
     const stacked = this.hasAttribute("data-stack");
     const series = [{}];
     const columns = [];
@@ -98,7 +107,7 @@ class Chart extends HTMLElement {
   }
 
   draw() {
-    if (!this.box.clientWidth) return; // folded
+    if (!this.isOpen()) return;
     this.stale = false;
     const { series, bands, order, data } = this.table();
     this.order = order;
@@ -186,15 +195,16 @@ class Chart extends HTMLElement {
     for (const chart of charts) if (chart.plot) chart.plot.redraw(false), chart.tell(chart.plot);
   }
 
-  /** Put the values at the cursor, else the last ones, into the key. */
+  /** Put the values at the cursor, else those held, else the last ones shown, into the key. */
   tell(plot) {
-    const at = plot.cursor.idx ?? (view.at === null ? null : plot.valToIdx(view.at));
+    const end = view.at ?? view.zoom?.[1] ?? null;
+    const at = plot.cursor.idx ?? (end === null ? null : plot.valToIdx(end));
     for (const [name, column] of this.order) {
       const values = plot.data[column];
       let index = at ?? values.length - 1;
       while (index >= 0 && values[index] == null) index -= 1;
       const shown = this.querySelector(`[data-last="${CSS.escape(name)}"]`);
-      const { curves } = fine ?? whole;
+      const curves = current();
       const stacked = this.hasAttribute("data-stack") && curves[name];
       const value = stacked ? curves[name].values[curves[name].steps.indexOf(plot.data[0][index])] : values[index];
       if (shown) shown.textContent = number(value);
@@ -276,24 +286,24 @@ function names() {
 }
 
 async function fetched(range) {
-  for (const chart of charts) chart.fetched ||= chart.box.clientWidth > 0; // a folded chart waits until it opens
+  for (const chart of charts) chart.fetched ||= chart.isOpen();
   const query = axis ? new URLSearchParams(page.dataset.query) : new URLSearchParams({ names: [...names()].join() });
   if (range) [["from", range[0]], ["to", range[1]]].forEach(([name, step]) => query.set(name, step));
   const reply = await fetch(`${page.dataset.path}/curves?${query}`);
   if (!reply.ok) throw new Error(`${reply.status}`);
-  return { ...(await reply.json()), ready: true };
+  return { ...unpacked(await reply.json()), ready: true };
 }
 
-/** Show steps `range`, or all; finer points come from the server where it thinned them. */
+/** Show steps `range`, or all; finer points come from the server. */
 async function zoom(range) {
-  view.zoom = range && range[1] > range[0] ? range : null;
-  fine = null;
+  view.zoom = range && range[1] > range[0] ? [...range] : null;
+  fine = {};
   redraw();
   remember();
-  if (!view.zoom || whole.stretch === 1) return;
+  if (!view.zoom || !whole.finer) return;
   const asked = view.zoom;
   const found = await fetched(asked).catch(() => null);
-  if (found && view.zoom === asked) fine = found;
+  if (found && view.zoom === asked) fine = refined(whole.curves, found.curves, asked);
   redraw();
 }
 
@@ -309,19 +319,20 @@ function remember() {
 
 document.addEventListener("ts:live", ({ detail }) => {
   const { kind, data } = detail.data ?? {};
-  if (detail.kind !== "event" || !whole.ready) return;
+  if (detail.kind !== "event" || !whole.ready && !loading) return;
   if (axis) return void (later ||= setTimeout(() => (later = 0, load()), 2000));
   if (kind === "resumed") return loading ? loading.finally(() => load(true)) : load(true);
   if (kind !== "metrics") return;
   for (const name of names()) {
     const value = data[name];
     if (value === undefined) continue;
-    for (const curve of [whole.curves[name], fine?.curves[name]]) {
+    for (const curve of [whole.curves[name], fine[name]]) {
       if (curve && curve.steps.at(-1) >= data.step) continue;
       if (curve) curve.steps.push(data.step), curve.values.push(value);
     }
     if (!whole.curves[name] && (value === null || typeof value === "number")) whole.curves[name] = { steps: [data.step], values: [value] };
   }
+  if (!whole.ready) return; // `load` keeps these points
   document.querySelector(".charts").removeAttribute("data-empty");
   if (Object.values(whole.curves).some((curve) => curve.steps.length > MOST)) return load();
   drawLive();
@@ -333,14 +344,17 @@ let loading = null;
 function load(isNew) {
   loading ??= fetched(null).then((found) => {
     for (const [name, { steps, values }] of Object.entries(isNew || axis ? {} : whole.curves)) {
-      const own = found.curves[name];
-      const at = steps.findIndex((step) => step > own?.steps.at(-1));
+      const own = (found.curves[name] ??= { steps: [], values: [] });
+      const at = steps.findIndex((step) => step > (own.steps.at(-1) ?? -1));
       if (at >= 0) own.steps.push(...steps.slice(at)), own.values.push(...values.slice(at));
     }
     whole = found;
     if (view.zoom) zoom(view.zoom);
     redraw();
-  }).finally(() => (loading = null));
+  }).finally(() => {
+    loading = null;
+    if ([...charts].some((chart) => !chart.fetched && chart.isOpen())) load(); // opened meanwhile
+  });
   return loading;
 }
 

@@ -1,5 +1,27 @@
 // Pure functions of the charts.
 
+/** Add the steps of all curves of a reply, which has differences of whole steps. */
+export function unpacked(reply) {
+  for (const { curves } of [reply, ...reply.void]) {
+    for (const curve of Object.values(curves)) {
+      let step = 0;
+      curve.steps ??= curve.by.map((by) => (step += by));
+    }
+  }
+  return reply;
+}
+
+/** Curves of all steps, with the finer points of a reply instead of those of its range. */
+export function refined(curves, reply, [low, high]) {
+  return Object.fromEntries(Object.keys(curves).filter((name) => reply[name]).map((name) => {
+    const [all, fine] = [curves[name], reply[name]];
+    const before = all.steps.findIndex((step) => step >= Math.min(low, fine.steps[0]));
+    const after = all.steps.findLastIndex((step) => step <= Math.max(high, fine.steps.at(-1))) + 1;
+    const part = (key) => [...all[key].slice(0, before < 0 ? all.steps.length : before), ...fine[key], ...all[key].slice(after)];
+    return [name, { steps: part("steps"), values: part("values") }];
+  }));
+}
+
 /** Exponential moving average without the bias of its start; gaps stay gaps. */
 export function smoothed(values, factor) {
   let mean = 0;

@@ -1,0 +1,60 @@
+"""Curves for the charts of a page, in a short form: differences of steps, and values with the
+digits that a chart shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .charts import Curves
+
+_LEVELS = 1000
+"""Number of different heights that a chart can show."""
+_MIN_DIGITS = 4
+"""Significant figures of the values in a chart's key (`number` in job.js)."""
+_MAX_DIGITS = 6
+
+
+def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: bool) -> Any:
+    """Return the JSON object that chart.js reads.
+
+    `void`: stretches of `MetricColumns`. `finer`: True if a request for a range of steps returns
+    more points and digits of this range. If False, the values keep all their digits.
+    """
+    stretches = [{**stretch, "curves": _packed(stretch["curves"], finer)} for stretch in void]
+    return {"curves": _packed(curves, finer), "void": stretches, "finer": finer}
+
+
+def _packed(curves: Curves, finer: bool) -> dict[str, Any]:  # Any: JSON
+    return {
+        name: {
+            **_steps(curve["steps"]),
+            "values": _values(curve["values"]) if finer else curve["values"],
+        }
+        for name, curve in curves.items()
+    }
+
+
+def _steps(steps: Sequence[float]) -> dict[str, Any]:  # Any: JSON
+    """Return whole steps as `by`, the differences from their predecessors; other steps, such as
+    hours, as `steps`."""
+    if not all(step == int(step) for step in steps):
+        return {"steps": steps}
+    return {"by": [int(step - before) for step, before in zip(steps, [0, *steps], strict=False)]}
+
+
+def _values(values: Sequence[float | None]) -> list[float | None]:
+    known = [value for value in values if value is not None]
+    span = max(known) - min(known) if known else 0.0
+    decimals = math.ceil(math.log10(_LEVELS / span)) if 0 < span < math.inf else _MAX_DIGITS
+    return [value if value is None else _short(value, decimals) for value in values]
+
+
+def _short(value: float, decimals: int) -> float:
+    """Return the value with `decimals` decimals, but with at least 4 and at most 6 significant
+    figures."""
+    whole = math.floor(math.log10(abs(value))) + 1 if value else 0
+    digits = min(_MAX_DIGITS, max(_MIN_DIGITS, whole, whole + decimals))
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short
