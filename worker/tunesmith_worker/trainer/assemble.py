@@ -54,7 +54,7 @@ class PreparedRun:
     evaluator: Evaluator | None = None
     """Evaluation of the result; None with `recipe.evaluate: false`."""
     reference: AdapterReference | None = None
-    """Base model of a LoRA run. The evaluation compares the result with this model."""
+    """Base model of a LoRA run, with which the evaluation compares the result."""
 
 
 def warn_of_ignored_settings(context: RunContext) -> None:
@@ -78,7 +78,7 @@ def resolve_update_rates(
 ) -> dict[str, Untyped]:
     """Return the trainer's arguments for learning rates and optimizer.
 
-    Also record the adapter's file size in plan.json.
+    Record the adapter's file size in plan.json.
     """
     recipe, choices = context.spec.recipe, context.plan.choices
     full = recipe.tuning == "full"

@@ -209,9 +209,8 @@ def prepare_reinforcement(context: RunContext, loaded: LoadedModel) -> PreparedR
 
 
 def _eval_dataset(prompts: Sequence[PromptRow] | None) -> Any:  # Any: datasets are untyped
-    """Return a data set for evaluation, because transformers' Trainer requires one.
-
-    The rollout runner does not use this data set."""
+    """Return a data set that only transformers' Trainer requires: the rollout runner has its own
+    prompts."""
     return prompts and datasets.Dataset.from_dict({"prompt": [row.text for row in prompts]})
 
 

@@ -244,7 +244,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveCheck:
-    """Result of comparing the two curves."""
+    """Result of comparing the loss curves, or the curves of gradient norms, of the two trainers."""
 
     text: str
     passed: bool

@@ -93,13 +93,13 @@ def reinforcement_evaluation(
 
 
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
-    """Save the weights of the last step for the evaluation.
+    """Save the weights of the last step for the evaluation, and return their folder.
 
-    The files are needed only in full tuning, if the result is from an earlier `step`. In this case,
-    reading the result back replaces the weights of the last step in memory. Return the folder of
-    the files; None if no files are needed.
+    In full tuning, if the result is from an earlier `step`, the weights are saved, because reading
+    the result back replaces the weights of the last step in memory. In all other cases, save
+    nothing and return None.
 
-    If saving fails, no error is raised, and the evaluation leaves the last step out."""
+    If saving the weights fails, no error is raised, and the evaluation leaves the last step out."""
     last = ready.trainer.state.global_step
     if ready.evaluator is None or ready.reference is not None or step == last:
         return None

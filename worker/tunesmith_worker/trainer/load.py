@@ -74,8 +74,8 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
-    """Find the parts of the model that the loss on text does not use. Return modules, or with full
-    tuning parameters."""
+    """Return the names of the modules that the loss on text does not use; in full tuning, the names
+    of the parameters."""
     full = context.spec.recipe.tuning == "full"
     names = tuple((unused_parameters if full else unused_modules)(base.model))
     if names:

@@ -43,7 +43,8 @@ class RunEngine:
     """`ModelEngine` that forwards all calls to the engine in use.
 
     If the engine is lost, `generate` continues with the requests that have no completion yet. With
-    `fast_inference="auto"`, another engine takes over; otherwise the same engine starts again."""
+    `fast_inference="auto"`, another engine takes over; with any other value, the same engine starts
+    again."""
 
     def __init__(
         self,

@@ -18,8 +18,8 @@ class TimeLimit(transformers.TrainerCallback, ExportableState):  # type: ignore[
     """Counts the seconds of training over all attempts.
 
     This class is a trainer callback, because resume points contain the state of callbacks. If an
-    attempt is lost, the steps after its last resume point are trained again. The time of these
-    steps counts only once.
+    attempt is lost, the steps after its last resume point are trained again, but the time of a step
+    counts only once.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Device and memory of this process. `rundir.device_use` announces both values to other
-processes."""
+"""GPU that this process uses, and the memory that it holds. `rundir.device_use` tells other
+processes the GPU and the bytes."""
 
 from __future__ import annotations
 

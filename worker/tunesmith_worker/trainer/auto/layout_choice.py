@@ -95,8 +95,9 @@ def plan_layouts(
     of tokens in each data row. `rows`: number of examples per micro-batch. `passes`: number of
     micro-batches per step. `parameters`: number of parameters of the base model.
 
-    The rule was fitted to 30 measured combinations of model size and row length on a CPU, and
-    tested on 36 other combinations (docs/contributing/log). The rule was not tested on a GPU."""
+    The thresholds for the layout were fitted to 30 measured combinations of model size and row
+    length on a CPU, and tested on 36 other combinations (docs/contributing/log). The thresholds
+    were not tested on a GPU."""
     padded = Layout(kind="padded", rows=rows)
     free = Layout(kind="padding_free", rows=rows)
     if recipe.packing is True and mixed_rows is not None:

@@ -2,10 +2,10 @@
 
 A policy sets what each layer recomputes, and into how many parts a micro-batch is split. First, a
 closed-form formula estimates the memory, and the fastest policy that fits into memory is selected.
-A trial runs the longest micro-batch once under this policy. The memory of this trial run corrects
-the estimate, and the final policy is selected with the corrected estimate. plan.json stores the
-final policy, its alternatives and the predicted peak as `memory_plan`; a resumed run reuses
-`memory_plan`.
+A trial runs the longest micro-batch once under the selected policy. The memory measured in the
+trial corrects the estimate, and the final policy is selected with the corrected estimate. plan.json
+stores the final policy, its alternatives and the predicted peak as `memory_plan`; a resumed run
+reuses `memory_plan`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class MemoryPlan:
 
         On a GPU, the allocator measures the tensors of the whole training. On a CPU, two values are
         measured: the tensors of the first step, and the growth of resident memory during training.
-        Also warn if a layer did not recompute as planned."""
+        Warn if a layer did not recompute as planned."""
         if self.steps.largest is None:
             return
         prediction, on_gpu = self._predict(self.steps.largest), self.planner.engine.on_gpu
@@ -253,11 +253,11 @@ class MemoryPlan:
         return option if policy is not None else self._choose_again(option)
 
     def _smaller_layout(self, option: Option) -> Option:
-        """Switch to the layout that needs less memory, if this layout needs less recomputation or
-        less splitting of micro-batches.
+        """Switch to the layout that needs less memory, if a policy with this layout recomputes less
+        or splits micro-batches less. The saved recomputation takes more time than the faster layout
+        would save.
 
-        The faster layout would save less time than its recomputation costs. Returns the policy to
-        use, with its prediction."""
+        Returns the policy to use, with its prediction."""
         layers = self.planner.shape.layers
         plain = self.planner.option(Policy(keep=layers))
         before, self.planner = self.planner, self._planner_of(self._layouts.smaller)

@@ -26,8 +26,8 @@ DEFAULT_PROMPTS = 16
 DEFAULT_COMPLETION = 512
 _SHARE_FOR_COMPLETION = 4
 """If `max_completion_length` is "auto", a quarter of the context, at most DEFAULT_COMPLETION
-tokens, is reserved for completions. Without this limit, a long prompt could leave too few tokens
-for completions."""
+tokens, is reserved for completions. Without reserved tokens, a long prompt could leave too few
+tokens for completions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,8 +138,8 @@ class _Template:
     def _opening(self, whole: str) -> str:
         """Return the template's text before the first message if the assistant wrote that message.
 
-        Templates cannot render an empty conversation. The method therefore renders the first
-        message with a generation prompt, and searches `whole` for this generation prompt."""
+        Because templates cannot render an empty conversation, render the first message with a
+        generation prompt, and search `whole` for this generation prompt."""
         first, prompted = self.text(1), self.text(1, prompt=True)
         prompt = prompted[len(first) :] if prompted.startswith(first) else ""
         start = whole.find(prompt) + len(prompt)

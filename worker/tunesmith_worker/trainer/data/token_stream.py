@@ -146,10 +146,8 @@ class TokenStream:
         return result
 
     def _kill_hung_helpers(self) -> None:
-        """Kill helpers that do not reply.
-
-        The waiting time is counted in polls of `_POLL_SECONDS`. Wall time would also include pauses
-        of the trainer and its helpers."""
+        """Kill helpers that do not reply. The waiting time is counted in polls of `_POLL_SECONDS`,
+        because wall time would also include pauses of the whole process."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
             helper.silent += _POLL_SECONDS if helper.pending else 0.0

@@ -1,6 +1,6 @@
 """Evaluate a run's result, and store the evaluation as evaluation.json.
 
-A failure is only a warning.
+A failed evaluation gives only a warning.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class ReinforcementEvaluation:
     ) -> None:
         """`make_engine`: function that returns the rollout engine of a model.
 
-        `max_tokens`: maximum tokens of an answer. `metrics`: number of compared metrics. With more
-        metrics, each confidence interval is wider. `dropped`: number of prompts that are too long
-        for the model.
+        `max_tokens`: maximum tokens of an answer. `metrics`: number of compared metrics; a larger
+        number gives wider confidence intervals. `dropped`: number of prompts that are too long for
+        the model.
         """
         self._metrics, self._dropped = metrics, dropped
         self._prompts, self._tokenizer = prompts, tokenizer

@@ -56,7 +56,7 @@ class StoredModel:
     @contextmanager
     def use_like(self, other: StoredModel, vocabulary: dict[str, int]) -> Iterator[Untyped]:
         """Yield the model in evaluation mode, for a comparison with `other`. `vocabulary`: tokens
-        of `other`. Raises LeftOut if the two models have different tokens.
+        of `other`. Raises LeftOut if the model and `other` have different tokens.
         """
         own = transformers.AutoTokenizer.from_pretrained(
             self._tokenizer_folder or self.folders.base, trust_remote_code=False
@@ -113,7 +113,7 @@ class StoredModel:
                 f"Model {self.folders.name!r} needs {needed:,} bytes of memory, and {free:,} are "
                 "free.",
                 category=ErrorCategory.OUT_OF_MEMORY,
-                hint="Evaluate it on a worker with more memory.",
+                hint="Run the evaluation on a worker with more memory.",
                 param=self._param,
             )
 

@@ -59,7 +59,7 @@ class SupervisedEvaluation:
     ) -> None:
         """`max_tokens`: see `score_rows`.
 
-        `metrics`: number of compared metrics. With more metrics, each confidence interval is wider.
+        `metrics`: number of compared metrics; a larger number gives wider confidence intervals.
         `dropped`: number of rows that are too long for the model.
         """
         self._metrics, self._dropped = metrics, dropped

@@ -80,10 +80,9 @@ def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]
 
 
 def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
-    """Spread the rows over the same number of bins with about equal tokens.
-
-    If the largest bin does not become smaller, return the old bins. The largest bin determines the
-    peak memory."""
+    """Spread the rows of `bins` over the same number of new bins with about equal tokens. If the
+    largest bin does not become smaller, return `bins`. The largest bin determines the peak
+    memory."""
     if len(bins) < 2:
         return bins
     balanced = _spread(lengths, len(bins))
@@ -161,8 +160,7 @@ def predicting_tokens(rows: Batch) -> torch.Tensor:
 
 
 LAYOUT = "layout"
-"""Key under which a batch stores its BatchLayout. The trainer removes this key before the forward
-pass."""
+"""Key under which a batch stores its BatchLayout until the forward pass."""
 
 
 def batch_to_device(batch: Batch, device: torch.device) -> Batch:

@@ -1,7 +1,7 @@
 """Log-probabilities of completions under the trained model: the forward pass of GRPO.
 
-A prompt may be computed once per group, or once per completion. Both ways give the same values and
-gradients, but need different time and memory.
+A prompt may be computed once per group, or once per completion: the values and gradients are equal,
+but time and memory differ.
 """
 
 from __future__ import annotations

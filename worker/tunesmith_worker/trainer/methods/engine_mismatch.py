@@ -69,9 +69,9 @@ class MismatchCorrection:
     ) -> torch.Tensor:
         """Return TRL's ratio of each token [B, C], or of each completion [B, 1].
 
-        `log_probs`: the trainer's log-probs [B, C]. After the first update on the completions,
-        `inputs` has `old_per_token_logps`: the trainer's log-probs before this update. The ratio
-        then uses these log-probs instead of `log_probs`. Skipped rows have the ratio 1.
+        `log_probs`: the trainer's log-probs [B, C]. After the first update on the completions, the
+        ratio uses `old_per_token_logps` of `inputs`, the trainer's log-probs before the first
+        update. Skipped rows have the ratio 1.
         """
         old = inputs.get("old_per_token_logps", log_probs.detach())
         skipped = torch.tensor([row.skip for row in rows], device=old.device)[:, None]

@@ -77,8 +77,9 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         self.beta = self.args.beta = plan.beta
         has_router_loss: bool = self.aux_loss_enabled  # type: ignore[has-type]  # TRL is untyped
         self.left_out_router_loss = self.router_aux_loss_coef if has_router_loss else 0.0
-        """Coefficient of the load-balancing loss of a mixture of experts. This loss is left out: it
-        needs all rows, but our forward pass skips rows without a gradient."""
+        """Coefficient of the load-balancing loss of a mixture of experts. The load-balancing loss
+        is left out, because it needs all rows, but our forward pass skips rows without a
+        gradient."""
         self.aux_loss_enabled = False
         if reference is not None:
             self.ref_model = add_reference_head(reference, self.temperature)

@@ -76,8 +76,8 @@ class StepScores:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
 
-        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows. Skipped rows
-        therefore change neither the loss nor the mean entropy.
+        Skipped rows get a policy ratio of 1 and the mean entropy of the other rows, so that skipped
+        rows change neither the loss nor the mean entropy.
         """
         mask = inputs["completion_mask"].to(log_probs.dtype)
         skipped = torch.tensor([row.skip for row in rows], device=log_probs.device)[:, None]

@@ -1,6 +1,6 @@
 """Storage of the current step's completions on disk, where they survive a killed attempt.
 
-The next attempt reuses these completions only if it begins at the same step of the same run,
+The next attempt reuses the stored completions only if it begins at the same step of the same run,
 because other weights would generate other completions.
 """
 

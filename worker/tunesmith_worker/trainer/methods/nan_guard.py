@@ -1,8 +1,8 @@
 """Guard that keeps NaN and infinity out of the weights without a device sync in every step.
 
 On the device, the guard checks the gradient norm that clipping has computed. A non-finite norm sets
-the flag `found_inf`, and fused optimisers then skip this update and all later updates. The host
-reads the flag when the loss is logged. The weights do not change after a step with a non-finite
+the flag `found_inf`, and fused optimisers skip every update while the flag is set. The host reads
+`found_inf` when the loss is logged. The weights do not change after a step with a non-finite
 gradient, so the rows of this step can be rerun to find the cause.
 """
 

@@ -1,7 +1,7 @@
 """Diagnosis of a non-finite gradient: finds the rows, the token and the layer that cause the fault.
 
-The step's rows are rerun one by one with the weights and the random state of the step. This slow
-search happens only after the run has failed.
+After the run has failed, the step's rows are rerun one by one with the weights and the random state
+of the step.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ class AdapterReference:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within this block, biases have their initial values, and dropout is off. The caller must
-        disable the adapter. Afterwards, the model has its trained values again, bit for bit."""
+        disable the adapter. At the end of the block, the model gets its trained values back, bit
+        for bit."""
         trained = [(p, p.detach().clone()) for p, _ in self._initial]
         was_training = self._model.training
         try:

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: TRL's SFTTrainer with rows that are already tokenised and labelled.
 
 The trainer splits each optimiser step's rows into micro-batches; TRL computes loss and gradients.
-Metrics are sums over tokens. The sums stay on the device until the metrics are logged.
+Metrics are sums over tokens, which stay on the device until the metrics are logged.
 """
 
 from __future__ import annotations

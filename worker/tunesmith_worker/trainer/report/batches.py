@@ -1,7 +1,8 @@
 """Token counts of training batches, and the effect of more rows per micro-batch.
 
 The report fits the time of a micro-batch as seconds = fixed + rate x token positions. With more
-rows per micro-batch, a step has fewer micro-batches, so the fixed time occurs less often.
+rows per micro-batch, a step has fewer micro-batches, so the fixed time of a micro-batch is spent
+less often.
 """
 
 from __future__ import annotations

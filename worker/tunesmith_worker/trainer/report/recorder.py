@@ -41,8 +41,8 @@ class RunRecorder:
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
         self.first_step: str | None = None
-        """Text about the comparison of the attempt's first step with plain torch. The text also
-        names the values that were not compared."""
+        """Text about the comparison of the attempt's first step with plain torch, with the names of
+        values that were not compared."""
         self.no_evaluation: str | None = None
         """Reason why the result could not be evaluated."""
 

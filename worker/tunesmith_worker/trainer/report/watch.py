@@ -28,8 +28,8 @@ from .steps import time_steps
 
 Untyped = Any  # Any: transformers and TRL are untyped
 LIVE_SECONDS = 1.0
-"""Minimum seconds between two updates of the live metrics. The limit keeps the number of events
-small if steps are short."""
+"""Minimum seconds between two updates of the live metrics, so that short steps do not cause many
+events."""
 STEPPING = (PhaseName.DATA_WAIT, *ROLLOUT, *COMPUTE, PhaseName.LOGGING, PhaseName.TRAIN)
 """Phases whose time is used for rates, such as tokens per second."""
 
@@ -101,8 +101,8 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return mean values over the time since the last result. If the last result is less than
-        `LIVE_SECONDS` old, return {}.
+        """Return live metrics as means over the time since the last call that returned metrics. If
+        that call was less than `LIVE_SECONDS` ago, return {}.
         """
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:
             return {}

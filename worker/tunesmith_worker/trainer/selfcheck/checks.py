@@ -1,9 +1,9 @@
 """The self-check before the first step: cheap checks, then checks that run the model on a sample of
 the data.
 
-The model and the trainer are unchanged afterwards, bit for bit. `supervised_checks` lists the
-checks of supervised runs; `rollout_checks.reinforcement_checks` lists the checks of reinforcement
-runs.
+The self-check leaves the model and the trainer unchanged, bit for bit. `supervised_checks` lists
+the checks of supervised runs; `rollout_checks.reinforcement_checks` lists the checks of
+reinforcement runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tripwires on gradients: each group of trained parameters and each used embedding row must get a
 gradient.
 
-Each check copies all values to the host as one tensor.
+Each check copies the largest elements of all gradients to the host as one tensor.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Unit:
 
 
 def trained_units(model: Untyped) -> list[Unit]:
-    """Group all trained parameters, and also those of frozen adapters, into units."""
+    """Group all trained parameters, and the parameters of frozen adapters, into units."""
     units: dict[str, dict[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or ".lora_" in name:
@@ -123,8 +123,8 @@ def check_units(
     """Yield a finding for each unit of parameters that has had no gradient at any check so far.
 
     `largest`: result of `copy_to_host`. `seen`: names of units that had a gradient at an earlier
-    check. The function adds the names of the units that have a gradient now. `first`: True at the
-    first check.
+    check. The function adds to `seen` the names of the units that have a gradient now. `first`:
+    True at the first check.
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If a
     module has no gradient in any layer, the function yields only a warning, and only from the

@@ -24,8 +24,8 @@ SAMPLE = 256
 TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
-"""The check reads this number of rows at the start of the file, plus the number of dropped rows. It
-searches these rows for the rows of the first examples."""
+"""Number of rows to read at the start of the file, in addition to the number of dropped rows, in
+the search for the rows of the first examples."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7
@@ -282,8 +282,8 @@ def _score(labels: str, answer: _Answer, assistant_only: bool) -> float:
     """Return the share, 0 to 1, of the assistant's text that the labels contain.
 
     The function computes the share for each turn of the assistant, and returns the highest share.
-    If only answers are trained, labels on other text lower the share. Texts are compared by groups
-    of three characters, which works in any language.
+    If only answers are trained, labels on text outside the answers lower the share. Texts are
+    compared by groups of three characters, which works in any language.
     """
     text = _plain(labels)
     groups = _groups(text)

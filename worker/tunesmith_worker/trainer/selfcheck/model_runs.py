@@ -199,7 +199,8 @@ def only_first_layers(model: Untyped, count: int) -> Iterator[None]:
 def in_fp32(model: Untyped) -> Iterator[None]:
     """Convert all 16-bit tensors to fp32 within the `with` block.
 
-    Undo the model's patches first. The fused weights of a patched model would be in memory twice.
+    Undo the model's patches first, because the fused weights of a patched model would be in memory
+    twice.
     """
     tensors = (*model.parameters(), *model.buffers())
     before = [(t, t.data) for t in tensors if t.dtype in (torch.bfloat16, torch.float16)]

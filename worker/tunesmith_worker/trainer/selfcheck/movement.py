@@ -60,8 +60,8 @@ class Movement:
         self._highest = list(self._sums)
         self._steps = 0
         self._moved: set[int] = set()
-        """Ids of parameters that had changed at an earlier check. Such parameters need no further
-        change, because 16-bit weights may change back."""
+        """Ids of parameters that had changed at an earlier check. A parameter must change only
+        once, because 16-bit weights may change back."""
         self._kept = [
             self._keep(unit.name, parameter, self._group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))

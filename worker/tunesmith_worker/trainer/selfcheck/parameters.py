@@ -258,7 +258,8 @@ def _head_has_bias(matrices: Matrices) -> bool:
 
 
 def _config_ties(causal: Untyped) -> bool:
-    """Return True if the configuration ties the head and the model's class supports this."""
+    """Return True if the configuration ties the head to the embedding and the model's class
+    supports tied weights."""
     ties = getattr(causal.config.get_text_config(), "tie_word_embeddings", False)
     return bool(ties) and bool(getattr(causal, "_tied_weights_keys", None))
 

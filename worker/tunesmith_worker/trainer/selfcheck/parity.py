@@ -2,8 +2,8 @@
 
 docs/explanation/self-check.md lists the tolerances. Models with 16-bit weights are compared in
 fp32, where rounding hides no fault. In 16 bits, the gradients of our kernels and of the stock model
-are compared with the fp32 gradients of the stock model. Our error may be at most FACTOR times the
-stock model's error.
+are compared with the fp32 gradients of the stock model. Our kernels' gradient error may be at most
+FACTOR times the stock model's gradient error.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ gradient.
 Gradients of key biases are below this limit.
 """
 FACTOR = 2.0
-"""Maximum ratio of our 16-bit gradient error to the stock error. A ratio of 1.3 was measured on one
-batch (docs/contributing/log)."""
+"""Maximum ratio of our 16-bit gradient error to the stock error. The ratio measured on one batch
+was 1.3 (docs/contributing/log)."""
 FLOOR = 1e-2
 """Minimum of the stock model's 16-bit gradient error. A smaller measured error is replaced by this
 value, because the measured error may be small by chance."""

@@ -321,8 +321,8 @@ class _RolloutChecks:
         return EXACT_GPU if self.context.device.type == "cuda" else EXACT
 
     def _layers(self) -> int:
-        """Return how many of the first layers to compare in fp32. These layers must fit in memory
-        twice: as trained, and with the adapter merged.
+        """Return how many of the first layers to compare in fp32. The compared layers must fit in
+        memory twice: as trained, and with the adapter merged.
 
         0 means that fp32 does not fit in memory, or that the engine keeps 16 bits."""
         model, recipe = self.context.model, self.context.recipe

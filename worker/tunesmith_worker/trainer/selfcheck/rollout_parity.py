@@ -211,7 +211,7 @@ def _rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
 
 def _common_scores(together: Generated, alone: Generated) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the same rows, generated together and alone. A row is cut at
-    the first token that differs between the two.
+    the first token that differs between `together` and `alone`.
 
     Rounding may change a greedy token if two tokens have almost equal logits. Rounding may change a
     sampled token if the random number lies at the border between two tokens.

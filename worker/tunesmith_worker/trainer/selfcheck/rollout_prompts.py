@@ -37,7 +37,7 @@ ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 _TOKENS = 1024
 """Number of token positions in the comparison of RoPE tables."""
 _PLACES = (1, 4)
-"""Positions in a greedy completion. The check uses the tokens at these positions as stop tokens.
+"""Positions in a greedy completion whose tokens the check uses as stop tokens.
 
 Several stop tokens are tested, because an engine may obey only one stop token.
 """
@@ -73,7 +73,7 @@ def check_prompts(context: ReinforcementContext) -> Outcome:
 def check_requests(context: ReinforcementContext) -> Outcome:
     """Check `rollout_requests`: requests have whole prompts and the recipe's sampling parameters.
 
-    The trainer must also score completions at the same temperature.
+    The trainer must score completions at the recipe's sampling temperature.
     """
     prompts = context.select_prompts(room=0) or [context.prompts[0].prompt_ids]
     requests = context.requests(prompts)

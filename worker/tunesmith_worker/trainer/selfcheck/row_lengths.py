@@ -15,8 +15,8 @@ Untyped = Any  # Any: transformers is not typed
 TOKENS = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens of the longest row, for each type of device."""
 OWN_TOKENS = {"cpu": 256, "cuda": 4096}
-"""Limit in tokens for the run's longest row, for each type of device. If that row is longer, a row
-of this limit is checked instead."""
+"""Limit in tokens for the run's longest row, for each type of device. If the run's longest row is
+longer, a row of OWN_TOKENS tokens is checked instead."""
 
 
 def longest_row(

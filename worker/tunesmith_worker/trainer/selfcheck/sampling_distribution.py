@@ -2,8 +2,8 @@
 
 The engine samples by the inverse cumulative distribution, with one random number per token from the
 request's seed (engine/rollout/sampling.py). The check repeats the sampling with the same random
-numbers and the probabilities of stock transformers. The tokens must be equal, so no statistical
-test is needed.
+numbers and the probabilities of stock transformers. The engine's tokens must equal the repeated
+tokens, so no statistical test is needed.
 """
 
 from __future__ import annotations
@@ -134,8 +134,7 @@ def _distances(
 def _probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Return the probabilities [C, V] after temperature, top-k, top-p and min-p, in this order.
 
-    The code is independent of the engine. Sources: https://arxiv.org/abs/1904.09751 and
-    https://arxiv.org/abs/2407.01082.
+    Sources: https://arxiv.org/abs/1904.09751 and https://arxiv.org/abs/2407.01082.
     """
     scores = logits / sampling.temperature
     if sampling.top_k > 0:

@@ -1,8 +1,8 @@
 """Checks during training.
 
 `Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
-all trained units, and that weights change. At all other steps, `Tripwires` reads nothing from the
-device. `RolloutTripwires` warns about the metrics of a reinforcement run.
+all trained units, and that weights change. At steps without a check, `Tripwires` reads nothing from
+the device. `RolloutTripwires` warns about the metrics of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAP_FAULT = 10
 """The run ends if the gap between sampling and training log-probs exceeds the gap for a warning by
 this factor.
 
-A wrong sampling temperature, stale weights or a detached adapter cause gaps of this size, but
+A wrong sampling temperature, stale weights or a detached adapter cause gaps above the limit, but
 rounding does not.
 """
 EQUAL_REWARDS = 0.8

@@ -43,8 +43,8 @@ HOT = SamplingParams(temperature=4.0)
 """High temperature, because log-probabilities of almost certain tokens would hardly change."""
 NOISE = 0.1
 """Standard deviation of the noise that is added to a weight in full tuning, relative to the
-weight's own standard deviation. Scaling the weight instead would have no effect if a norm layer
-follows."""
+weight's own standard deviation. A scaled weight instead of noise would have no effect if a norm
+layer follows."""
 
 
 @dataclass(frozen=True, kw_only=True)

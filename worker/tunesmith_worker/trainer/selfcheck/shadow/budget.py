@@ -115,7 +115,7 @@ def memory_limit(context: SupervisedContext | ReinforcementContext, longest: int
 def evenly_spaced(sizes: Sequence[int], most: int) -> list[int]:
     """Return the indices of evenly spaced items whose sizes sum to at most `most`.
 
-    If each of these items is larger than `most`, return the index of the smallest item.
+    If each evenly spaced item is larger than `most`, return the index of the smallest item.
     """
     every = max(1, -(-sum(sizes) // max(most, 1)))
     chosen: list[int] = []

@@ -79,14 +79,14 @@ class FeedRecorder:
     """Records the inputs of the model's forward passes with gradient until `stop`."""
 
     def __init__(self, trainer: Untyped, share: float) -> None:
-        """`share`: the gradient is copied after this share of the step's micro-batches. With 1 or
-        more, the gradient is not copied."""
+        """`share`: share of the step's micro-batches after which the gradient is copied; 1 or more
+        to copy no gradient."""
         self._trainer, self._share = trainer, share
         self._step: FedStep | None = None
         self._hook = trainer.model.register_forward_pre_hook(self._forward, with_kwargs=True)
 
     def stop(self) -> FedStep | None:
-        """Remove the hook. Return the step; None if the model did not run."""
+        """Remove the hook. Return the recorded step; None if the model did not run."""
         self._hook.remove()
         return self._step
 

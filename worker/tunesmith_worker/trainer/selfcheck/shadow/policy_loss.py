@@ -1,9 +1,9 @@
 """Loss of a reinforcement step in plain torch, for the first update on fresh completions.
 
-Before the first update, the trained policy is the policy that sampled the completions. All
-probability ratios are therefore 1, and no token is clipped. Sources: GRPO
-(https://arxiv.org/abs/2402.03300), DAPO (https://arxiv.org/abs/2503.14476), `dr_grpo`
-(https://arxiv.org/abs/2503.20783), CISPO (https://arxiv.org/abs/2506.13585).
+Before the first update, the trained policy is the policy that sampled the completions, so all
+probability ratios are 1, and no token is clipped. Sources: GRPO (https://arxiv.org/abs/2402.03300),
+DAPO (https://arxiv.org/abs/2503.14476), `dr_grpo` (https://arxiv.org/abs/2503.20783), CISPO
+(https://arxiv.org/abs/2506.13585).
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class StepWatch(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         *,
         exclude_time: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`exclude_time`: function to call with the seconds of each check. The function excludes
-        these seconds from tokens per second and similar rates."""
+        """`exclude_time`: function that excludes the seconds of a check from tokens per second and
+        similar rates."""
         self.context, self.check, self.events, self.recorder = context, check, events, recorder
         self._exclude_time = exclude_time
         self.seconds = 0.0
