@@ -47,8 +47,8 @@ _NOT_SUPERVISED = JobFailure(
     code=ErrorCode.RECIPE_INVALID,
     message="--compare-stock supports only supervised runs: two reinforcement runs sample "
     "different completions, so their curves differ from the first token on.",
-    hint="Keep recipe.self_check on: it compares rollouts, loss and gradients with stock "
-    "transformers before step 1.",
+    hint="Keep recipe.self_check on: the self-check compares rollouts, loss and gradients with "
+    "stock transformers before step 1.",
 )
 
 
@@ -100,8 +100,8 @@ def compare_stock(folder: Path, steps: int) -> int:
             if stock.precision == "fp32":
                 return _report(stock, mine)
             _print(
-                "the two trainers round bf16 differently, so both also train in fp32: this at "
-                "least doubles the time, and doubles the memory for weights"
+                "the two trainers round bf16 differently, so both trainers also train in fp32, "
+                "which at least doubles the time and doubles the memory for weights"
             )
             return _report(
                 stock,
@@ -214,7 +214,7 @@ def _report(
         "the patched trainer agrees with the stock trainer on this data"
         if agree
         else "the patched trainer DIFFERS from the stock trainer: set recipe.patches='off' and "
-        "report this"
+        "report the difference"
     )
     return 0 if agree else 1
 
@@ -287,7 +287,7 @@ def _check(text: str, value: float, limit: float) -> CurveCheck:
 
 
 def _relative(values: Sequence[float], exact: Sequence[float]) -> list[float]:
-    """Return relative differences; NaN becomes infinity."""
+    """Return the relative differences of two curves; NaN becomes infinity."""
     differences = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(values, exact, strict=True)]
     return [math.inf if math.isnan(value) else value for value in differences]
 

@@ -110,7 +110,7 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
                     ErrorCode.TRAINER_CRASHED,
                     f"The best weights so far, of step {course.best_step}, are missing: {folder}.",
                     category=ErrorCategory.INFRASTRUCTURE,
-                    hint="Start the run from step 0: this resume point is incomplete.",
+                    hint="Start the run from step 0: the resume point is incomplete.",
                 )
         self.course = course
         self._saved = SavedWeights(

@@ -1,4 +1,4 @@
-"""Resolve the "auto" values of a GRPO recipe; resolve_sft.py has the common part.
+"""Resolve the "auto" values of a GRPO recipe; resolve_sft.py resolves the values that SFT has too.
 
 Each resolved value is recorded as a `Choice` with its reason.
 """

@@ -49,8 +49,8 @@ class BestWeights:
 def stage_best_weights(checkpoints: Path, step: int) -> Path:
     """Create and return a folder of hard links `best-step-N.FILE` for the resume point of `step`.
 
-    The links are needed because better weights may replace the original files before the resume
-    point is written. On file systems without hard links, the files are copied.
+    The hard links are needed because better weights may replace the original files before the
+    resume point is written. On file systems without hard links, the files are copied.
     """
     staged = checkpoints / f".best-at-{step}.part"
     shutil.rmtree(staged, ignore_errors=True)

@@ -295,8 +295,8 @@ def no_examples_error(counts: Counts, plan: DataPlan, name: str) -> DataError:
     return DataError(
         f"{name}: none of the {counts.rows} rows has a token to train on. "
         f"{counts.dropped_too_long} rows are too long. {counts.dropped_untrainable} rows have no "
-        f"such token; {counts.skipped_turns} assistant turns could not be found in the output of "
-        "the chat template.",
+        f"token that carries loss; {counts.skipped_turns} assistant turns could not be "
+        "found in the output of the chat template.",
         code=ErrorCode.NO_TRAINABLE_TOKENS,
         hint="Check that rows have assistant turns or completions; "
         "recipe.assistant_only_loss=false trains every token.",

@@ -62,7 +62,7 @@ class RowStatistics:
 
     def packed_hashes(self) -> str | None:
         """Return the hashes of all rows, encoded as base64. Each row has eight bytes, which are
-        zero if the row is not readable. Return None if a row number is too large."""
+        zero if the row is not readable. Return None if a row number exceeds MAX_COMPARED_ROWS."""
         last = self._numbers[-1] if self._numbers else 0
         if last > MAX_COMPARED_ROWS:
             return None

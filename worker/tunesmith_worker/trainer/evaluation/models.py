@@ -100,7 +100,7 @@ def full_models(
         @contextmanager
         def use() -> Iterator[Untyped]:
             if not folder.is_dir():
-                raise LeftOut("its weights could not be saved")
+                raise LeftOut("the weights of the model could not be saved")
             with _second_model(model, str(folder)) as second:
                 yield second
 

@@ -25,7 +25,7 @@ Mode = Literal["sequence_mask", "sequence_truncate", "token_mask", "token_trunca
 RATIO = "importance_sampling_ratio"
 """Key under which TRL's loss reads the ratios."""
 CLIP_MAX = 3.0
-"""Largest ratio, as in TRL; there is no smallest ratio."""
+"""Maximum importance-sampling ratio, as in TRL; the ratio has no minimum."""
 
 
 def resolve_mode(

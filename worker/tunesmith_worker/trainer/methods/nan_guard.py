@@ -56,7 +56,7 @@ class NanGuard:
         self._kept: list[StepRecord] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Attach the flag to the optimiser.
+        """Attach the flag `found_inf` to the optimiser.
 
         Raises ValueError for an optimiser that ignores `found_inf`.
         """

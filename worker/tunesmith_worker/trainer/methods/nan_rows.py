@@ -141,7 +141,7 @@ def _no_single_row(step: StepRecord, whole: _Pass, rows: int) -> RunError:
             "one by one and together, gives finite values: no row is the cause, and the failure "
             f"is not reproducible. {_GUARDED}",
             category=ErrorCategory.INFRASTRUCTURE,
-            hint="Start the job again. If this happens again, check the memory of the device.",
+            hint="Start the job again. If the failure repeats, check the memory of the device.",
         )
     return RunError(
         ErrorCode.GRADIENT_NONFINITE,

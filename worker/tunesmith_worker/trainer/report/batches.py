@@ -124,8 +124,8 @@ ENOUGH = 20
 SPREAD = 0.05
 """Minimum coefficient of variation of the micro-batch sizes, for a usable fit."""
 WORTH = 0.05
-"""Minimum relative gain from twice the rows; with a smaller gain, the device counts as
-saturated."""
+"""Minimum relative gain in tokens per second from twice the rows per micro-batch. With a smaller
+gain, the device counts as saturated."""
 
 
 def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:

@@ -13,7 +13,7 @@ from tunesmith_schema import ErrorCategory, ErrorCode
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.events import EventLog
 
-REPORT_HINT = "Report this with the job's events: no recipe setting causes it."
+REPORT_HINT = "Report the fault with the job's events: no recipe setting causes the fault."
 """Hint for faults in our own code."""
 
 

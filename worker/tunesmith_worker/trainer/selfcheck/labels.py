@@ -82,7 +82,7 @@ def check_labels(context: SupervisedContext) -> Outcome:
                 "labels",
                 f"the first batch has {actual} labels, but its rows have {expected} labels "
                 "(tolerance: 0).",
-                "Set recipe.packing=false, and report this.",
+                "Set recipe.packing=false, and report the fault.",
                 category=ErrorCategory.INFRASTRUCTURE,
                 param="recipe.packing",
             )

@@ -1,9 +1,9 @@
 """Tripwire on updates: a few rows of each trained tensor must differ from earlier copies.
 
-The rows with the largest gradients are copied, and compared after some steps. AdamW's first update
-of an element is `lr g / (|g| + eps)`, where g is the clipped gradient. If |g| >= eps, the update is
-at least lr / 2 (https://arxiv.org/abs/1412.6980, section 2.1). An element must change if its dtype
-can represent an update of lr / 2.
+The rows with the largest gradients are copied, and the copies are compared with the weights after
+some steps. AdamW's first update of an element is `lr g / (|g| + eps)`, where g is the clipped
+gradient. If |g| >= eps, the update is at least lr / 2 (https://arxiv.org/abs/1412.6980, section
+2.1). An element must change if its dtype can represent an update of lr / 2.
 """
 
 from __future__ import annotations

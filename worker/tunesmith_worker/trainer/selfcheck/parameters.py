@@ -220,8 +220,9 @@ def check_embeddings(context: CheckContext) -> Outcome:
         findings.append(
             Finding(
                 "embeddings",
-                "config.json ties the head to the embedding, but they are separate tensors.",
-                "Report this: the saved model would differ from the trained one.",
+                "config.json ties the head to the embedding, but head and embedding are "
+                "separate tensors.",
+                "Report the fault: the saved model would differ from the trained one.",
                 category=ErrorCategory.INFRASTRUCTURE,
             )
         )

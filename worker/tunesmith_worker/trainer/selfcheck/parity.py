@@ -55,7 +55,7 @@ FLOOR = 1e-2
 """Minimum of the stock model's 16-bit gradient error. A smaller measured error is replaced by this
 value, because the measured error may be small by chance."""
 
-_PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report this."
+_PATCHES_OFF = "Set recipe.patches='off' to train on the stock modules, and report the fault."
 _ADAPTER_HINT = "Set recipe.patches='off'. If the fault remains, report it with the job's events."
 _SHOWN = 3
 
@@ -110,7 +110,8 @@ def check_fresh_adapter(fresh: ModelRun, base: ModelRun, limit: float) -> Outcom
             _adapter_fault(
                 name,
                 f"a fresh adapter changes the labels' log-probabilities by {change:.1e} "
-                f"(tolerance {limit:.0e}): before the first step it must not change the model.",
+                f"(tolerance {limit:.0e}): the adapter must not change the model before the "
+                "first step.",
             )
         )
     return make_outcome(name, findings, f"equals the base model within {scientific(change, 0)}")
@@ -223,7 +224,7 @@ def compare_16_bits(ours: ModelRun, stock: ModelRun, truth: ModelRun, in_fp32: O
 def _fault(check: str, message: str, param: Literal["packing", "patches"]) -> Finding:
     hint = _PATCHES_OFF
     if param == "packing":
-        hint = "Set recipe.packing=false, or recipe.patches='off', and report this."
+        hint = "Set recipe.packing=false, or recipe.patches='off', and report the fault."
     return Finding(
         check, message, hint, param=f"recipe.{param}", category=ErrorCategory.INFRASTRUCTURE
     )

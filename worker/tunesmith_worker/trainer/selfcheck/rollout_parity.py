@@ -22,8 +22,8 @@ from .model_runs import disabled_adapter
 from .parity import FACTOR, FLOOR, Limits, change
 from .reference_scores import Generated, generate, stock_logits, stock_scores
 
-ENGINE_HINT = "Report this with the job's events: the rollout engine has a fault."
-TRAINER_HINT = "Set recipe.patches='off' to train on the stock modules, and report this."
+ENGINE_HINT = "Report the fault with the job's events: the rollout engine has a fault."
+TRAINER_HINT = "Set recipe.patches='off' to train on the stock modules, and report the fault."
 TEMPERATURES = [round(0.1 * i, 1) for i in range(1, 31)]
 """Temperatures to try when searching for the cause of a fault."""
 

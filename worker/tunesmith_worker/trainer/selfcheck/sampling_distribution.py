@@ -71,11 +71,12 @@ class _Fit:
 
     tokens: int
     wrong_tokens: int
-    """Number of sampled tokens that do not match the random number."""
+    """Number of sampled tokens other than the token that the random number selects."""
     wrong: int
-    """Number of tokens that do not match the random number, or whose log-probability is wrong."""
+    """Number of sampled tokens that are wrong, or whose log-probability is wrong."""
     token_distance: float
-    """Largest distance between a token's interval and its random number."""
+    """Largest distance of a random number from the sampled token's interval of cumulative
+    probability."""
     log_prob_distance: float
     """Largest error of a reported log-probability: absolute below 1 nat, relative above 1 nat."""
     allowed: float
@@ -118,7 +119,7 @@ def _distances(
     row: GeneratedRow, logits: torch.Tensor, sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two tensors [C]: for each token, the distance of the random number from the token's
-    interval, and the error of the log-prob.
+    interval of cumulative probability, and the error of the log-prob.
     """
     probabilities = _probabilities(logits.double(), sampling)
     ids = torch.tensor(row.completion.token_ids, device=logits.device)[:, None]

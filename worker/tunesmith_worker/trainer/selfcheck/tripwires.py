@@ -276,7 +276,7 @@ class RolloutTripwires:
             text = (
                 f"the mean difference between generation and training log-probabilities "
                 f"is {gap:.2g} (healthy: up to {self._gap:g}): rollouts do not use the current "
-                "weights. Try recipe.patches='off', and report this."
+                "weights. Try recipe.patches='off', and report the fault."
             )
             yield "rollout_gap", 1, not gap <= self._gap, text
         equal = now.frac_reward_zero_std

@@ -105,8 +105,8 @@ def check_rewards(recorded: Rewards, again: Rewards, generations: int) -> Iterat
     yield Finding(
         "rewards",
         f"the grader is not deterministic, or rewards belong to other completions: {text}",
-        "If the grader draws random numbers or depends on time, this is expected. Otherwise, "
-        "report this.",
+        "If the grader draws random numbers or depends on time, different rewards are "
+        "expected. If the grader is deterministic, report the fault.",
         level="warn",
         param="method.reinforcement.grader",
     )

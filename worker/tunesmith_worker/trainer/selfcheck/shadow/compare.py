@@ -124,7 +124,7 @@ def check_clipping(norm: float, gradients: Gradients, max_norm: float) -> list[F
 
 
 def differences(run: RunStep, expected: ExpectedStep, tolerance: Tolerance) -> Differences:
-    """Compare loss, norm and clipped gradients."""
+    """Compare the run's loss, gradient norm and clipped gradients with the expected step."""
     factor = 1.0 if run.norm is None else clip_factor(expected.norm, run.max_norm)
     gradient, tensor = _worst(run.gradients, expected, factor, tolerance)
     return Differences(
