@@ -11,7 +11,8 @@ line:
 `speed_ratio`: CPU-seconds of a step, stock TRL / ours; median over the rounds.
 `generation_ratio`: CPU-seconds of generation, stock TRL / ours.
 `memory_ratio`: Peak resident memory minus resident memory before training, ours / stock TRL.
-`lora_over_full`: CPU-seconds of our step: full tuning (one run) / LoRA (the last run).
+`lora_over_full`: CPU-seconds of our step, full tuning / LoRA. Full tuning runs once, and is
+    compared with the LoRA run of the last round.
 `beside_share`: Share of our step's CPU time that is neither generation, nor the forward pass for
     log-probs, nor the backward pass.
 `phases`: CPU-seconds of a step: generate, score (rewards, advantages), forward, backward, other

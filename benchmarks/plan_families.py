@@ -24,8 +24,8 @@ from .service_parts.machine import cpu_model
 
 RESULT = Path(__file__).parent / "results" / "plan_families.json"
 BAR, BAR_BYTES = 0.10, 32 * 2**20
-"""Largest allowed error of a prediction: a share of the measured tensor bytes, or a number of
-bytes. The greater one of the two limits applies."""
+"""Largest allowed error of a prediction: BAR times the measured tensor bytes, or BAR_BYTES if this
+is more."""
 FAMILIES = ("llama", "qwen3", "gemma2", "phi3", "olmo2", "mixtral")
 _SIZES: dict[str, dict[str, int]] = {
     "tiny": {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 128},

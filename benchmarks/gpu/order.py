@@ -1,8 +1,8 @@
 """Order of all cases. The most important cases come first, because a run may end early.
 
-First each part runs once, on the models whose results have a required value. The remaining cases
-run afterwards: tests that need a GPU, profiles, more rounds, the other models and the loss runs of
-`precision`, which take minutes. This module does not import torch.
+First each part runs once, on the models whose results have a required value. Then follow the tests
+that need a GPU, the profiles, further rounds and the other models. The last case trains with each
+precision to compare the losses, and takes minutes. This module does not import torch.
 """
 
 from __future__ import annotations

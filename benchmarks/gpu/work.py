@@ -17,8 +17,9 @@ from .timing import Product
 @dataclass(frozen=True, kw_only=True)
 class Work:
     elements: int = 0
-    """Elements that an operation reads or writes, if the operation reads each input once and writes
-    each result once. Elements that only matrix products read or write are not included."""
+    """Number of elements that an operation reads or writes, if the operation reads each input once
+    and writes each result once. Elements that only matrix products read or write are not
+    included."""
     products: tuple[Product, ...] = ()
     """Matrix products. If an operation has no matrix products, memory bandwidth limits the
     operation."""

@@ -234,8 +234,8 @@ def _add_seen(total: torch.Tensor, part: torch.Tensor, tile: _Tile, alpha: float
 def _probabilities(
     q: torch.Tensor, keys: torch.Tensor, tile: _Tile, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the probabilities [KV, groups * rows, keys] of a tile, its stacked queries, and the
-    derivative of the soft cap (None without a soft cap)."""
+    """Return three tensors for a tile: the attention probabilities [KV, groups * rows, keys], the
+    stacked queries, and the derivative of the soft cap (None without a soft cap)."""
     queries, seen = _stacked(q, tile, shape), len(keys)
     scores = torch.baddbmm(
         queries.new_empty(()), queries, keys.permute(1, 2, 0), beta=0, alpha=shape.scale

@@ -42,7 +42,8 @@ def rope_reference(
 ) -> torch.Tensor:
     """Return the rotated x [T, n, D] as a new tensor.
 
-    The tables are [T, R/2], or [P, R/2] with positions [T]."""
+    Without `positions`, the tables `cos` and `sin` are [T, R/2]. With `positions` [T], the tables
+    are [P, R/2], where P is the number of positions in the tables."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     cos, sin = cos[:, None], sin[:, None]

@@ -73,8 +73,9 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "saturation": {
             "state": "saturated",
-            "text": "GPU is already saturated; more rows would only add memory: a micro-batch of "
-            "4,096 token positions takes 267.0 ms, with a fixed cost of 3.1 ± 4.0 ms",
+            "text": "GPU is already saturated; more rows would only add memory: of the "
+            "267.0 ms of a micro-batch (4,096 token positions), 3.1 ± 4.0 ms do not depend on its "
+            "size",
             "doubling_gain": 0.0058,
         },
         "advice": {

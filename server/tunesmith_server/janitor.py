@@ -120,7 +120,7 @@ class Janitor(threading.Thread):
     def _may_expire_leases(self, session: Session) -> bool:
         """Return True if jobs with expired leases may be taken back. After the process starts or
         the database clock jumps, workers first get one lease duration to renew their leases. On
-        SQLite, the host's clock is the database clock."""
+        SQLite, the database clock is the clock of the host."""
         now = session.execute(select(epoch_now())).scalar_one()
         steady = time.monotonic()  # read after `now`, because that query may wait for other writers
         ahead, lease = now - steady, self._settings.lease_seconds

@@ -68,7 +68,10 @@ def test_adapters_are_listed_newest_first(server: Server, adapter: str) -> None:
 
 def test_the_verdict_of_the_probe_is_json(server: Server, adapter: str) -> None:
     error = server.user.get(f"{adapter}/verification").json()["error"]
-    assert (error["code"], "not read back" in error["message"]) == ("no_report", True)
+    assert (error["code"], "did not load its saved files" in error["message"]) == (
+        "no_report",
+        True,
+    )
     for content, status in ((VERDICT, 200), ({"kind": "lora"}, 404)):
         server.create_job(server.good_file())
         claim = server.worker.claim()

@@ -77,7 +77,8 @@ def chat(
 
 
 def compared_models(client: Client, model: str, against: str | None) -> list[str]:
-    """Return the names of one or two models. Raises an error for a name that does not exist."""
+    """Return the names of the models that answer: `model`, and the model that `against` names.
+    Raises an error for a name that does not exist."""
     first = client.models.retrieve(model)
     if against is None:
         return [model]

@@ -2,7 +2,7 @@
 event once for all its watchers.
 
 A watcher reads the backlog from the database, then follows its job's feed. A watcher that falls
-behind the feed reads the database again until it has caught up.
+behind the feed reads from the database until it has caught up.
 """
 
 from __future__ import annotations

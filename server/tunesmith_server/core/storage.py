@@ -32,8 +32,9 @@ class StorageUnavailable(Exception):
 
 
 class Storage:
-    """Blobs that are named by their sha256 (`ab/abcd...`) and parts named by their id. A finished
-    write survives a power cut. Writing the same content twice is harmless."""
+    """Store for blobs and for the parts of uploads. The name of a blob is its sha256
+    (`ab/abcd...`), the name of a part is its id. A finished write survives a power cut. Writing the
+    same content twice is harmless."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,6 +1,7 @@
-"""The policy: which verb each route needs. A route without a rule is refused.
+"""The policy: which verb each route needs. A verb is a right of an API key, such as read or chat.
+Requests for routes without a rule are refused.
 
-A role or a key allows certain verbs (core/principal.py). In addition, a database session sees only
+Roles and keys allow certain verbs (core/principal.py). In addition, a database session sees only
 rows of the request's project (models/scope.py). A request for an object of another project
 therefore gets 404.
 """

@@ -59,8 +59,8 @@ class Durations:
         return self._usual(job) * self._factor
 
     def remaining(self, job: Running, now: float) -> float:
-        """Return the expected number of seconds until a running job ends. If nothing is known, the
-        value is an assumption."""
+        """Return the expected number of seconds until a running job ends. If `known_remaining`
+        returns None, the value is an assumption."""
         left = self.known_remaining(job, now)
         if left is None:
             left = self._usual(job) * self._factor - (now - job.claimed_at)

@@ -163,7 +163,7 @@ def test_swapped_layers_are_refused_although_bf16_logits_hide_them(
     faults.swap_two_layers(download)
     relabel(download)
     with pytest.raises(
-        ResultMismatch, match=r"the values of 2 of them are stored under another name"
+        ResultMismatch, match=r"the values of 2 of these tensors are stored under other names"
     ):
         verify(download, str(tiny_model))
     forget_record(download)

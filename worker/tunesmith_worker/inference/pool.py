@@ -316,7 +316,7 @@ class ModelPool:
             self._may_take.set()
 
     async def move_to(self, device: Device) -> None:
-        """Answer requests on another device, or wait for a device.
+        """Unload all models, then answer requests on `device` or wait for a free device.
 
         Running answers end with an error.
         """

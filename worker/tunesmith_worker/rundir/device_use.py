@@ -2,7 +2,7 @@
 
 Each process has one JSON file in a folder of its user, and locks the file until the process ends.
 Training has priority: a trainer requests memory from chat before the trainer makes its plan. Chat
-frees unused memory and confirms the request in its own file."""
+then frees unused memory, and writes to chat's file that the trainer's request is fulfilled."""
 
 from __future__ import annotations
 

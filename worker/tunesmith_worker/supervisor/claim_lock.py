@@ -75,7 +75,7 @@ class ClaimRecord:
             log.warning("cannot write the claim record of %s: %s", claim.job_id, error)
 
     def record_outcome(self, outcome: Outcome) -> None:
-        """Write the outcome to the record before it is reported.
+        """Write the outcome to the claim record, before the supervisor reports the outcome.
 
         A success is written as `released`, because the report of a success needs the output files,
         which the record does not contain. If the supervisor dies before it reports the success,

@@ -74,7 +74,7 @@ class ServerRefused(Exception):
 class ContentMissing(ServerRefused):
     """Raised if the store has lost files that a final report names.
 
-    The worker must upload these files again.
+    The worker must upload the lost files again.
     """
 
 

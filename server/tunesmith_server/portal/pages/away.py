@@ -1,9 +1,9 @@
 """Changes of jobs while nobody watched the home page: "while you were away".
 
 A cookie stores the time of the browser's last visit of the home page. While the page shows the
-changes of an absence, the cookie also stores the start of this absence. A sign-out or the end of
-the session does not delete the cookie. Therefore, the page can show on Monday what changed during
-the weekend. A visitor who hides the page counts as absent, because a hidden page sends no requests.
+changes of an absence, the cookie also stores the start of this absence. The cookie remains after a
+sign-out or the end of the session. Therefore, the page can show on Monday what changed during the
+weekend. A visitor who hides the page counts as absent, because a hidden page sends no requests.
 """
 
 from __future__ import annotations

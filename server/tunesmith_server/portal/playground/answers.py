@@ -2,14 +2,14 @@
 
 All answers share one response. Each line of this response is a JSON object that names its column. A
 browser opens at most six connections to a host for all tabs together, and the live stream uses one
-of these connections. With one response per column, one playground would use up to five connections,
-and a second playground would block every tab. With one response, all answers are cancelled together
-when the user clicks Stop, closes the tab or signs out. The browser cannot use the `/v1` routes,
-because its cookie is valid only for the portal. This route and `/v1/chat/completions` both call
-`api.chat.answering`. Therefore, the check of model and parameters, the limits of the key and the
-separation of projects are the same in this route and in `/v1/chat/completions`. For the rate limit,
-each column counts as one request. The rule of `POST /chat/completions` decides who may send
-requests.
+of these connections. If each answer had its own response, four answers and the live stream would
+use five of the six connections. With a second playground, no connection would be free for other
+tabs. With one response, all answers are cancelled together when the user clicks Stop, closes the
+tab or signs out. The browser cannot use the `/v1` routes, because its cookie is valid only for the
+portal. This route and `/v1/chat/completions` both call `api.chat.answering`. Therefore, the check
+of model and parameters, the limits of the key and the separation of projects are the same in this
+route and in `/v1/chat/completions`. For the rate limit, each column counts as one request. The rule
+of `POST /chat/completions` decides who may send requests.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def draw(visit: Visit) -> Response:
         raise NotFound(
             ErrorCode.NOT_FOUND,
             "this job has no curve yet",
-            hint="the curve starts with the first metrics of the job",
+            hint="a job has a curve after its first metrics",
         )
     headers = {**security.HEADERS, **NOT_INDEXED}
     return Response(picture.curve(job.curve), media_type="image/png", headers=headers)

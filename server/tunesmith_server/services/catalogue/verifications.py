@@ -23,8 +23,9 @@ def retrieve(storage: Storage, row: AdapterRow) -> Verification:
     if not files:
         raise NotFound(
             ErrorCode.NO_REPORT,
-            f"adapter {row.id!r} has no verification, because its files were not read back",
-            hint="the trainer reads back the result of a job, not its checkpoints",
+            f"adapter {row.id!r} has no verification: the trainer did not load its saved files "
+            "to compare them",
+            hint="the trainer verifies the result of a job, but not the checkpoints",
         )
     try:
         content = b"".join(storage.stream(files[0].sha256, 0, min(files[0].bytes, _MAX_BYTES)))

@@ -49,7 +49,7 @@ class LayerModes:
         self.set(["keep"] * len(self.layers))
 
     def set(self, modes: Sequence[Mode]) -> None:
-        """Set the mode of each layer, first layer first, and reset the counts."""
+        """Set the mode of each layer, and reset the counts. `modes` starts with the first layer."""
         self.counts = [LayerCounts(mode) for mode in modes]
         layer: Untyped
         for layer, counts in zip(self.layers, self.counts, strict=True):

@@ -4,8 +4,8 @@ In all families, a layer adds the outputs of attention and of an MLP to the resi
 Attention and MLP each have a norm before them, after them or both. A `Family` lists only the
 differences from Llama. To support a new model family, add a row to the table.
 
-In some families, our kernels compute only the attention half, because the MLP has no gate or has
-experts. For a norm other than RMSNorm, the model's own module computes the norm.
+In some families, our kernels compute only a layer's attention, because the layer's MLP has no gate
+or has experts. For a norm other than RMSNorm, the model's own module computes the norm.
 """
 
 from __future__ import annotations

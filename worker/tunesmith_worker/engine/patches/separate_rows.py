@@ -74,8 +74,8 @@ def _depends_on_first(model: Untyped, first: list[int], second: list[int]) -> bo
 
 
 def trial_rows(token_ids: Sequence[int], vocabulary: int) -> tuple[list[int], list[int]]:
-    """Return two rows of different tokens and unequal length. The tokens come from the data if the
-    data has enough different tokens."""
+    """Return two rows of different tokens and unequal length. The tokens come from the data. If the
+    data has only one token, another token is added."""
     ids = list(dict.fromkeys(token_ids))[: 2 * ROW]
     if len(ids) == 1:
         ids.append((ids[0] + 1) % vocabulary)

@@ -4,8 +4,9 @@ Without a CUDA graph, launching the kernels of a step takes longer than running 
 
 A CUDA graph repeats the same kernels at the same memory addresses. The newest tokens and the cached
 lengths change between steps, so a recorded step reads these values from device tensors. A recorded
-step reads the whole cache and masks unused entries. A recording is valid until the cache's version
-changes. The first step of each cache version runs without recording, to compile kernels.
+step reads the whole cache and masks unused entries. When the cache gets new tensors, its version
+number changes, and the recording is no longer valid. The next step then compiles kernels and is not
+recorded. The step after it is recorded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Linear layers of the decoder, optimized for decode steps with few rows.
 
-On a CPU, oneDNN can store a weight in the block layout of its kernels. With 16 rows, a packed layer
-is 1.2 to 1.9 times as fast as torch.nn.functional.linear. torch can convert a weight to this block
-layout ("pack" the weight) only with a private API. In a torch version without this API, the decoder
-uses plain linear layers.
+On a CPU, oneDNN can store a weight in the block layout of its kernels. A weight in this layout is
+called packed. With 16 rows, a linear layer with a packed weight is 1.2 to 1.9 times as fast as
+torch.nn.functional.linear. torch packs weights only through a private API. In a torch version
+without this API, the decoder uses plain linear layers.
 
 Packed weights are moved into huge pages. With normal pages of 4 KiB, address translation takes a
 fifth of the matrix products' time, because a decode step reads all weights and therefore very many

@@ -115,7 +115,7 @@ class Completion:
     0 for greedy tokens."""
     policy_logprobs: list[float]
     """Log-prob of each token in `softmax(logits / temperature)`, without penalties or filters. The
-    loss of the trainer uses the same definition of log-probs. At temperature 0, log-probs are from
+    trainer's loss uses the log-prob of the same distribution. At temperature 0, log-probs are from
     `softmax(logits)`."""
     finish_reason: FinishReason
     stop_reason: int | str | None = None

@@ -61,7 +61,11 @@ def compare_checksums(trained: Mapping[str, str], saved: Mapping[str, str], wher
     raise ResultMismatch(
         f"{where} does not contain the trained values of {len(lost)} of {len(trained)} tensors "
         f"(tolerance: 0): {_some(lost)}"
-        + (f"; the values of {moved} of them are stored under another name" if moved else "")
+        + (
+            f"; the values of {moved} of these tensors are stored under other names"
+            if moved
+            else ""
+        )
     )
 
 

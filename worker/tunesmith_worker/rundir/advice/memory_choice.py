@@ -9,7 +9,8 @@ from pydantic import JsonValue
 from tunesmith_schema import RunReport
 
 NAME = "memory_plan"
-"""Name of the memory planner's choice, set in engine/memory/describe.py."""
+"""Name of the memory planner's choice in the run report; the same name as in
+engine/memory/describe.py."""
 
 
 @dataclass(frozen=True, kw_only=True)

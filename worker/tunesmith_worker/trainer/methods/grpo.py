@@ -236,8 +236,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
 
     def _without_gradient(self, model: Untyped, width: int) -> torch.Tensor | None:
         """Return the reference model's log-probs; return None if TRL requests log-probs of the
-        sampling policy. TRL requests log-probs of the sampling policy if `num_iterations` is above
-        1."""
+        sampling policy. TRL makes this request if `num_iterations` is above 1."""
         if self.ref_model is None:
             is_reference = _adapter_is_disabled(self.accelerator.unwrap_model(self.model))
         else:

@@ -147,8 +147,8 @@ def saturation_of(fit: Fit, *, device: str, waits: float | None) -> Saturation:
     if fixed < 0:  # the fitted fixed cost is negative
         part = f"at most {max(0.0, fixed + 2 * error) * 1e3:.1f} ms"
     words = (
-        f"a micro-batch of {fit.mean_slots:,.0f} token positions takes "
-        f"{fit.mean_seconds * 1e3:.1f} ms, with a fixed cost of {part}"
+        f"of the {fit.mean_seconds * 1e3:.1f} ms of a micro-batch "
+        f"({fit.mean_slots:,.0f} token positions), {part} do not depend on its size"
     )
     if fixed >= fit.mean_seconds:  # larger micro-batches took less time, so the fit is useless
         return Saturation(

@@ -97,10 +97,11 @@ ENGINE_CHECKS = frozenset(
         "rollout_follows_weights",
     }
 )
-"""Checks that another engine may pass, because only the engine can cause their failure.
+"""Checks that fail only because of the engine. After such a failure, another engine may pass the
+check.
 
-`weights_kept` is not in this set: it fails if the engine damaged the model's weights, and another
-engine would use the damaged weights.
+The check `weights_kept` is not in this set. It fails if the engine damaged the model's weights.
+Another engine would then use the same damaged weights.
 """
 
 
