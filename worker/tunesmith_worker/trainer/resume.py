@@ -1,4 +1,4 @@
-"""Selection of the newest valid resume point of this run."""
+"""Selection of the newest valid resume point of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """GPU that this process uses, and the memory that it holds. `rundir.device_use` tells other
-processes the GPU and the bytes."""
+processes which GPU and how much memory this process uses."""
 
 from __future__ import annotations
 

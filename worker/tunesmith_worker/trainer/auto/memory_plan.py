@@ -56,7 +56,7 @@ Untyped = Any  # Any: transformers and TRL are not typed
 _MOST_WORKSPACE = 2.0**20
 """Maximum ratio of measured to predicted bytes of temporary memory.
 
-The ratio is large if a model has a layer that the formula does not describe."""
+The ratio is large if a model has a layer that the memory formula does not describe."""
 
 
 class MemoryPlan:
@@ -254,8 +254,8 @@ class MemoryPlan:
 
     def _smaller_layout(self, option: Option) -> Option:
         """Switch to the layout that needs less memory, if a policy with this layout recomputes less
-        or splits micro-batches less. The saved recomputation takes more time than the faster layout
-        would save.
+        or splits micro-batches less. The recomputation that the smaller layout avoids would take
+        more time than the faster layout saves.
 
         Returns the policy to use, with its prediction."""
         layers = self.planner.shape.layers

@@ -89,8 +89,8 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """Load the scheduler state. A fork also continues at the saved step, but its own recipe defines
-    the learning rates."""
+    """Load the scheduler state. A fork continues at the saved step, but with the learning rates of
+    its own recipe."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:

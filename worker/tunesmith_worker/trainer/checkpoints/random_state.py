@@ -1,7 +1,8 @@
 """States of the random number generators of Python, NumPy and torch.
 
 torch's generators also produce the masks of LoRA dropout. Stochastic rounding has no state, because
-it depends only on seed, step and parameter. The row order depends only on seed and epoch.
+it depends only on seed, step and parameter. The row order is not saved, because it depends only on
+seed and epoch.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
 """Minimum time between two automatic resume points, divided by the time that the last save took. On
-a CPU, the rule applies to CPU-seconds too, because the wall time on a busy host includes the work
-of other programs."""
+a CPU, the time is also measured in CPU-seconds, because the wall time on a busy host includes the
+work of other programs."""
 _ROOM = 0.5
-"""Maximum share of free host memory that a copy of the state may take. If a copy would take more,
-training waits while the state is written without a copy."""
+"""Maximum share of free host memory that a copy of the state may take. If a copy of the state needs
+more memory, training waits while the state is written without a copy."""
 
 
 class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyped

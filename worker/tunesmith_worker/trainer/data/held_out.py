@@ -16,8 +16,8 @@ from tunesmith_worker.rundir.errors import RunError
 def held_out_rows(rows: Sequence[int], share: float, seed: int, name: str) -> frozenset[int]:
     """Choose the rows to keep out of training: a share `share` of the rows, but at least one row.
 
-    Equal arguments give equal rows. `rows`: row numbers. `name`: file name for messages. Raises
-    RunError if no row is left to train on."""
+    The same arguments always give the same rows. `rows`: row numbers. `name`: file name for
+    messages. Raises RunError if no row is left to train on."""
     numbers = sorted(set(rows))
     count = max(1, round(share * len(numbers)))
     if count >= len(numbers):

@@ -34,8 +34,8 @@ _NUMBER_TOO_LONG = "not readable JSON: a number with more than 4,300 digits"
 MAX_EXPANDED = 8 * 2**30
 """Maximum bytes of decoded columns for any file."""
 ALWAYS_ALLOWED = 256 * 2**20
-"""Files that expand to at most this number of bytes are always allowed. RATIO limits larger
-files."""
+"""Files that expand to at most this number of bytes are always allowed. For larger files, RATIO
+limits the decoded size."""
 RATIO = 100
 """Maximum ratio of decoded to stored bytes in files that expand to more than ALWAYS_ALLOWED.
 

@@ -24,7 +24,7 @@ MOST_TEXT = 1000
 
 
 class Evaluator(Protocol):
-    """Evaluation of a supervised or a reinforcement run. The object is created before training."""
+    """Evaluation of a supervised or a reinforcement run, created before training."""
 
     def evaluate(self, models: Sequence[EvaluatedModel], budget: Budget) -> Evaluation: ...
 

@@ -1,6 +1,6 @@
 """Models that are compared after training: base, tuned, best checkpoint and last step.
 
-With LoRA, there is only one model in memory. The base model is the same model with the adapter
+With LoRA, there is only one model in memory: the base model is the tuned model with the adapter
 switched off. The values of a stored adapter temporarily replace the trained values. With full
 tuning, the base model and stored weights are read into a second model if memory allows.
 """

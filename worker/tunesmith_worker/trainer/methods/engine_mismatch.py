@@ -31,7 +31,7 @@ CLIP_MAX = 3.0
 def resolve_mode(
     setting: ImportanceSampling, engine: EngineName, loss_type: LossType, choices: Choices
 ) -> Mode | None:
-    """Return the mode of correction; None: no correction.
+    """Return the mode of importance sampling; None for no importance sampling.
 
     `setting`: `recipe.rollout.importance_sampling`. Raises RunError if the loss does not allow the
     mode."""

@@ -193,7 +193,7 @@ def side_by_side(rows: Sequence[GroupRow], max_tokens: int | None) -> list[Group
     """Build padded micro-batches from rows of similar length, up to `max_tokens` token positions
     each.
 
-    Padding counts as positions. A single row may exceed `max_tokens`."""
+    Padding counts toward `max_tokens`. A single row may exceed `max_tokens`."""
     width = _width(rows)
     numbers = sorted(
         chain.from_iterable(group.members for group in groups_of(rows)),

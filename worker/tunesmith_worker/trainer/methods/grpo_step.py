@@ -50,8 +50,9 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         shared_prompt: bool | Literal["auto"],
         least_parts: int,
     ) -> None:
-        """Call in the constructor. `prompts`: token ids of all prompts. `shared_prompt`: the value
-        of recipe.rollout.shared_prompt. `least_parts`: minimum forward passes per step."""
+        """Call this method in the trainer's constructor. `prompts`: token ids of all prompts.
+        `shared_prompt`: the value of recipe.rollout.shared_prompt. `least_parts`: minimum forward
+        passes per step."""
         self._least_parts = least_parts
         self.plan, self._prompts, self._shared_prompt = plan, prompts, shared_prompt
         self.memory: StepRetry | None = None

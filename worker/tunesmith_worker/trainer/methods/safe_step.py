@@ -46,7 +46,8 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
         return norm
 
     def before_logging(self, logs: dict[str, float]) -> None:
-        """Call first in `log`. Raises RunError for a step whose gradient was not finite."""
+        """Call this method first in `log`. Raises RunError for a step whose gradient was not
+        finite."""
         self.guard.check()
         if self.embedding_rate is not None and "learning_rate" in logs:
             share = self.embedding_rate / self.args.learning_rate  # the schedule scales both rates

@@ -129,7 +129,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     def rerun(self, rows: Batch, step: StepRecord) -> torch.Tensor:
         """Rerun forward and backward on some rows of a step. Return the part of the step's loss
-        that these rows cause."""
+        that comes from `rows`."""
         loss = torch.zeros((), device=self.args.device)
         for batch in self.micro_batches(rows, step.layout):
             inputs_on_device = batch_to_device(batch, self.args.device)
@@ -284,8 +284,8 @@ class _Sums:
         self.values[: len(now)] += now
 
     def pop_means(self) -> dict[str, float]:
-        """Return the mean of each metric over all tokens, and reset the sums. Without tokens,
-        return {}."""
+        """Return the mean of each metric over all tokens, and reset the sums. If no token was
+        counted, return {}."""
         tokens, *sums = self.values.tolist()
         self.values.zero_()
         if not tokens:

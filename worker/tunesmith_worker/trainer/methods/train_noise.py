@@ -48,7 +48,7 @@ def gap_without_noise(
 
     `sampled`: sampling log-probs of all rows, [B, C]. `completion_mask`: mask of all rows, [B, C].
     `score`: function that runs the model's forward pass on rows. NaN if no row is scored. The
-    random state does not change."""
+    measurement leaves the random state unchanged."""
     places = sample_rows(rows)
     if not places:
         return math.nan

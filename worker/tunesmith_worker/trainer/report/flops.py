@@ -82,7 +82,8 @@ class FlopsShape:
     """Attention window of each layer in tokens; None for full attention."""
 
     def flops(self, tokens: int, pairs: float) -> float:
-        """Return the FLOPs of training on these tokens. `pairs`: value of `BatchCounts.pairs`."""
+        """Return the FLOPs of training on `tokens` tokens. `pairs`: value of
+        `BatchCounts.pairs`."""
         weights = 6 * self.base if self.full else 4 * self.base + 6 * self.adapter
         return float(weights) * tokens + 6.0 * self.heads_x_size * pairs
 

@@ -82,7 +82,7 @@ def changing_parameters(units: list[Unit]) -> Iterator[tuple[Unit, torch.nn.Para
 
 
 def first_factors(units: Sequence[Unit]) -> Iterator[tuple[Unit, torch.nn.Parameter]]:
-    """List LoRA's A matrices. An A matrix gets no gradient while its B matrix is 0."""
+    """List LoRA's A matrices. LoRA's A gets no gradient while LoRA's B is 0."""
     for unit in units:
         for name, parameter in unit.parameters.items():
             if ".lora_A." in name or ".lora_embedding_A." in name:

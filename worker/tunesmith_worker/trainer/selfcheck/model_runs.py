@@ -136,7 +136,7 @@ def perturbed_adapter(
 
 @contextmanager
 def zeroed_adapter(model: Untyped) -> Iterator[None]:
-    """Within this block, set LoRA's B to zero. B is zero before the first step."""
+    """Within this block, set LoRA's B to zero, the value before the first step."""
     before = [(p, p.data) for name, p in model.named_parameters() if ".lora_B." in name]
     try:
         for parameter, data in before:

@@ -70,7 +70,7 @@ class Movement:
 
     @torch.no_grad()
     def keep_first_factors(self, units: Sequence[Unit]) -> None:
-        """Copy the current rows of LoRA's A. Call this method when B is not 0."""
+        """Copy the current rows of LoRA's A. Call this method when LoRA's B is not 0."""
         first = {id(parameter): unit for unit, parameter in first_factors(units)}
         self._kept = [kept for kept in self._kept if id(kept.parameter) not in first]
         self._kept += [

@@ -29,8 +29,8 @@ Untyped = Any  # Any: transformers and TRL are not typed
 
 STEPS = (1, 10, 50)
 FIRST_FACTORS = (3, 11)
-"""Steps at which rows of LoRA's A are copied. At step 3, B is not 0, even in a warm-up that starts
-at a rate of 0."""
+"""Steps at which rows of LoRA's A are copied. At step 3, LoRA's B is not 0, even in a warm-up that
+starts at a learning rate of 0."""
 GAP_FAULT = 10
 """The run ends if the gap between sampling and training log-probs exceeds the gap for a warning by
 this factor.
@@ -58,7 +58,7 @@ _EQUAL_REWARDS = (
 
 
 class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]  # untyped
-    """Callback for all runs.
+    """Callback that checks loss, gradients and weight changes in every run.
 
     Resume points contain the state of this callback, so a resumed run does not repeat earlier
     checks.
@@ -131,7 +131,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
 
     def _check_rates(self, step: int, movement: Movement) -> Iterator[Finding]:
         """Yield a finding if the learning rate of parameter groups stays 0. At the first check, the
-        rate may be 0, because a warm-up may start at 0."""
+        learning rate may be 0, because a warm-up may start at 0."""
         groups = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer).param_groups
         still = [i for i in movement.groups_at_rate_zero if not groups[i]["lr"] or step > STEPS[0]]
         if still:

@@ -1,8 +1,8 @@
 """Check that the engine generates from the current weights, including the adapter.
 
-The check changes one trained module of a layer at a time. After each change, the log-probs of
-engine and trainer must change equally. Typical faults are rollouts without the adapter and stale
-copies of weights.
+The check changes one trained module of a layer at a time. Each change must change the log-probs of
+engine and trainer equally. Typical faults are rollouts without the adapter and stale copies of
+weights.
 """
 
 from __future__ import annotations

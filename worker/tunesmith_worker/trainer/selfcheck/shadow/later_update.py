@@ -30,7 +30,7 @@ ELEMENTS = 4096
 UPDATE = 1e-3
 UPDATE_16_BITS = 2e-2
 """Tolerance of a weight's update, relative to the learning rate. The rounding error is added. With
-weights in plain bf16, the moments are rounded to bf16 too."""
+weights in plain bf16, the optimizer's moments are rounded to bf16 too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class LaterUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings.
+        """Yield findings about wrong weight updates.
 
         Call this method after the optimizer step and before the scheduler step.
         """

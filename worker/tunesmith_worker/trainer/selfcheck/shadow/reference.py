@@ -39,8 +39,8 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""Second limit for the reference model's 16-bit log-probs: their distance to the policy must be at
-least NEARER times their distance to the model before training."""
+"""Minimum ratio of two distances of the reference's 16-bit log-probs: from the policy's log-probs,
+and from the log-probs of the model before training."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 

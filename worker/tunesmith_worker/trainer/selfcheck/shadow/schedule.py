@@ -10,7 +10,7 @@ from tunesmith_worker.rundir.plan import Scheduler, TrainPlan
 def learning_rate_at(update: int, plan: TrainPlan) -> float:
     """Return the learning rate of an update, counted from 0.
 
-    During warm-up the rate grows linearly from 0. `constant` ignores the warm-up, as in
+    During warm-up, the learning rate grows linearly from 0. `constant` ignores the warm-up, as in
     transformers."""
     shape = _shape(update, plan.lr_scheduler_type, plan.warmup_steps, plan.total_steps)
     return plan.learning_rate * shape

@@ -94,7 +94,8 @@ class FirstUpdate:
 
     @torch.no_grad()
     def check(self, rates: Callable[[str, torch.nn.Parameter], Rates]) -> Iterator[Finding]:
-        """Yield findings. Call this method after the optimizer step and before the scheduler step.
+        """Yield findings about wrong weight updates. Call this method after the optimizer step and
+        before the scheduler step.
 
         `rates`: function that returns the learning rate and weight decay that the recipe requires
         of a parameter."""
