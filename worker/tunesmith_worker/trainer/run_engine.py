@@ -57,7 +57,8 @@ class RunEngine:
     ) -> None:
         """`save_plan`: function that writes plan.json after a replacement of the engine.
 
-        Raises EngineUnavailable and RolloutDoesNotFit.
+        Raises EngineUnavailable if no allowed engine can be used, and RolloutDoesNotFit if memory
+        is too small.
         """
         self._workload, self._fast_inference, self._tokenizer = workload, fast_inference, tokenizer
         self._choices, self._warn, self._save_plan = choices, warn, save_plan

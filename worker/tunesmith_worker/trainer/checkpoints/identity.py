@@ -1,5 +1,5 @@
-"""Inputs that a resume point depends on, and their comparison with a run's inputs. Imports no
-torch."""
+"""Inputs that a resume point depends on, and their comparison with a run's inputs. This module
+imports no torch."""
 
 from __future__ import annotations
 

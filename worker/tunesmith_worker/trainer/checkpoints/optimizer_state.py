@@ -62,7 +62,8 @@ def restore_optimizer(
     plain: Json,
     tensors: dict[str, torch.Tensor],
 ) -> None:
-    """Load the state. Raises RunError if the optimizer or its parameters differ."""
+    """Load the saved state into the optimizer. Raises RunError if the optimizer or its parameters
+    differ."""
     saved_kind = _RENAMED_KINDS.get(plain["kind"], plain["kind"])
     if kind_of(optimizer) != saved_kind:
         raise _misfit(

@@ -106,8 +106,8 @@ class SavedState:
         self._run_state: Json = self._json(names.RUN_STATE)
 
     def load_weights(self, model: torch.nn.Module) -> None:
-        """Copy weights into the model. Raises RunError if the saved tensors are not the tensors
-        that the run trains."""
+        """Copy the saved weights into the model. Raises RunError if the saved tensors are not the
+        tensors that the run trains."""
         saved, trained = load_file(self._folder / names.TRAINED), trained_parameters(model)
         _check_fit(saved, trained)
         with torch.no_grad():

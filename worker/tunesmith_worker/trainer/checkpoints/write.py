@@ -55,7 +55,8 @@ class ResumePointWriter:
         """Manifest entries of the best weights, whose files do not change."""
 
     def begin(self, step: int, state: ResumeState, plan: str) -> None:
-        """Begin writing. `state` must not change until `finish` returns the result."""
+        """Begin to write a resume point. `state` must not change until `finish` returns the
+        result."""
         assert self._pending is None, "call finish first"
         best = stage_best_weights(self._checkpoints, step)
         self._pending = self._thread.submit(self._write, step, state, plan, best)

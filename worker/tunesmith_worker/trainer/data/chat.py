@@ -91,7 +91,8 @@ class _Template:
         self._tools = list(row.tools) if row.tools else None
 
     def text(self, count: int, *, prompt: bool = False) -> str:
-        """Return the rendered text. `prompt`: True to append the generation prompt."""
+        """Return the first `count` messages as rendered text. `prompt`: True to append the
+        generation prompt."""
         rendered: str = self._tokenizer.apply_chat_template(
             self._messages[:count],
             tools=self._tools,

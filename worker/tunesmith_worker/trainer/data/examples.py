@@ -127,7 +127,7 @@ def tokenize(
     """Return the examples of the rows in order. Each row's examples depend on that row only.
 
     `name`: file name for messages. `vocabulary`: number of the model's embedding rows. Raises
-    RunError.
+    RunError for a row or a token that cannot be used.
     """
     counts = Counts(rows=len(rows))
     examples = list(_examples(rows, tokenizer, plan, name, counts))

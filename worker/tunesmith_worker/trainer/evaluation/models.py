@@ -45,7 +45,7 @@ class EvaluatedModel:
     use: Callable[[], AbstractContextManager[Untyped]]
     """Function that returns a context manager, which yields the model in evaluation mode.
 
-    Raises LeftOut.
+    Raises LeftOut if the model cannot be evaluated.
     """
 
 
@@ -154,7 +154,8 @@ def _stored_adapter(model: Untyped, folder: Path) -> Iterator[Untyped]:
 
 @contextmanager
 def _second_model(model: Untyped, path: str) -> Iterator[Untyped]:
-    """Read weights into a second model with the same device and number format. Raises LeftOut."""
+    """Read weights into a second model with the same device and number format. Raises LeftOut if
+    the model cannot be evaluated."""
     device, dtype = next(model.parameters()).device, model.dtype
     needed = int(_SPARE * sum(p.numel() for p in model.parameters()) * dtype.itemsize)
     free = read_free_memory(device, 0).free

@@ -47,7 +47,8 @@ _ROWS_AT_A_TIME = 64
 
 
 def evaluate(spec: EvaluationSpec, folder: Path) -> Evaluation:
-    """Evaluate the models of `spec`; `folder` has the data file. Raises RunError."""
+    """Evaluate the models of `spec`; `folder` has the data file. Raises RunError if a model cannot
+    be evaluated."""
     device = torch.device("cuda" if find_device().is_gpu else "cpu")
     model = StoredModel(spec.model, device, "model")
     models = [EvaluatedModel(name="model", step=None, use=model.use)]

@@ -41,7 +41,7 @@ class StoredModel:
 
     @property
     def base(self) -> BaseModel:
-        """The base model with its tokenizer. Raises RunError."""
+        """The base model with its tokenizer. Raises RunError if the base model cannot be loaded."""
         return self._load()[0]
 
     @contextmanager

@@ -47,7 +47,7 @@ class _Pass:
 
 def explain_rows(trainer: Untyped, step: StepRecord) -> RunError:
     """Return an error that explains a loss or gradient that is not finite in a supervised step. The
-    model's gradients are cleared."""
+    call clears the model's gradients."""
     with _restored_afterwards(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
         passes = [_rerun(trainer, rows, step) for rows in _each_row(step.rows)]
@@ -254,8 +254,8 @@ def _finite(x: torch.Tensor) -> bool:
 
 
 def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
-    """Return an error that explains a loss or gradient that is not finite in a GRPO step. The
-    model's gradients are cleared."""
+    """Return an error that explains a loss or gradient that is not finite in a GRPO step. The call
+    clears the model's gradients."""
     trainer.model.zero_grad(set_to_none=True)
     weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
     rows = step.rows[ROWS]

@@ -64,7 +64,7 @@ class Fit:
 
 
 class BatchCounts:
-    """Sums over the trained steps."""
+    """Counts of tokens and micro-batches, summed over the trained steps."""
 
     def __init__(self, windows: Iterable[int | None]) -> None:
         """`windows`: attention window of each layer in tokens; None for full attention."""

@@ -51,7 +51,7 @@ class RoundFigures:
 
 
 class RolloutCounts:
-    """Sums over all rounds of generation."""
+    """Measurements of generation, summed over all rounds."""
 
     def __init__(self) -> None:
         self.rounds = self.generated_tokens = 0

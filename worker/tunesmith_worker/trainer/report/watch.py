@@ -50,7 +50,8 @@ class _Counts:
 
 
 class TrainingWatch:
-    """Measures the times of a trainer. Create this object just before training."""
+    """Measures the time that a trainer spends in each phase. Create this object just before
+    training."""
 
     def __init__(
         self,

@@ -44,7 +44,8 @@ class LocalReward:
 
     @classmethod
     def load(cls, text: str) -> LocalReward:
-        """Load `FILE.py:NAME[=WEIGHT]`. Raises RunError."""
+        """Load the reward function `FILE.py:NAME[=WEIGHT]`. Raises RunError if the text is invalid
+        or the file has no such function."""
         place, equals, number = text.partition("=")
         path, colon, name = place.rpartition(":")
         if not colon or not path or not name.isidentifier():
@@ -72,7 +73,8 @@ class LocalReward:
         )
 
     def call(self, arguments: Mapping[str, object]) -> Any:  # Any: the user's result
-        """Call the function; return its result. Raises RunError."""
+        """Call the reward function and return its result. Raises RunError if the function
+        raises."""
         try:
             return self.function(**arguments)
         except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -109,8 +111,7 @@ class LocalReward:
 
     def checked(self, result: Any, count: int) -> list[float | None]:  # Any: the user's result
         """Return the function's rewards: a number or None for each completion. NaN becomes None.
-
-        Raises RunError.
+        Raises RunError for an invalid result.
         """
         try:
             values = list(result)
@@ -142,7 +143,8 @@ class LocalReward:
 
 
 def load_rewards(texts: Sequence[str], method: str) -> tuple[LocalReward, ...]:
-    """Load the functions of all `--reward` options. Raises RunError."""
+    """Load the functions of all `--reward` options. Raises RunError if a function cannot be
+    loaded."""
     if texts and method != "reinforcement":
         raise _invalid(texts[0], f"the run's method is {method}, which has no rewards")
     return tuple(LocalReward.load(text) for text in texts)

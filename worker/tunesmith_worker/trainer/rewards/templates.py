@@ -31,7 +31,7 @@ class GraderInput:
 
     @cached_property
     def output_json(self) -> JsonValue:
-        """The completion parsed as JSON. Raises NoSuchOutput."""
+        """The completion parsed as JSON. Raises NoSuchOutput if the completion is not JSON."""
         return read_json(self.sample.text)
 
 
@@ -94,8 +94,8 @@ class MissingField:
     rows: int
     """Number of rows without the field."""
     explanation: str
-    """End of the error message. For the first row without the field, the text names the missing
-    path and what the row has instead."""
+    """End of the error message: the missing path in the first row without the field, and what the
+    row has instead."""
 
     def __str__(self) -> str:
         return f"the grader reads {{{{{self.field}}}}}, which {self.explanation}"
@@ -149,7 +149,7 @@ def _value(reference: Reference, completion: GraderInput) -> JsonValue:
 
 
 def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
-    """Follow a path. Raises LookupError."""
+    """Follow a path of keys and indices. Raises LookupError if the path does not exist."""
     for step in path:
         match value, step:
             case Mapping(), str():

@@ -1,7 +1,8 @@
 """Runs of the model on a small batch, and context managers that change the model for such runs.
 
-Possible changes are a perturbed or disabled adapter, stock modules, fewer layers, or fp32 weights.
-All changes are undone exactly, by restoring the original memory of each tensor.
+Possible changes of the model are a perturbed or disabled adapter, stock modules, fewer layers, or
+fp32 weights. All changes of the model are undone exactly, by restoring the original memory of each
+tensor.
 """
 
 from __future__ import annotations

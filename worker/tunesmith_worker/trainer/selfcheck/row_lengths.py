@@ -1,5 +1,5 @@
-"""Row lengths in the self-check. The longest row is longer than the model's attention window and
-than two tiles of our attention kernel.
+"""Row lengths in the self-check. The longest checked row is longer than the model's attention
+window and than two tiles of our attention kernel.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class DataOrder:
         self._steps = 0
 
     def add(self, examples: Sequence[Key], epoch: int) -> None:
-        """Count a step. `epoch`: number of the epoch in which the step began."""
+        """Count the examples of a step. `epoch`: number of the epoch in which the step began."""
         self._seen.update(examples)
         self._epochs.add(epoch)
         self._steps += bool(examples)

@@ -29,8 +29,9 @@ ELEMENTS = 4096
 """Maximum number of weights of each tensor that are compared."""
 UPDATE = 1e-3
 UPDATE_16_BITS = 2e-2
-"""Tolerance of a weight's update, relative to the learning rate. The rounding error is added. With
-weights in plain bf16, the optimizer's moments are rounded to bf16 too."""
+"""Tolerance of a weight's update, relative to the learning rate. The rounding error of the weight
+is added to the tolerance. With weights in plain bf16, the optimizer's moments are rounded to bf16
+too."""
 
 
 @dataclass(frozen=True, kw_only=True)

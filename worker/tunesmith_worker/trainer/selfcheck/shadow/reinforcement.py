@@ -53,7 +53,7 @@ class _Part:
     places: frozenset[int]
     """Indices of the compared completions."""
     rows: str
-    """Description of the completions."""
+    """Text about which completions are compared."""
     note: str = ""
 
 

@@ -55,7 +55,7 @@ class _Part:
     batches: Sequence[Sequence[FedRow]]
     """Rows of each compared micro-batch."""
     rows: str
-    """Description of the rows."""
+    """Text about which rows are compared."""
     note: str = ""
 
 

@@ -35,7 +35,8 @@ rows of each tensor are copied."""
 RATE = 1e-6
 """Relative tolerance of the learning rate."""
 UPDATE = 1e-3
-"""Tolerance of a weight's update, relative to the learning rate. The rounding error is added."""
+"""Tolerance of a weight's update, relative to the learning rate. The rounding error of the weight
+is added to the tolerance."""
 _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters without weight decay: biases and norms."""
 
@@ -63,7 +64,7 @@ class _Kept:
 class FirstUpdate:
     @torch.no_grad()
     def __init__(self, model: Untyped, optimizer: torch.optim.Optimizer) -> None:
-        """Copy the weights. Create this object between backward and optimizer step."""
+        """Copy the weights to compare. Create this object between backward and optimizer step."""
         self._optimizer = optimizer
         trained = {
             name: p

@@ -54,7 +54,7 @@ class StepCheck(Protocol):
         """Prepare the comparison with plain torch, before the attempt's first step."""
 
     def compare(self) -> StepReport:
-        """Compare after backward and clipping, before the optimizer step.
+        """Compare loss and gradient after backward and clipping, before the optimizer step.
 
         This method changes no tensor.
         """
