@@ -1,6 +1,6 @@
 """Early stopping (`recipe.early_stopping`) and selection of the best weights (`recipe.keep`).
 
-The evaluations so far are saved as JSON in transformers' TrainerState.
+A summary of the evaluations so far is saved as JSON in transformers' TrainerState.
 """
 
 from __future__ import annotations
