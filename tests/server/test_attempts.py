@@ -110,11 +110,16 @@ def test_a_release_is_not_charged_and_not_held_back(server: Server) -> None:
         assert (job.losses, [one["attempt"] for one in job.failures]) == (1, [1])
 
 
-def test_a_job_whose_cancel_was_asked_for_ends_cancelled(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("code", "category"), [("trainer_killed", "infrastructure"), ("loss_nonfinite", "user")]
+)
+def test_a_job_whose_cancel_was_asked_for_ends_cancelled(
+    server: Server, code: str, category: str
+) -> None:
     job_id = server.create_job(server.good_file())
     claim = server.worker.claim()
     server.user.post(f"/v1/fine_tuning/jobs/{job_id}/cancel")
-    server.worker.report(claim, outcome=failed("trainer_killed"))
+    server.worker.report(claim, outcome=failed(code, category))
     assert server.job(job_id)["status"] == "cancelled"
 
 

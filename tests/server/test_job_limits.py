@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from sqlalchemy import func, select, update
 
-from tunesmith_server.models import ApiKeyRow, EvaluationRow, JobRow, ProjectRow
+from tunesmith_server.models import ApiKeyRow, EvaluationRow, JobRow, ProjectRow, UsageRow
 
 from .actors import Server
 
@@ -78,6 +80,22 @@ def test_claims_at_once_do_not_exceed_the_limit(server: Server) -> None:
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda n: server.worker.claim_reply(f"worker-{n}"), range(8)))
     assert Counter(reply.status_code for reply in replies) == {200: 3, 204: 5}
+
+
+@pytest.mark.parametrize("table", [ProjectRow, ApiKeyRow])
+def test_device_hours_are_those_of_30_days_without_lost_work(server: Server, table: Any) -> None:
+    job_id, today = server.create_job(server.good_file()), int(time.time() // 86_400)
+    set_limits(server, table, max_device_hours=2.0)
+    with server.database.write.begin() as session:
+        job = session.get_one(JobRow, job_id)
+        of_job = {"project_id": job.project_id, "owner": job.owner, "model": job.model}
+        session.add_all(
+            UsageRow(day=today - age, device_seconds=9000.0, lost_seconds=1800.0, **of_job)
+            for age in (28, 30)
+        )
+    assert server.worker.claim_reply().status_code == 204, "2 hours are used"
+    set_limits(server, UsageRow, lost_seconds=1801.0)
+    assert server.worker.claim()["job_id"] == job_id
 
 
 def test_an_idempotent_repeat_is_answered_at_the_limit(server: Server) -> None:

@@ -57,7 +57,9 @@ def test_a_link_shows_the_job_until_it_is_revoked(server: Server, job_id: str) -
 
 def test_wrong_links_answer_alike(server: Server, job_id: str) -> None:
     """A changed secret, another job's id, an unknown job and an expired link differ in nothing."""
-    path, other = made(server.user, job_id)["path"], server.create_job(server.good_file())
+    link, other = made(server.user, job_id), server.create_job(server.good_file())
+    path = link["path"]
+    assert server.user.delete(f"{JOBS}/{other}/links/{link['id']}").status_code == 404
     address, _, secret = path.partition("?link=")
     expired = made(server.user, job_id)
     with server.database.write.begin() as session:

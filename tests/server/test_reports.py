@@ -109,6 +109,16 @@ def test_a_success_whose_content_the_store_has_lost_waits_for_another_upload(
     assert server.job(claim["job_id"])["state"] == "succeeded"
 
 
+def test_a_success_whose_stored_content_has_another_size_is_refused(
+    server: Server, claim: dict[str, Any]
+) -> None:
+    [file] = server.worker.store(claim, {"a.txt": b"abc"})
+    outcome = {"state": "succeeded", "files": [{**file, "bytes": 4}]}
+    reply = server.worker.report_reply(claim, outcome=outcome)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "content_missing")
+    assert server.job(claim["job_id"])["state"] == "running"
+
+
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "released"])
 def test_a_final_report_may_be_repeated(server: Server, claim: dict[str, Any], state: str) -> None:
     files = server.worker.store(claim, {"a.safetensors": b"abc"}) if state == "succeeded" else []

@@ -100,6 +100,12 @@ def test_rows_end_to_end_are_what_trl_collates() -> None:
     assert_equal(batch, FREE(examples))
 
 
+def test_the_first_token_of_each_row_is_no_label() -> None:
+    pack = {"input_ids": [3, 4, 5, 6], "labels": [3, 4, 5, 6], "seq_lengths": [1, 3]}
+    step = collate([{"input_ids": [7, 8], "labels": [7, 8]}, pack])
+    assert step["labels"].tolist() == [[-100, 8, -100, -100, 5, 6]]
+
+
 def test_packs_are_what_trl_collates() -> None:
     examples = examples_of([3, 5, 1], [9])
     (batch,) = split(collate(examples), Layout(kind="padding_free", rows=2), pad_token_id=0)

@@ -8,6 +8,7 @@ import torch
 from tunesmith_worker.trainer.methods.groups import (
     GroupBatch,
     GroupLayout,
+    GroupOrder,
     GroupRow,
     GroupSizes,
     choose_layout,
@@ -36,6 +37,22 @@ def test_rows_without_a_score_are_in_no_group() -> None:
     rows = [GroupRow(A, ()), GroupRow(A, (1,), skip=True), GroupRow(A, (1,))]
     assert [one.members for one in groups_of(rows)] == [(2,)]
     assert groups_of(rows[:2]) == []
+
+
+def test_each_epoch_has_its_own_order_and_each_attempt_the_same() -> None:
+    def order_of(epoch: int, seed: int = 3) -> list[int]:
+        order = GroupOrder(9, prompts_per_step=2, num_generations=3, num_iterations=2, seed=seed)
+        order.set_epoch(epoch)
+        assert len(list(order)) == len(order) == 4 * 2 * 3 * 2
+        return list(order)
+
+    first = order_of(0)
+    assert first == order_of(0)
+    assert first not in (order_of(1), order_of(0, seed=4))
+    for start in range(0, len(first), 12):
+        step, again = first[start : start + 6], first[start + 6 : start + 12]
+        assert step == again == [step[0]] * 3 + [step[3]] * 3
+    assert len(set(first)) == 8, "a prompt belongs to one step, and the last step is incomplete"
 
 
 def test_an_empty_prompt_is_refused() -> None:
