@@ -110,6 +110,23 @@ def test_curves_have_a_common_axis(
     assert float(rows[4][2]) == pytest.approx(last[0], rel=1e-3)
 
 
+def test_results_and_settings_are_tables_for_spreadsheets(server: Server, pair: list[str]) -> None:
+    browser = signed_in(server)
+    links = [
+        item.attributes.get("href", "") for item in Document(browser.page(address(*pair))).all("a")
+    ]
+    parts = {}
+    for part in ("results", "settings"):
+        [link] = [link for link in links if f"/{part}.csv" in link]
+        parts[part] = list(csv.reader(io.StringIO(browser.get(link).text)))
+    header, first, second = parts["results"]
+    assert header[:5] == ["job", "name", "state", "step", "metric"]
+    assert [row[0] for row in (first, second)] == pair
+    assert sorted(row[-1] == "0.0" for row in (first, second)) == [False, True]
+    assert parts["settings"][0] == ["setting", *pair]
+    assert ["lora.r", "8", "16"] in parts["settings"]
+
+
 def test_curves_are_compressed(server: Server) -> None:
     losses = [2.0 + step % 7 / 100 for step in range(400)]
     jobs = [trained(server, losses, seed=seed) for seed in (1, 2)]

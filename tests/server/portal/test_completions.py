@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import time
 from typing import Any
 
@@ -103,6 +105,24 @@ def test_filters_select(
     server: Server, job_id: str, query: dict[str, object], expected: list[str]
 ) -> None:
     assert texts(signed_in(server), address(job_id, **query)) == expected
+
+
+def test_shown_completions_are_a_table_for_spreadsheets(server: Server, job_id: str) -> None:
+    browser = signed_in(server)
+    for query, expected in (
+        ({"step": 2, "reward_gt": "0.5"}, ["step 2, place 3"]),
+        ({"all": 1, "q": "PLACE+1"}, ["step 5, place 1", "step 2, place 1"]),
+        ({"row": 2}, ["step 2, place 2", "step 2, place 3", "step 5, place 1"]),
+    ):
+        page = check_page(browser.page(address(job_id, **query)))
+        [link] = [
+            item.attributes["href"]
+            for item in page.all("a")
+            if "completions.csv" in item.attributes["href"]
+        ]
+        rows = list(csv.DictReader(io.StringIO(browser.get(link).text)))
+        assert [row["completion"] for row in rows] == expected
+        assert {"step", "reward", "score_right", "prompt"} <= rows[0].keys()
 
 
 def test_one_prompt_is_followed_across_steps(server: Server) -> None:

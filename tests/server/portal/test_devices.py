@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import time
 
@@ -59,6 +61,21 @@ def test_a_running_job_has_its_new_name_and_its_owner(server: Server) -> None:
     assert all("after" in page and "before" not in page for page in (home, workers, screen))
     assert f"after {owner}" in workers
     assert f"{owner}, on " in screen
+
+
+def test_devices_and_the_queue_are_tables_for_spreadsheets(server: Server) -> None:
+    file_id = server.good_file()
+    first, second = [server.create_job(file_id, suffix=name) for name in ("=runs", "waits")]
+    server.worker.claim()
+    browser = signed_in(server)
+    [device] = csv.DictReader(io.StringIO(browser.get("/portal/workers.csv").text))
+    assert (device["worker"], device["state"]) == (server.worker.name, "busy")
+    assert (device["job"], device["name"]) == (first, "'=runs")
+    [waiting] = csv.DictReader(io.StringIO(browser.get("/portal/workers/queue.csv").text))
+    assert (waiting["place"], waiting["job"], waiting["name"]) == ("1", second, "waits")
+    assert "is busy" in waiting["reason"]
+    links = [item.attributes["href"] for item in check_page(browser.page(PAGES[1])).all("a")]
+    assert {"/portal/workers.csv", "/portal/workers/queue.csv"} <= set(links)
 
 
 def test_home_names_failed_and_paused_jobs_with_the_reason(server: Server) -> None:

@@ -46,6 +46,8 @@ def test_models_are_grouped_and_filtered_by_the_address(server: Server) -> None:
     assert listed(browser.page("/portal/models?base=tiny-llama")) == [full, lora]
     assert listed(browser.page("/portal/models?kind=lora")) == [lora]
     assert listed(browser.page("/portal/models?q=TWO")) == [full]
+    table = browser.get("/portal/models.csv?base=tiny-llama").text.splitlines()
+    assert [line.partition(",")[0] for line in table] == ["id", full, lora]
     assert "No model matches" in browser.page("/portal/models?q=none")
     assert browser.get("/portal/models?after=nobody").status_code == 400
 

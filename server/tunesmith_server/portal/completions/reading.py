@@ -99,6 +99,12 @@ class Completions:
     """Cursor of the next page; empty if there is no next page."""
 
     @property
+    def every(self) -> list[Sample]:
+        """Return the completions of all shown prompts."""
+        groups = [*self.groups, *(moment.group for moment in self.moments)]
+        return [sample for group in groups for sample in group.samples]
+
+    @property
     def graders(self) -> list[str]:
         """Return the names of the graders' scores."""
         every = [*(sample for group in self.groups for sample in group.samples), *self.found]

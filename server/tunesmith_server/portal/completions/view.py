@@ -67,9 +67,10 @@ class CompletionsView:
     def is_filtered(self) -> bool:
         return not self.filters.is_empty()
 
-    def address(self, **changes: str) -> str:
+    def address(self, part: str = "", **changes: str) -> str:
         """Return the address of this view with some of its parameters changed. Any change closes
-        the open completion and shows the first page of the list."""
+        the open completion and shows the first page of the list. `part`: text appended to the path
+        of the page."""
         values = {
             "step": "" if self.step is None else str(self.step), "reward_lt": self.reward_lt,
             "reward_gt": self.reward_gt, "finish_reason": self.ending,
@@ -78,7 +79,7 @@ class CompletionsView:
             "place": str(self.place or ""), "after": "", "sample": "", **changes,
         }  # fmt: skip
         query = urlencode({name: value for name, value in values.items() if value})
-        return f"{self.path}?{query}" if query else self.path
+        return f"{self.path}{part}?{query}" if query else f"{self.path}{part}"
 
 
 def view_of(visit: Visit) -> CompletionsView:

@@ -15,6 +15,8 @@ from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.comparing import curves, prompts, tables
 from tunesmith_server.portal.comparing.view import AXES, MOST, CompareView, view_of
 from tunesmith_server.portal.job import charts, packed
+from tunesmith_server.portal.tables import Cell
+from tunesmith_server.portal.tables import as_csv as table
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.results.curves import MAX_POINTS
 from tunesmith_server.services.training import comparison, jobs
@@ -23,6 +25,9 @@ _ROUTE = "GET /fine_tuning/compare"
 _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
 _POINTS = 500
 """Number of points of a curve, more than a chart with eight curves can show."""
+_RESULTS = (
+    "job", "name", "state", "step", "metric", "last", "best", "best_step", "from_the_best_job",
+)  # fmt: skip
 _KEYS = (
     ("1 2 3", "Show or hide a job"), ("s", "Smooth the curves"), ("l", "Logarithmic scale"),
 )  # fmt: skip
@@ -86,6 +91,25 @@ def as_csv(visit: Visit) -> Response:
     return Response(content.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
+def results_table(visit: Visit) -> Response:
+    """Return the last and best values as CSV, with a row for each job and metric."""
+    found = _compare(visit, view_of(visit), charts.POINTS)
+    rows: list[list[Cell]] = [
+        [job.id, tables.name_of(job), job.state, job.step, metric, result.last, result.best,
+         result.best_step, result.difference]
+        for metric, results in tables.results(found).items()
+        for job, result in zip(found.jobs, results, strict=True)
+    ]  # fmt: skip
+    return table("compare-results", _RESULTS, rows)
+
+
+def settings_table(visit: Visit) -> Response:
+    """Return the settings that differ as CSV, with a column for each job."""
+    found = _compare(visit, view_of(visit), charts.POINTS)
+    rows = ([item.name, *item.texts] for item in tables.settings(found))
+    return table("compare-settings", ["setting", *(job.id for job in found.jobs)], rows)
+
+
 def completions(visit: Visit) -> Response:
     """Show the completions of one prompt, with one column per job."""
     view = view_of(visit)
@@ -134,5 +158,7 @@ PAGES = [
     Page(path="/portal/compare/parts", show=parts, needs=_NEEDS),
     Page(path="/portal/compare/curves", show=as_json, needs=(_ROUTE,)),
     Page(path="/portal/compare/curves.csv", show=as_csv, needs=(_ROUTE,)),
+    Page(path="/portal/compare/results.csv", show=results_table, needs=(_ROUTE,)),
+    Page(path="/portal/compare/settings.csv", show=settings_table, needs=(_ROUTE,)),
     Page(path="/portal/compare/completions", show=completions, needs=(_SAMPLES,), is_bulk=True),
 ]

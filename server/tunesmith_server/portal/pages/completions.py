@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from urllib.parse import urlencode
 
 from starlette.responses import Response
@@ -9,12 +10,14 @@ from starlette.responses import Response
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.completions import drawing, grading, reading
 from tunesmith_server.portal.completions.view import ENDINGS, CompletionsView, view_of
+from tunesmith_server.portal.tables import Cell, as_csv
 from tunesmith_server.portal.visit import Page, Visit
 
 _SAMPLES = "GET /fine_tuning/jobs/{job_id}/samples"
 _ROWS = "GET /files/{file_id}/rows"
 _NEEDS = (_SAMPLES, f"{_SAMPLES}/steps", _ROWS)
 _PART_GROUPS = 3
+_CSV = ("id", "step", "group", "row", "reward", "advantage", "tokens", "end")
 _KEYS = (("/", "Search"), ("[ ]", "Earlier or later step"), ("a", "First prompt across steps"))
 
 
@@ -38,13 +41,27 @@ def part(visit: Visit) -> Response:
     return _page(visit, "completions/_part.html", view, found)
 
 
+def table(visit: Visit) -> Response:
+    """Return the completions that the page shows, whole, as CSV."""
+    view = replace(view_of(visit), sample="")
+    found = reading.read(visit.session, visit.state.storage, view)
+    every = [*found.every, *found.found]
+    graders = sorted({name for sample in every for name in sample.scores})
+    header = (*_CSV, *(f"score_{name}" for name in graders), "prompt", "completion")
+    rows: list[list[Cell]] = [
+        [sample.id, sample.step, sample.group, sample.row, sample.reward, sample.advantage,
+         sample.completion_tokens, sample.finish_reason,
+         *(sample.scores.get(name) for name in graders), sample.prompt, sample.completion]
+        for sample in every
+    ]  # fmt: skip
+    return as_csv(f"{view.job_id}-completions", header, rows)
+
+
 def _page(
     visit: Visit, template: str, view: CompletionsView, found: reading.Completions
 ) -> Response:
     job = found.job
-    every = [sample for group in found.groups for sample in group.samples]
-    every += [sample for moment in found.moments for sample in moment.group.samples]
-    low, high = drawing.ends(every)
+    low, high = drawing.ends(found.every)
     method = job.method if isinstance(job.method, dict) else None
     return visit.show(
         template,
@@ -97,4 +114,5 @@ def _calls(view: CompletionsView, found: reading.Completions) -> list[Call]:
 PAGES = [
     Page(path="/portal/jobs/{job_id}/completions", show=show, needs=_NEEDS),
     Page(path="/portal/jobs/{job_id}/completions/part", show=part, needs=_NEEDS[:2]),
+    Page(path="/portal/jobs/{job_id}/completions.csv", show=table, needs=_NEEDS[:2]),
 ]

@@ -13,7 +13,7 @@ from tunesmith_schema import ErrorCode, FileObject, FilePurpose, MethodName
 from tunesmith_server.api.files import store_upload
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.portal.calls import Call
-from tunesmith_server.portal.data.tables import Cell, as_csv
+from tunesmith_server.portal.tables import Cell, as_csv
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.data import files
 from tunesmith_server.services.pages import PageBuilder

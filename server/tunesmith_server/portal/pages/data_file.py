@@ -17,7 +17,7 @@ from tunesmith_server.portal import security
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.data import conversation, figures
 from tunesmith_server.portal.data.conversation import Conversation
-from tunesmith_server.portal.data.tables import Cell, as_csv
+from tunesmith_server.portal.tables import Cell, as_csv
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.data import file_rows, file_stats, file_uses, files
 

@@ -11,12 +11,15 @@ from starlette.responses import Response
 
 from tunesmith_schema import Model
 from tunesmith_server.portal.calls import Call
+from tunesmith_server.portal.tables import as_csv
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.catalogue import model_list
 from tunesmith_server.services.catalogue.base_models import CHECKPOINT_MARK
 from tunesmith_server.services.catalogue.model_list import ModelFilters
 
 _ROWS = 50
+_CSV_ROWS = 1000
+_CSV = ("id", "base_model", "kind", "step", "bytes", "context_length", "job", "created_at")
 _MOST_BASES = 200
 """Maximum number of base models on the page."""
 _MAX_TEXT = 200
@@ -65,14 +68,15 @@ class Choice:
     def is_filtered(self) -> bool:
         return bool(self.text or self.base or self.kind or self.has_checkpoints)
 
-    def address(self, **changes: str) -> str:
-        """Return the address of the list with these filters changed."""
+    def address(self, part: str = "", **changes: str) -> str:
+        """Return the address of the list with these filters changed. `part`: text appended to the
+        path of the page."""
         values = {
             "q": self.text, "base": self.base, "kind": self.kind,
             "checkpoints": "1" if self.has_checkpoints else "", "after": "", **changes,
         }  # fmt: skip
         query = urlencode({name: value for name, value in values.items() if value})
-        return f"{_HERE}?{query}" if query else _HERE
+        return f"{_HERE}{part}?{query}" if query else f"{_HERE}{part}"
 
     def filters(self) -> ModelFilters:
         return ModelFilters(
@@ -85,13 +89,7 @@ class Choice:
 
 def show(visit: Visit) -> Response:
     """Show the list; show only its models if a filter changed."""
-    choice = Choice(
-        text=visit.query("q").strip()[:_MAX_TEXT],
-        base=visit.query("base")[:512],
-        kind=visit.query("kind"),
-        has_checkpoints=visit.query("checkpoints") == "1",
-        after=visit.query("after")[:255],
-    )
+    choice = _choice_of(visit)
     bases, _ = _list(visit, ModelFilters(kind="base"), limit=_MOST_BASES)
     found, has_more = _list(visit, choice.filters(), limit=_ROWS, after=choice.after or None)
     return visit.show(
@@ -105,6 +103,29 @@ def show(visit: Visit) -> Response:
         here=choice.address(after=choice.after),
         calls=[_call(choice)],
         page_keys=(("/", "Search"), ("j k", "Next or previous model"), ("o", "Open the model")),
+    )
+
+
+def table(visit: Visit) -> Response:
+    """Return the tuned models that pass the filters, at most 1,000, as CSV."""
+    found, _ = _list(visit, _choice_of(visit).filters(), limit=_CSV_ROWS)
+    rows = (
+        [
+            model.id, model.base_model, ModelLine(model=model).kind, model.step, model.bytes,
+            model.context_length, model.job_id, model.created,
+        ]
+        for model in found
+    )  # fmt: skip
+    return as_csv("models", _CSV, rows)
+
+
+def _choice_of(visit: Visit) -> Choice:
+    return Choice(
+        text=visit.query("q").strip()[:_MAX_TEXT],
+        base=visit.query("base")[:512],
+        kind=visit.query("kind"),
+        has_checkpoints=visit.query("checkpoints") == "1",
+        after=visit.query("after")[:255],
     )
 
 
@@ -153,4 +174,7 @@ def _call(choice: Choice) -> Call:
     )
 
 
-PAGES = [Page(path=_HERE, show=show, needs=("GET /models",))]
+PAGES = [
+    Page(path=_HERE, show=show, needs=("GET /models",)),
+    Page(path=f"{_HERE}.csv", show=table, needs=("GET /models",)),
+]
