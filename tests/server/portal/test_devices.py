@@ -78,6 +78,15 @@ def test_devices_and_the_queue_are_tables_for_spreadsheets(server: Server) -> No
     assert {"/portal/workers.csv", "/portal/workers/queue.csv"} <= set(links)
 
 
+def test_settings_show_the_versions_of_the_workers(server: Server) -> None:
+    browser = signed_in(server)
+    assert "Workersnone in the last day" in _text(browser, "/portal/settings")
+    for name, version in (("one", "0.1.0"), ("two", "0.1.0"), ("three", "<b>0.0.9")):
+        assert server.worker.hello(name, version=version).status_code == 200
+    shown = _text(browser, "/portal/settings")
+    assert "Workers2 with version 0.1.0, 1 with version <b>0.0.9" in shown
+
+
 def test_home_names_failed_and_paused_jobs_with_the_reason(server: Server) -> None:
     job_ids = [server.create_job(server.good_file(), suffix=name) for name in ("broke", "sleeps")]
     error = {"category": "user", "code": "recipe_invalid", "message": "the rate is <b>0</b>"}

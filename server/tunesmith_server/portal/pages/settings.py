@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from tunesmith_schema import DisplaySessionCreate
 from tunesmith_schema.versions import installed_version
 from tunesmith_server.identity import me, portal_sessions, project_keys
+from tunesmith_server.portal import devices
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
 
@@ -39,14 +42,23 @@ def _page(visit: Visit, *, link: str = "", problem: str = "", status: int = 200)
         link=link,
         problem=problem,
         version=installed_version("tunesmith"),
+        versions=_versions(visit),
         calls=_calls(principal.project_id, may_manage),
     )
+
+
+def _versions(visit: Visit) -> list[tuple[int, str]]:
+    """Return the versions of the workers, each with the number of workers that have it."""
+    lanes = devices.read(visit, waiting=0).lanes
+    found = Counter(lane.worker.version or "unknown" for lane in lanes)
+    return [(number, name) for name, number in found.most_common()]
 
 
 def _calls(project_id: str, may_manage: bool) -> list[Call]:
     calls = [
         Call(path="/v1/me", sdk="client.me()", cli="tunesmith whoami"),
         Call(path="/v1/sessions", sdk="client.sessions.list()", cli="tunesmith sessions list"),
+        Call(path="/v1/workers", sdk="client.workers.list()", cli="tunesmith worker list"),
     ]
     if may_manage:
         keys = Call(
@@ -79,7 +91,7 @@ def revoke_key(visit: Visit) -> Response:
 
 
 PAGES = [
-    Page(path=_HERE, show=show, needs=("GET /me", "GET /sessions")),
+    Page(path=_HERE, show=show, needs=("GET /me", "GET /sessions", *devices.NEEDS)),
     Page(path=f"{_HERE}/displays", method="POST", show=create_display, needs=("POST /sessions",)),
     Page(
         path=f"{_HERE}/sessions/{{session_id}}/end",
