@@ -21,6 +21,8 @@ from .seeding import Large, fill_large
 from .service import Service, new_settings, serving
 
 START_SECONDS = 60.0
+_CPU_CLOCK = 2
+"""Kind of a process's clock in the number that Linux gives it (`CPUCLOCK_SCHED`)."""
 
 
 class ApiProcess:
@@ -72,11 +74,8 @@ class ApiProcess:
             self._process.wait()
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all threads, exact to the nanosecond."""
-        total = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-        return total / 1e9
+        """Return the CPU time of all threads, including ended ones, exact to the nanosecond."""
+        return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK)
 
     def _answers(self) -> bool:
         try:
