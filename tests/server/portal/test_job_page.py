@@ -304,7 +304,7 @@ def test_curves_and_files_can_be_downloaded_and_are_in_the_audit_log(server: Ser
     server.worker.succeed(claim)
     browser = signed_in(server)
     columns = browser.get(path(job_id, "/curves?names=train_loss&from=2")).json()
-    assert columns["curves"]["train_loss"] == {"by": [2, 1], "values": [1, 0.6667]}
+    assert columns["curves"]["train_loss"] == {"by": [2, 1], "values": [1, 0.66667]}
     table = browser.get(path(job_id, "/curves.csv?names=train_loss,grad_norm")).text
     assert table.splitlines()[:2] == ["step,grad_norm,train_loss", "1,0.5,2.0"]
     document = check_page(browser.page(path(job_id)))

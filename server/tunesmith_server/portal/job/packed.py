@@ -44,17 +44,18 @@ def _steps(steps: Sequence[float]) -> dict[str, Any]:  # Any: JSON
     return {"by": [int(step - before) for step, before in zip(steps, [0, *steps], strict=False)]}
 
 
-def _values(values: Sequence[float | None]) -> list[float | None]:
+def _values(values: Sequence[float | None]) -> Sequence[float | None]:
+    """Return the values with as many significant figures as their chart can show, but at least 4.
+    The values of a curve have at most 6."""
     known = [value for value in values if value is not None]
     span = max(known) - min(known) if known else 0.0
-    decimals = math.ceil(math.log10(_LEVELS / span)) if 0 < span < math.inf else _MAX_DIGITS
-    return [value if value is None else _short(value, decimals) for value in values]
-
-
-def _short(value: float, decimals: int) -> float:
-    """Return the value with `decimals` decimals, but with at least 4 and at most 6 significant
-    figures."""
-    whole = math.floor(math.log10(abs(value))) + 1 if value else 0
-    digits = min(_MAX_DIGITS, max(_MIN_DIGITS, whole, whole + decimals))
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short.is_integer() else short
+    if not 0 < span < math.inf:
+        return values
+    whole = math.floor(math.log10(max(abs(max(known)), abs(min(known))))) + 1
+    decimals = math.ceil(math.log10(_LEVELS / span))
+    digits = max(_MIN_DIGITS, whole, whole + decimals)
+    if digits >= _MAX_DIGITS:
+        return values
+    form = f"%.{digits}g"
+    short = (value if value is None else float(form % value) for value in values)
+    return [int(value) if value is not None and value.is_integer() else value for value in short]
