@@ -83,7 +83,8 @@ def main() -> int:
 
 
 def one_run(seed: int, steps: int, side: Side, *, stock: bool) -> Run:
-    """Run our job and measure pass@1 of its adapter. If `stock`, also train with stock TRL."""
+    """Run our job and measure pass@1 of its adapter. If `stock` is True, also train with stock
+    TRL."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-benchmark-") as folder:
         run = job(Path(folder), seed, steps, side)
         run["after"] = measured(Path(folder) / "adapter")

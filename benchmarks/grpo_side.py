@@ -156,7 +156,7 @@ def run_ours(
     task: Task, folder: Path, prepared: Callable[[Prepare, Untyped, Untyped], Untyped]
 ) -> None:
     """Train with the code of `tunesmith run`. `prepared` is called in place of the trainer's
-    `prepare_reinforcement`. Its first argument is a function `prepare`, which calls the original
+    `prepare_reinforcement`. The first argument of `prepared` is a function that calls the original
     `prepare_reinforcement` and then forces the completion lengths. Raises RuntimeError if the run
     fails."""
     from tunesmith_worker.rundir.process import keep_freed_memory

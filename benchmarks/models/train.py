@@ -100,7 +100,7 @@ def train_stock(
     adapter with the configuration for this training; None means full tuning.
 
     With `own_logits`, torch's cross entropy computes the loss from the logits of the model's own
-    forward pass. Otherwise TRL's fused head computes the loss."""
+    forward pass. Without `own_logits`, TRL's fused head computes the loss."""
     transformers.set_seed(SEED)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if adapter is not None:

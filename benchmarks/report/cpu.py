@@ -78,7 +78,7 @@ def service(results: list[Result]) -> str:
     """Write the section on the service.
 
     The time to the first step is from the newest run that measured this time. All other results are
-    from the first run in the list that measured all of them.
+    from the newest run that measured all of them.
     """
     row = next(row for row in results if all(part in row for part in SERVED))
     create, upload, sse = row["create"], row["upload"], row["sse"]

@@ -94,7 +94,7 @@ def _by_vllm(results: list[Result]) -> str:
     head = ("engine", "seed", f"after {results[0]['steps']} steps", "CPU-seconds", "date")
     return (
         "The same job with vLLM (CPU build), which runs in the trainer's process or as a server "
-        "(`--engine vllm`; `grpo_learns_vllm.json`). CPU-seconds do not include the server.\n\n"
+        "(`--engine vllm`; `grpo_learns_vllm.json`). CPU-seconds exclude vLLM's server.\n\n"
         + table(head, rows)
     )
 

@@ -97,8 +97,8 @@ def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> 
 def _server_process(database: Database) -> int | None:
     """Return the process id of the PostgreSQL server for the pool's only connection.
 
-    The query adds a read transaction between two claims. This does not distort the measurement,
-    because the service also reads the database between claims.
+    The query adds a read transaction between two claims. This transaction does not distort the
+    measurement, because the service also reads the database between claims.
     """
     if database.engine.dialect.name != "postgresql":
         return None

@@ -65,10 +65,10 @@ def rope_(
 
     In memory, there may be gaps between rows and between heads.
 
-    The tables `cos` and `sin` are [T, R/2], or [P, R/2] with positions [T] int64. If `inverse` is
-    True, the angles are negated: this rotates gradients back. Autograd does not record this
-    rotation. Raises ValueError for wrong shapes. A position outside the table raises IndexError on
-    a CPU; Triton does not check positions.
+    Without `positions`, the tables `cos` and `sin` are [T, R/2]. With `positions` [T] int64, the
+    tables are [P, R/2]. If `inverse` is True, the angles are negated: this rotates gradients back.
+    Autograd does not record this rotation. Raises ValueError for wrong shapes. A position outside
+    the table raises IndexError on a CPU; Triton does not check positions.
     """
     _check(x, cos, sin, positions)
     if x.stride(-1) != 1 and x.shape[-1] != 1:

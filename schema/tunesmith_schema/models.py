@@ -111,7 +111,7 @@ class Adapter(Response):
     files: list[StoredFile]
     """Files of the adapter. Download: `/v1/adapters/{id}/content/{name}`."""
     verified: bool | None = None
-    """True if the trainer read the files back and the files were equal to the model in memory. None
-    if the files were not read back, for example the files of a checkpoint."""
+    """True if the trainer loaded the saved files and they were equal to the model in memory. None
+    if the trainer did not load the files, for example the files of a checkpoint."""
     verification_sha256: str | None = None
     """SHA-256 of verification.json, which has the checksums of all other files."""

@@ -139,8 +139,8 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "bound": {
             "by": "generation",
-            "text": "generating completions: 249.2 of 400.0 s, more than any other part: 12,800 "
-            "completions, 320 tokens each at 16,650 tokens/s",
+            "text": "generating completions: 249.2 of 400.0 s, more than any other part (12,800 "
+            "completions, 320 tokens each at 16,650 tokens/s)",
         },
         "saturation": {
             "state": "not_measured",

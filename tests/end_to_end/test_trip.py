@@ -67,7 +67,7 @@ def test_four_calls_go_from_a_file_to_an_adapter_that_is_what_was_trained(
     program = ("-m", "tunesmith.cli", "adapters", "verify", folder, "--base", model_dir / "tiny")
     verified = subprocess.run([sys.executable, *program], capture_output=True, text=True)
     assert verified.returncode == 0, verified.stderr
-    assert verified.stdout.startswith("verified: read back from disk")
+    assert verified.stdout.startswith("verified: the logits of the model loaded")
     losses = [p.values["train_loss"] for p in job.metrics() if "train_loss" in p.values]
     assert len(losses) == 40
     first, last = losses[0], losses[-1]

@@ -1,7 +1,7 @@
 """`tunesmith worker list|drain|undrain`: commands for all workers of the service, through the API.
 
-server_and_worker.py has the commands for this host: `tunesmith worker` starts a worker, and
-`tunesmith worker drain` without a name drains the workers of this host.
+The module server_and_worker.py has the commands for this host: `tunesmith worker` starts a worker,
+and `tunesmith worker drain` without a name drains the workers of this host.
 """
 
 from __future__ import annotations

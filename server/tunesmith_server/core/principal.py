@@ -15,7 +15,7 @@ VERBS: dict[Role, frozenset[Verb]] = {
     "lead": _LEAD,
     "admin": _LEAD | {"administer"},
 }
-"""Verbs that each role allows, from the weakest to the strongest role."""
+"""Verbs (rights) of each role, from the weakest to the strongest role."""
 _RANKS = {role: rank for rank, role in enumerate(VERBS)}
 
 

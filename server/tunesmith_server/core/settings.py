@@ -215,7 +215,7 @@ class Settings(BaseSettings):
         """Create the data directory and the worker token if they do not exist.
 
         Raises ValueError if other users of this machine can read the data directory, or if the
-        token is not safe.
+        worker token is not safe.
         """
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(self.data_dir, "the data directory")

@@ -19,7 +19,7 @@ LIMITS = ("max_running_jobs", "max_queued_jobs", "max_device_hours")
 
 
 def check_verbs(principal: Principal, asked: Set[Verb], what: str) -> None:
-    """Raise Forbidden if a new key would have verbs that the caller's key does not have.
+    """Raise Forbidden if a new key would have verbs (rights) that the caller's key does not have.
 
     `what` names the new key in the error.
     """

@@ -136,8 +136,8 @@ def require(principal: Principal, verb: Verb, resource: str) -> None:
         return
     raise Forbidden(
         ErrorCode.PERMISSION_DENIED,
-        f"{resource} needs the verb {verb!r}; this key has the role {principal.role!r} with "
-        f"{', '.join(sorted(principal.verbs)) or 'no verb'}",
+        f"{resource} needs a key with the verb {verb!r}; this key has the role "
+        f"{principal.role!r} with {', '.join(sorted(principal.verbs)) or 'no verb'}",
         hint="ask a lead of the project for a key with this verb; GET /v1/me shows your rights",
     )
 

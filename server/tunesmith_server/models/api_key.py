@@ -33,7 +33,7 @@ class ApiKeyRow(Base):
     user_id: Mapped[str | None] = mapped_column(String(40), index=True)
     """User whose key this is; null for the key of a service."""
     verbs: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Verbs that the key is limited to; null means all verbs of its role."""
+    """Verbs (rights) that the key is limited to; null means all verbs of its role."""
     expires_at: Mapped[float | None] = mapped_column(Double)
     last_used_at: Mapped[float | None] = mapped_column(Double)
     """Time of the last request; the stored value may be a minute old."""

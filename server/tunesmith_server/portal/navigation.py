@@ -46,7 +46,7 @@ def entries(paths: frozenset[str]) -> list[Entry]:
 
 
 def actions(verbs: Collection[str]) -> tuple[Entry, ...]:
-    """Return the actions that a caller with these verbs can start from any page."""
+    """Return the actions that a caller with the rights `verbs` can start from any page."""
     return (*_WRITING, *_READING) if "write" in verbs else _READING
 
 

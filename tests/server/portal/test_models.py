@@ -82,7 +82,7 @@ def test_a_model_shows_its_lineage_files_and_proof(server: Server) -> None:
     assert [float(item.attributes["x1"]) for item in marks] == [85.7, 428.6]
     part = browser.page(f"/portal/models/files/{adapter['id']}/verdict")
     assert all(figure in part for figure in ("1.0e-06", "0.001", "torch 2.9"))
-    assert "not read back" in browser.page(f"/portal/models/{name}:ckpt-step-2")
+    assert "did not load these files again" in browser.page(f"/portal/models/{name}:ckpt-step-2")
     assert browser.get("/portal/models/nobody").status_code == 404
 
 

@@ -227,7 +227,7 @@ def test_an_honest_run_is_verified_far_below_the_tolerance(
     }
     assert verification.step == 2
     assert verification.base_fingerprint
-    assert any("read back from disk" in event.message for event in read_events(run))
+    assert any("the model loaded from disk" in event.message for event in read_events(run))
     again = verify(run / "adapter", None if recipe.get("tuning") == "full" else str(tiny_model))
     assert again.max_difference <= again.tolerance / 10
     assert seconds[0] < 1.5
@@ -290,7 +290,7 @@ def test_an_error_that_is_no_mismatch_is_a_warning(
     assert main(run) == 0
     assert not (run / "adapter" / "verification.json").exists()
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
-    assert any("The result was not read back: MemoryError" in text for text in warnings)
+    assert any("compared with the trained model (MemoryError" in text for text in warnings)
 
 
 def test_an_error_of_patching_again_does_not_hide_a_mismatch(
@@ -344,8 +344,8 @@ def test_a_full_result_that_was_not_read_back_says_why_it_has_no_evaluation(
     run = make_run(QUESTIONS, recipe=FULL | {"evaluate": True})
     assert main(run) == 0
     reason = (
-        "the saved result could not be read back, and in full tuning the trained weights "
-        "are removed from memory before the reading"
+        "the saved result could not be loaded, and in full tuning the trained weights "
+        "are removed from memory before the result is loaded"
     )
     report = RunReport.model_validate_json((run / "report.json").read_bytes())
     assert report.no_evaluation == reason

@@ -68,7 +68,7 @@ class DeviceHealth:
         self._last = (run_dir, session)
 
     def is_ready(self, patience: float | None = None) -> bool:
-        """Clean up after the last run, and return True if the host is ready for a trainer.
+        """Clean up after earlier runs, and return True if the host is ready for a trainer.
 
         Waits up to `patience` seconds (default: PATIENCE_SECONDS)."""
         deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)

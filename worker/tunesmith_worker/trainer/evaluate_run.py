@@ -129,8 +129,8 @@ def evaluation_of(
     def models() -> Sequence[EvaluatedModel]:
         if not intact and ready.reference is None:
             raise LeftOut(
-                "the saved result could not be read back, and in full tuning the trained "
-                "weights are removed from memory before the reading"
+                "the saved result could not be loaded, and in full tuning the trained "
+                "weights are removed from memory before the result is loaded"
             )
         if ready.patched is not None:
             ready.patched.redo()  # `read_back` removed the kernels

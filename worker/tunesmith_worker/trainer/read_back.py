@@ -74,8 +74,9 @@ def read_back(
         ) from error
     except Exception as error:  # any model code may fail here
         context.events.message(
-            f"The result was not read back: {type(error).__name__}: {error_text(error)}. It is "
-            f"published without {VERIFICATION_FILE}; compare it with {PROBE_FILE} before use.",
+            "The saved result was not compared with the trained model "
+            f"({type(error).__name__}: {error_text(error)}). The result is published without "
+            f"{VERIFICATION_FILE}; compare it with {PROBE_FILE} before use.",
             level="warn",
         )
         return False

@@ -51,7 +51,7 @@ class SideBySide:
     prompt: Sample | None
     """A completion of the prompt; None if no job has samples."""
     choices: list[Sample]
-    """One completion of each prompt of the first job's newest step; prompts with the widest range
+    """For each prompt in the first job's newest step, one completion. Prompts with the widest range
     of rewards come first."""
     columns: list[Column]
 

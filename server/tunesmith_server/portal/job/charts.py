@@ -131,7 +131,8 @@ def charts_of(
     """Return the charts of a job whose metrics have these `names`.
 
     `precision`: precision of the job's training, such as `bf16`. `validates`: True if the job has
-    validation rows. If False, metrics of the validation get no curve unless they have values.
+    validation rows. If `validates` is False, metrics of the validation get no curve unless they
+    have values.
     """
     found = _charts(is_reinforcement, names, precision)
     hidden = set() if validates else VALIDATION.difference(names)

@@ -20,7 +20,7 @@ def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: b
     """Return the JSON object that chart.js reads.
 
     `void`: stretches of `MetricColumns`. `finer`: True if a request for a range of steps returns
-    more points and digits of this range. If False, the values keep all their digits.
+    more points and digits of this range. If `finer` is False, the values keep all their digits.
     """
     stretches = [{**stretch, "curves": _packed(stretch["curves"], finer)} for stretch in void]
     return {"curves": _packed(curves, finer), "void": stretches, "finer": finer}

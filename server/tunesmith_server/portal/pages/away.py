@@ -65,7 +65,7 @@ def since(visit: Visit, now: float) -> float | None:
 
 
 def read(visit: Visit, since: float) -> Away:
-    """Read the jobs that ended, failed or warned since this time."""
+    """Read the jobs that ended, failed or warned since the Unix time `since`."""
     first = int(since)
     ended = {"failed": [JobState.FAILED], "ended": [JobState.SUCCEEDED, JobState.CANCELLED]}
     pages = {

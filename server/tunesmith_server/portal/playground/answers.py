@@ -5,11 +5,11 @@ browser opens at most six connections to a host for all tabs together, and the l
 of these connections. If each answer had its own response, four answers and the live stream would
 use five of the six connections. With a second playground, no connection would be free for other
 tabs. With one response, all answers are cancelled together when the user clicks Stop, closes the
-tab or signs out. The browser cannot use the `/v1` routes, because its cookie is valid only for the
-portal. This route and `/v1/chat/completions` both call `api.chat.answering`. Therefore, the check
-of model and parameters, the limits of the key and the separation of projects are the same in this
-route and in `/v1/chat/completions`. For the rate limit, each column counts as one request. The rule
-of `POST /chat/completions` decides who may send requests.
+tab or signs out. The page cannot use the `/v1` routes, because the cookie of the session is valid
+only for the portal. This route and `/v1/chat/completions` both call `api.chat.answering`.
+Therefore, the check of model and parameters, the limits of the key and the separation of projects
+are the same in this route and in `/v1/chat/completions`. For the rate limit, each column counts as
+one request. The same callers may use this route and `POST /chat/completions` (identity/policy.py).
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _read(body: bytes) -> _Asked:
 
 
 class _Answers(Response):
-    """Response with the lines of all columns as they arrive. At the end, it has the positions of
-    the words that differ between the answers."""
+    """Response with the lines of all columns as they arrive. At the end, the response has the
+    positions of the words that differ between the answers."""
 
     def __init__(
         self, state: State, principal: Principal, secret: str, asked: _Asked, request: HttpRequest
@@ -208,7 +208,8 @@ class _Answers(Response):
         await self._lines.put({"column": at, "done": True, "figures": found.figures()})
 
     async def _until_ended(self) -> None:
-        """Wait until the session or its key has ended, or the key may no longer chat."""
+        """Wait until the session has ended, its key is no longer valid, or the key may no longer
+        chat."""
         while True:
             await asyncio.sleep(SESSION_SECONDS)
             try:

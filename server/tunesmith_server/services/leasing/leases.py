@@ -1,8 +1,8 @@
 """Leases: a worker renews the lease of its job with each report, and loses the lease if it stops
 reporting. Leases are created in claims.py.
 
-Every write needs the newest fencing token of the job. Each claim increases the token, so a worker
-that has lost the lease cannot write. Lease expiry uses only the database clock.
+Every write needs the newest fencing token of the job. Each claim increases the fencing token, so a
+worker that has lost the lease cannot write. Lease expiry uses only the database clock.
 """
 
 from __future__ import annotations

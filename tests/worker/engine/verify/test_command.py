@@ -36,7 +36,7 @@ def test_the_command_tells_equal_from_wrong_and_from_not_comparable(
     capsys.readouterr()
 
     assert run(monkeypatch, adapter, "--base", tiny_model) == 0
-    assert capsys.readouterr().out.startswith("verified: read back from disk")
+    assert capsys.readouterr().out.startswith("verified: the logits of the model loaded")
     assert run(monkeypatch, adapter, "--base", tiny_model, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verified"] is True
 

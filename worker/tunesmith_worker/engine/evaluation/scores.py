@@ -86,8 +86,8 @@ def score_rows(
     head. The function does not change the model's training or evaluation mode. `max_tokens`:
     maximum number of tokens, padding included, in a forward pass of several rows. Each
     out-of-memory error halves this maximum. `enough`: function that is called after each group of
-    rows with the number of rows scored so far. If `enough` returns True, only the scores of these
-    rows are returned. Raises ValueError without rows."""
+    rows with the number of rows scored so far. If `enough` returns True, scoring stops, and only
+    the scores of the rows scored so far are returned. Raises ValueError without rows."""
     if not rows:
         raise ValueError("there are no rows to score")
     parts: list[RowScores] = []

@@ -67,8 +67,7 @@ class LayerModes:
         self.counts = []
 
     def deviations(self) -> list[str]:
-        """Return a message for each layer that kept or recomputed its activations against its
-        mode."""
+        """Return a message for each layer that did not follow its mode."""
         deviations = []
         for number, counts in enumerate(self.counts):
             layer: Untyped = self.layers[number]

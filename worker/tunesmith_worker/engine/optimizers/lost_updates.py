@@ -147,9 +147,9 @@ class LostUpdatesCallback(transformers.TrainerCallback, ExportableState):  # typ
             self._warned = True
             self._events.message(
                 f"Step {state.global_step}: {fraction:.0%} of the weights' updates are rounded "
-                "away: they are too small for bf16. recipe.precision='bf16_split_master' loses no "
-                "update (12 bytes per parameter instead of 6); 'bf16_sr8' loses none on average "
-                "(4 bytes).",
+                "away, because they are too small for bf16. recipe.precision='bf16_split_master' "
+                "loses no update (12 bytes per parameter instead of 6); 'bf16_sr8' loses none on "
+                "average (4 bytes).",
                 level="warn",
                 data={"step": state.global_step, NAME: fraction},
             )

@@ -76,7 +76,7 @@ def _add_zero(
 def unused_parameters(causal: Untyped) -> list[str]:
     """Return the names of the trained parameters that get no gradient from the loss on text.
 
-    Experts are not listed: a few tokens do not use all of them."""
+    Experts are not listed, because a few tokens do not use all experts."""
     if is_known_model(causal):
         return []
     with _evaluating(causal), torch.enable_grad():

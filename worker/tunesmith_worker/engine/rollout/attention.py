@@ -7,8 +7,8 @@ same prompt. `Ko` and `Vo` are the keys and values of the row's completion. The 
 scores are the prompt's tokens, then the completion's tokens. Shapes use the symbols of cache.py,
 and H heads, G = H / KV, P tokens in the longest prompt and T tokens in the longest completion.
 
-All layers of a step share the same buffers and views. On a CPU, creating new ones in each layer
-would take about as long as computing with them.
+All layers of a step share the same buffers and views. On a CPU, creating new buffers and views in
+each layer would take about as long as the computation of attention.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class RecordingDecoder(Decoder):
     @property
     def reserves_room(self) -> bool:
         """True while steps are recorded as CUDA graphs. A graph is lost when the cache grows, so
-        the cache is made large enough first."""
+        the cache is made large enough before the recording."""
         return not self._figures.recording_error
 
     def step(self, ids: torch.Tensor, cache: RowCache) -> torch.Tensor:

@@ -63,7 +63,7 @@ def plan_rollout(
     up to `max_tokens`.
 
     The plan uses a merged copy of the weights if the copy and a quarter of the rows fit into memory
-    together. A merged copy makes matrix products faster. This saves more time than a larger batch.
+    together. A merged copy makes matrix products faster, which saves more time than a larger batch.
     Raises UnsupportedModel and RolloutDoesNotFit.
     """
     architecture = read_architecture(model)

@@ -1,7 +1,7 @@
 """RoPE cosines and sines.
 
-The model's own RoPE module computes the cosines and sines. For every RoPE scaling, the training
-forward therefore uses the same cosines and sines, bit for bit.
+The model's own RoPE module computes the cosines and sines. For every RoPE scaling, the decoder and
+the training forward therefore use the same cosines and sines, bit for bit.
 
 With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
 two sets of frequencies: one for lengths up to the original context length, and one for greater

@@ -240,8 +240,8 @@ def _ready_to_generate(model: Untyped) -> Iterator[Untyped]:
 def _similar_lengths(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
     """Yield batches of at most `size` rows, sorted by the length of their prompts.
 
-    In a batch, prompt lengths differ by at most half the length of the longest completion. If
-    prompts differ by more, two batches need fewer steps than one.
+    In a batch, prompt lengths differ by at most half the length of the longest completion. If the
+    lengths differ by more, two batches need fewer steps than one.
     """
     ordered = sorted(rows, key=lambda row: len(row.request.prompt_ids))
     batch: list[Row] = []

@@ -39,7 +39,7 @@ class Part:
     needs_logits: bool
     """True if the part has the last token of its sequence."""
     scores: PromptScores | None = None
-    """Log-probs of the prompt; None if the request does not ask for these."""
+    """Log-probs of the prompt; None if the request does not ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class ServingDecoder(Decoder):
         return self._logits(x, [adapters[i] for i in kept])
 
     def _score(self, scores: PromptScores, part: Part, x: torch.Tensor) -> None:
-        """Compute log-probs from the last hidden states x [n, hidden] of a part, and add them to
-        its scores."""
+        """Compute log-probs from the last hidden states x [n, hidden] of a part, and add the
+        log-probs to the part's scores."""
 
         def logits_of(positions: slice) -> torch.Tensor:
             own = x[positions]

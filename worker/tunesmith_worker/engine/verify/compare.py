@@ -28,7 +28,7 @@ class Comparison:
 
     def summary(self) -> str:
         return (
-            "read back from disk: the logits of the saved and the trained model differ by at most "
+            "the logits of the model loaded from disk and of the trained model differ by at most "
             f"{scientific(self.max_difference)} (tolerance {self.tolerance:.1e})"
         )
 

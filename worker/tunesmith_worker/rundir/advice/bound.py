@@ -56,7 +56,7 @@ def _rollout_text(rollouts: Rollouts) -> str:
         else f" at {rollouts.tokens_per_second:,.0f} tokens/s"
     )
     mean = "" if rollouts.mean_length is None else f", {rollouts.mean_length:,.0f} tokens each"
-    return f"more than any other part: {rollouts.completions:,} completions{mean}{speed}"
+    return f"more than any other part ({rollouts.completions:,} completions{mean}{speed})"
 
 
 def _compute_bound(report: RunReport, share: str) -> Bound:

@@ -116,8 +116,8 @@ class Counts:
             )
         if self.without_end_token:
             yield (
-                f"{name}: {self.without_end_token} examples do not end with a special token: the "
-                "model may not learn to stop"
+                f"{name}: {self.without_end_token} examples do not end with a special token, so "
+                "the model may not learn to stop"
             )
 
 

@@ -1,8 +1,8 @@
 """Numbered records of a data file: JSONL, JSON array, Parquet, CSV or TSV.
 
-The file name's extension determines the kind of the file, or else the content. Files of all kinds
-except a JSON array are streamed. A small Parquet file can expand to gigabytes, so the size of
-expanded data is limited.
+The extension of the file name determines the kind of the file. If the extension is unknown, the
+content determines the kind. Files of all kinds except a JSON array are streamed. A small Parquet
+file can expand to gigabytes, so the size of expanded data is limited.
 """
 
 from __future__ import annotations

@@ -85,9 +85,10 @@ def _near_another(
     """Return the rows that have another row within the distance `limit`, as indices of `places`.
 
     `at` [n, directions]: random projections of the rows. Rows with similar projections are in the
-    same cell (locality-sensitive hashing, Datar et al. 2004,
+    same cell of a grid (locality-sensitive hashing, Datar et al. 2004,
     https://doi.org/10.1145/997817.997857). Distances are computed only between rows in the same
-    cell. A second, shifted grid finds pairs of rows across a cell's border.
+    cell. Two near rows can be on different sides of a cell's border, so a second, shifted grid is
+    used too.
     """
     at = at / at.std(0) * 2  # a cell is half a standard deviation wide
     positions = [

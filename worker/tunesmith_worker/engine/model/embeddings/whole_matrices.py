@@ -41,7 +41,7 @@ class WholeMatrices:
     @property
     def modules_to_save(self) -> list[str]:
         """Value of PEFT's setting `modules_to_save`. A tied head is not listed, because PEFT adds
-        it."""
+        the head to its own list."""
         return [matrix.name for matrix in self.matrices]
 
     def price(self, adapter_itemsize: int) -> str:

@@ -174,7 +174,7 @@ def _utilization(device: torch.device) -> float:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undo changes that vLLM's start makes to random state and number of threads."""
+    """Undo the changes that vLLM's start makes to the random state and the number of threads."""
     state, set_threads, threads = random_state(), torch.set_num_threads, torch.get_num_threads()
     try:
         yield

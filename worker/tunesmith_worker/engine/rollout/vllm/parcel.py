@@ -1,6 +1,6 @@
 """Parcel: the changed weights of one rollout as bytes, for a vLLM server in another process.
 
-Adapters are sent as A and B, because they are much smaller than the matrices that they adapt.
+An adapter is sent as its matrices A and B, which are much smaller than the adapted weight.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 @dataclass(frozen=True)
 class Item:
     """A weight that the server must load. `full` is the weight itself. If `full` is None, the
-    server adds the product of the adapter's matrices `a` and `b` to the base model's weight.
-    Without these matrices, the server loads the base model's weight unchanged."""
+    server adds the product of the adapter's matrices `a` and `b` to the base model's weight. If `a`
+    and `b` are None too, the server loads the base model's weight unchanged."""
 
     name: str
     full: torch.Tensor | None = None

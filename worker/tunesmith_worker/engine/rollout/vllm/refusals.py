@@ -1,5 +1,5 @@
-"""Errors for the HTTP error status of a vLLM server. An error is either temporary, or stays until a
-person changes the server or the settings."""
+"""Errors that the engine raises for an HTTP error status of a vLLM server. An error is either
+temporary, or stays until a person changes the server or the settings."""
 
 from __future__ import annotations
 
