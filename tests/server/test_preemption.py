@@ -99,6 +99,22 @@ def test_a_job_that_ends_anyway_is_not_preempted(server: Server, verb: str) -> N
     assert not any("pre-empted" in text for text in server.messages(ending))
 
 
+def test_the_youngest_job_is_preempted_and_none_if_a_device_is_freed(server: Server) -> None:
+    file_id = server.good_file()
+    old, young = server.create_job(file_id), server.create_job(file_id)
+    claims = {one["job_id"]: one for one in map(server.worker.claim, ("worker-1", "worker-2"))}
+    server.change_job(old, claimed_at=JobRow.claimed_at - 100)
+    server.create_job(file_id, scheduling={"interactive": True})
+    assert server.user.post(f"/v1/fine_tuning/jobs/{old}/pause").status_code == 200
+    assert make_room(server) == 0
+    assert server.user.post(f"/v1/fine_tuning/jobs/{old}/resume").status_code == 200
+    assert make_room(server) == 1
+    assert {job: control(server, claim) for job, claim in claims.items()} == {
+        old: "continue",
+        young: "pause",
+    }
+
+
 def test_a_free_device_needs_no_preemption(server: Server) -> None:
     file_id = server.good_file()
     server.create_job(file_id)
@@ -130,11 +146,20 @@ def test_a_guarantee_takes_a_device_back(server: Server, admin: Caller) -> None:
         session.add(ProjectRow(id="proj-2", name="two", created_at=0.0, guaranteed_devices=1))
     waiting = server.create_job(file_id)
     server.change_job(waiting, project_id="proj-2")
+    set_guarantee(server, 1)
+    assert make_room(server) == 0, "the job's project needs the device for its own guarantee"
+    set_guarantee(server, 0)
     assert make_room(server) == 1
     assert control(server, claim) == "pause"
     [message] = [text for text in server.messages(long) if "pre-empted" in text]
     assert message.startswith("pre-empted by a job of the project two, which has fewer devices")
     assert waiting not in message
+
+
+def set_guarantee(server: Server, devices: int) -> None:
+    default = ProjectRow.id == "proj-default"
+    with server.database.write.begin() as session:
+        session.execute(update(ProjectRow).where(default).values(guaranteed_devices=devices))
 
 
 def test_lost_work_is_not_charged(server: Server) -> None:

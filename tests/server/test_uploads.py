@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from httpx2 import Response
 
 from tunesmith_schema import MAX_PART_BYTES, MAX_UPLOAD_BYTES
 from tunesmith_schema.queue import VALIDATE_FILE_TASK
+from tunesmith_server.api.single_flight import SingleFlight
 
 from .actors import ROWS, Server
 
@@ -238,3 +241,20 @@ def test_a_deleted_file_leaves_its_upload_without_one(server: Server) -> None:
     server.user.delete(f"/v1/files/{file['id']}")
     again = complete(server, upload_id, ids).json()
     assert (again["status"], again["file"]) == ("completed", None)
+
+
+def test_requests_of_one_upload_run_in_turn_and_equal_requests_once() -> None:
+    ran: list[str] = []
+
+    async def work(request: str) -> str:
+        ran.append(request)
+        await asyncio.sleep(0.01)
+        return request
+
+    async def send_all() -> list[str]:
+        flights = SingleFlight[str]()
+        runs = (flights.run("upload-1", one, partial(work, one)) for one in ("a", "b", "a"))
+        return await asyncio.gather(*runs)
+
+    assert asyncio.run(send_all()) == ["a", "b", "a"]
+    assert ran == ["a", "b"]

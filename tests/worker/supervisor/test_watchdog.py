@@ -105,6 +105,7 @@ def test_warnings_in_the_log_are_no_progress(trainer: Trainer) -> None:
 
 
 def test_a_paused_trainer_is_not_stalled(trainer: Trainer) -> None:
+    assert not trainer.works(60, stepped=True, every=None)
     trainer.is_paused = True
     assert not trainer.works(10 * FLOOR_SECONDS, stepped=True, every=None)
     trainer.is_paused = False

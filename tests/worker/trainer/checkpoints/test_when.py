@@ -49,13 +49,20 @@ def test_a_short_run_takes_none_and_named_steps_are_taken_but_for_the_last(
     assert resume_points(stopped) == ["resume-4", "resume-5"]
 
 
+@pytest.mark.parametrize(("thread", "cores", "expected"), [(0.0, 0, [1, 5]), (1.0, 4, [1, 8])])
 def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+    thread: float,
+    cores: int,
+    expected: list[int],
 ) -> None:
+    """The first step ends after 31 s. Each save blocks for a second, and its thread computes for
+    `thread` seconds."""
     clock = [0.0]
-    times = (lambda: clock[0], lambda: 0.0)
+    times = (lambda: clock[0], lambda: cores * clock[0])
     monkeypatch.setattr(saver.ResumePoints.__init__, "__defaults__", times)
-    without_cpu(monkeypatch)
+    without_cpu(monkeypatch, but=thread)
     taken = state.capture_state
 
     def slow(*given: Any) -> Any:
@@ -72,7 +79,7 @@ def test_otherwise_they_are_a_hundred_times_as_far_apart_as_they_cost(
     monkeypatch.setattr(saver.ResumePoints, "on_step_end", after_step)
     run = make_run(QUESTIONS, recipe=RECIPE | {"max_steps": 9})
     assert main(run) == 0
-    assert steps_told(run) == [1, 5], "after 31 s, then not before 100 s have passed"
+    assert steps_told(run) == expected, "after 31 s, then not before 100 or 200 s have passed"
 
 
 def test_a_host_that_gives_training_few_cpu_seconds_takes_fewer(

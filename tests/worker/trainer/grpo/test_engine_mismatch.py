@@ -16,7 +16,12 @@ from tests.worker.runs import event_data, read_result
 from tunesmith_schema import EventKind
 from tunesmith_worker.rundir.errors import RunError
 from tunesmith_worker.rundir.plan import Choices
-from tunesmith_worker.trainer.methods.engine_mismatch import Mode, resolve_mode
+from tunesmith_worker.trainer.methods.engine_mismatch import (
+    MismatchCorrection,
+    Mode,
+    resolve_mode,
+)
+from tunesmith_worker.trainer.methods.groups import GroupRow
 from tunesmith_worker.trainer.run import main
 
 from .sides import Task, make_task, ours, stock, train
@@ -104,6 +109,21 @@ def test_losses_and_gradients_are_those_of_trl(
     limited = torch.cat([ratio.flatten() for ratio in ratios])
     end = 0.0 if mode.endswith("mask") else 3.0
     assert 0 < int((limited == end).sum()) < len(limited), "no ratio reached the limit"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_skipped_row_has_the_ratio_1_and_is_in_no_metric(mode: Mode) -> None:
+    correction = MismatchCorrection(mode)
+    rows = [GroupRow((1,), (2, 3)), GroupRow((1,), (2, 3), skip=True)]
+    inputs = {
+        "completion_mask": torch.ones(2, 2),
+        "sampling_per_token_logps": torch.tensor([[-1.0, -1.0], [-5.0, -5.0]]),
+    }
+    log_probs = torch.tensor([[-0.5, -1.0], [0.0, 0.0]])
+    ratio = correction.ratio(rows, log_probs, inputs)
+    assert ratio[1].tolist() == [1.0] * ratio.shape[1]
+    assert correction.metrics()["importance_ratio_max"] == pytest.approx(float(ratio[0, 0]))
+    assert float(ratio[0, 0]) == pytest.approx(1.6487, abs=1e-4)
 
 
 def test_without_a_correction_the_ratio_does_not_count(
