@@ -106,7 +106,6 @@ def test_running_rows_of_different_projects_share_no_prefix(folder: Path) -> Non
         own, foreign = greedy(prompt), greedy(prompt, cache_salt="another project")
         streams = client.send([own, foreign])
         client.wait(streams)
-        assert client.of(running[0]).finish is None
         assert [stream.cached_tokens for stream in streams] == [len(prompt) - 1, 0]
 
 
