@@ -10,9 +10,9 @@ def chat(results: list[Result]) -> str:
         "## Chat\n\n"
         "Speed of the inference process in fp32 (`python -m benchmarks.chat --model FOLDER`; "
         "`chat.json`). `32 streams` is the speed of 32 streams over HTTP, in tokens per second. "
-        "`one stream` is this speed divided by the speed of a single stream. `transformers` is "
-        "this speed divided by the faster of `generate_batch` and `transformers serve`. `stall` is "
-        "the 99th percentile of the time between two tokens, divided by the median, while "
+        "`one stream` is `32 streams` divided by the speed of a single stream. `transformers` is "
+        "`32 streams` divided by the faster of `generate_batch` and `transformers serve`. `stall` "
+        "is the 99th percentile of the time between two tokens, divided by the median, while "
         "another user sends prompts of 400 tokens.\n"
     )
     if not results:

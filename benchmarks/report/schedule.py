@@ -14,9 +14,9 @@ def schedule(results: list[Result]) -> str:
     words = (
         "## The queue\n\n"
         "The first table shows the cost of a claim with 10,000 queued jobs; `CPU` includes the "
-        "database server. The second table shows the results of simulated weeks of 2,000 jobs "
-        "(`python -m benchmarks.schedule`; `schedule.json`). The simulation runs the real claim "
-        "code with a virtual clock. The table has the newest run of each week.\n"
+        "database server. The second table shows the newest run of each simulated week of 2,000 "
+        "jobs (`python -m benchmarks.schedule`; `schedule.json`). The simulation runs the real "
+        "claim code with a virtual clock.\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"

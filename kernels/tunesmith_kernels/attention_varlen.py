@@ -1,8 +1,9 @@
 """Attention over rows of unequal length with torch's FlashAttention.
 
 torch 2.10 added `torch.nn.attention.varlen`, and later versions changed its arguments. On GPUs of
-compute capability 9.0, FlashAttention 3 is used if its package is installed, because it is faster
-there than torch's built-in FlashAttention 2. The caller applies RoPE to queries and keys.
+compute capability 9.0, FlashAttention 3 is used if its package is installed, because FlashAttention
+3 is faster on these GPUs than torch's built-in FlashAttention 2. The caller applies RoPE to queries
+and keys.
 """
 
 from __future__ import annotations

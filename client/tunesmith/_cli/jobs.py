@@ -316,7 +316,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show time and memory of a job by phase, its bottleneck, and advice."""
+    """Show a job's time and memory by phase, the job's bottleneck, and advice."""
     with connected(ctx) as client:
         job_report = client.fine_tuning.jobs.report(job_id, attempt=attempt)
         if as_json:

@@ -14,5 +14,5 @@ router = APIRouter(tags=["organization"], route_class=KeyRoute)
 
 @router.get("/me")
 def retrieve(principal: PrincipalDep, session: ReaderDep) -> Me:
-    """Return the key's owner, its project and its rights."""
+    """Return the owner, the project and the rights of the caller's key."""
     return me.describe(session, principal)

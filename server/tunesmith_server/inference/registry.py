@@ -105,8 +105,8 @@ class Registry:
                 log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
 
     def _refuse_absent(self, model: ServedModel) -> None:
-        """Raise the last error again if the server did not know this model in the last
-        `ABSENT_SECONDS`."""
+        """Raise the last error again if the inference server has answered within `ABSENT_SECONDS`
+        that it does not know this model."""
         digest, end, error = self._absent.get(model.id, ("", 0.0, None))
         if error is not None and digest == model.digest and time.monotonic() < end:
             raise error

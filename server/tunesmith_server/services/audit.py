@@ -97,8 +97,9 @@ class Verdict:
 
 
 def verify(session: Session, head: str | None = None) -> Verdict:
-    """Check every entry's number, its hash, and the hash of its predecessor. `head` is a hash that
-    an earlier verification printed; if no entry has this hash, the end of the log was cut off."""
+    """Check the number and the hash of every entry, and that the entry contains the hash of the
+    entry before it. `head` is a hash that an earlier verification printed; if no entry has this
+    hash, the end of the log was cut off."""
     count, previous, found = 0, _FIRST, head in (None, _FIRST)
     for row in entries(session):
         problem = None

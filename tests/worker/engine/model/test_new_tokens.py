@@ -121,7 +121,7 @@ def test_what_is_a_token_already_is_said_and_not_added(
     run = make_run(ROWS, recipe=recipe, model_path=str(make_base(tied=True)))
     assert main(run) == 0
     warnings = [event.message for event in read_events(run) if event.level == "warn"]
-    assert any("not added: '</s>', ' capital'" in one for one in warnings)
+    assert any("'</s>', ' capital' not added, because" in one for one in warnings)
     assert len(messages(run, "tokens added: '<new>' (384).")) == 1
 
 

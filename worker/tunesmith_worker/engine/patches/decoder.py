@@ -24,7 +24,7 @@ Untyped = Any  # Any: transformers is not typed
 _CALL_RECOMPUTES = "__call__" in vars(GradientCheckpointingLayer)
 """True in transformers before 5.23, where a layer's `__call__` recomputes activations. From
 transformers 5.23 on, the layer's forward recomputes activations. Our forward replaces the layer's
-forward, so it must recompute activations too."""
+forward, so our forward must recompute activations too."""
 
 
 class DecoderLayerPatch:

@@ -51,8 +51,8 @@ def add_tokens(
     present = [token for token in tokens if _is_one(tokenizer, token, pieces[token])]
     if present:
         events.message(
-            "recipe.add_tokens: the tokenizer already has these texts as single tokens, so they "
-            f"were not added: {', '.join(map(repr, present))}.",
+            f"recipe.add_tokens: {', '.join(map(repr, present))} not added, because the tokenizer "
+            "already has these texts as single tokens.",
             level="warn",
         )
     fresh = [token for token in tokens if token not in present]

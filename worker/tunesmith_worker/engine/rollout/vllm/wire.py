@@ -96,8 +96,8 @@ def decode(
     for token, value in zip(tokens, values, strict=True):
         if value[token] == OTHER_WEIGHTS:
             raise EngineLost(
-                "the vLLM server lost this run's weights during a rollout, because it was "
-                "restarted or another job uses it: give its URL to only one worker"
+                "the vLLM server lost this run's weights during a rollout, because the "
+                "server was restarted or another job uses it: give its URL to only one worker"
             )
         if value[token] == NOT_FINITE:
             raise NotFinite(
