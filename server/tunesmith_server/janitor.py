@@ -133,7 +133,7 @@ class Janitor(threading.Thread):
 
     def _delete_parts(self) -> None:
         """Delete parts from storage outside a transaction, then delete their rows. If a crash
-        prevents the second deletion, the next round repeats both."""
+        prevents the second deletion, the next round repeats both deletions."""
         with self._database.read() as session:
             part_ids = upload_completion.leftover_parts(session)
         for part_id in part_ids:

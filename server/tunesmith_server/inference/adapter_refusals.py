@@ -56,10 +56,10 @@ def adapter_refusal(model: ServedModel, reply: httpx.Response, error: ErrorBody)
 
 
 def wrong_base(model: ServedModel, base: str, served: list[str]) -> ServiceError:
-    """Return the error for an adapter on a base model that the server does not have.
+    """Return the error for an adapter on a base model that the inference server does not have.
 
-    `served`: model names that the server lists. Without --served-model-name, vLLM lists paths of
-    its host."""
+    `served`: model names that the inference server lists. Without --served-model-name, vLLM lists
+    paths of its host."""
     names = [name.rstrip("/").rpartition("/")[2] for name in served]
     return _not_usable(
         f"the inference server does not have {base!r}, the base model of {model.id!r}; it has "

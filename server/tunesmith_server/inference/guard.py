@@ -1,5 +1,6 @@
 """Run a program as a child in this process's group: `python -m tunesmith_server.inference.guard
-COMMAND`. At SIGTERM, end the whole group; Linux also sends SIGTERM when `tunesmith serve` ends.
+COMMAND`. At SIGTERM, end the whole process group; Linux also sends SIGTERM when `tunesmith serve`
+ends.
 
 The guard is needed because vLLM ignores SIGTERM while it starts, and because vLLM's processes do
 not end with their parent.

@@ -1,9 +1,9 @@
 """Client of any OpenAI-compatible server, for example vLLM with LoRA.
 
 Adapters are written to a folder that the server can read under the same path, and loaded through
-vLLM's `/v1/load_lora_adapter`. The API never exposes the route `/v1/load_lora_adapter`. The server
-must serve each base model under the name that Tunesmith uses for it. The server cannot load full
-weights at run time.
+vLLM's `/v1/load_lora_adapter`. The API never exposes the route `/v1/load_lora_adapter`. The
+OpenAI-compatible server must serve each base model under the name that Tunesmith uses for the
+model. An OpenAI-compatible server cannot load full weights at run time.
 """
 
 from __future__ import annotations

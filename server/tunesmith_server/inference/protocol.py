@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 
 LIST_MODELS = "GET /v1/models lists all models"
 NOT_LOADED = "model_not_loaded"
-"""Error code of a server that does not have the model; the API then registers the model."""
+"""Error code of an inference server that does not have the model; the API then registers the
+model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,8 @@ class EngineStatus:
 
 
 class Engine(Protocol):
-    """An inference server. All methods raise Unavailable if the server does not answer."""
+    """An inference server. All methods raise Unavailable if the inference server does not
+    answer."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         """Send a request and return the response before its body is read; the caller closes the
@@ -64,7 +66,7 @@ class Engine(Protocol):
         """Make the server refuse requests for a deleted model."""
 
     async def status(self) -> EngineStatus:
-        """Return the server's state within about two seconds; never raises."""
+        """Return the state of the inference server within about two seconds; never raises."""
 
     async def close(self) -> None:
         """Close all connections, and end a process that was started for this engine."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Seconds before a model is registered again if the server does not know the registered model.
-Requests for the model fail during these seconds."""
+"""Seconds before a model is registered again if the inference server does not know the registered
+model. Requests for the model fail during these seconds."""
 
 _SERVE_BASE = (
     "start the inference server with this base model and this name (vLLM: --served-model-name), or "
@@ -38,8 +38,8 @@ class Registry:
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Registered models that the server did not know; the keys are model names. Each value has
-        the model's digest, the time of the next registration, and the error."""
+        """Registered models that the inference server did not know; the keys are model names. Each
+        value has the model's digest, the time of the next registration, and the error."""
 
     def __contains__(self, model_id: str) -> bool:
         return model_id in self._registered
@@ -52,7 +52,8 @@ class Registry:
         self, model: ServedModel, path: str, body: bytes, request_id: str
     ) -> httpx.Response:
         """Return the server's successful response before its body is read; the caller closes the
-        response. Raises ServiceError if the server refuses the request or does not answer."""
+        response. Raises ServiceError if the inference server refuses the request or does not
+        answer."""
         from .upstream import error_of, refusal  # imports httpx
 
         self._refuse_absent(model)
@@ -95,7 +96,8 @@ class Registry:
             return registered | {model.id: self._registered[model.id]}
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model. If the server does not answer, log the error and continue."""
+        """Unload a deleted model. If the inference server does not answer, log the error and
+        continue."""
         known = self._registered.pop(model_id, None)
         self._registering.pop(model_id, None)
         if known is not None:

@@ -92,7 +92,8 @@ class Inference:
         self, model: ServedModel, path: str, body: bytes, request_id: str
     ) -> httpx.Response:
         """Return the server's successful response before its body is read; the caller closes the
-        response. Raises ServiceError if the server refuses the request or does not answer."""
+        response. Raises ServiceError if the inference server refuses the request or does not
+        answer."""
         own, vllm = await self._opened()
         if vllm is not None and vllm.serves(model):
             response = await vllm.answer(model, path, body, request_id)
@@ -101,7 +102,8 @@ class Inference:
         return await own.answer(model, path, body, request_id)
 
     async def forget(self, model_id: str) -> None:
-        """Unload a deleted model. If the server does not answer, log the error and continue."""
+        """Unload a deleted model. If the inference server does not answer, log the error and
+        continue."""
         for registry in self._registries():
             await registry.forget(model_id)
 
@@ -125,7 +127,8 @@ class Inference:
 
     @property
     def is_on(self) -> bool:
-        """Return True if the settings name an inference server, or let this process start one."""
+        """Return True if the settings name an inference server or allow this process to start
+        one."""
         return bool(self._settings.inference_url or self._settings.inference_child)
 
     async def status(self) -> EngineStatus:

@@ -24,7 +24,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every reque
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 600.0
-"""Maximum seconds without a byte from the server. A queued request may wait this long."""
+"""Maximum seconds without a byte from the inference server. A queued request may wait this long."""
 MAX_RETRY_AFTER = 120
 """Largest Retry-After, in seconds, that OpenAI's client follows."""
 _MAX_ERROR_BYTES = 64 * 1024

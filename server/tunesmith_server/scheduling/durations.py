@@ -68,8 +68,8 @@ class Durations:
 
     def known_remaining(self, job: Running, now: float) -> float | None:
         """Return the expected number of seconds until a running job ends, from its own speed or
-        from jobs that have ended. Return None if neither is known, or if the job has already taken
-        longer than these jobs."""
+        from jobs that have ended. Return None if neither its own speed nor such jobs are known, or
+        if the job has already taken longer than these jobs."""
         per_step = seconds_per_step(job, now)
         if per_step is not None and job.total_steps:
             return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))

@@ -1,4 +1,5 @@
-"""Forecast of the queue: in which order and when waiting jobs start, if nothing new arrives.
+"""Forecast of the queue: in which order and when the waiting jobs start, if no new jobs are
+created.
 
 The forecast simulates the queue with the rules of a claim. The forecast assumes that a running job
 keeps its mean time per step, and that a waiting job takes as long as similar jobs took

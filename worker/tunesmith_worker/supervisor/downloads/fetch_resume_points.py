@@ -32,8 +32,8 @@ def fetch_resume_points(
 ) -> None:
     """Put resume points into `root`/checkpoints, and warn about unusable resume points.
 
-    Without a resume point, the run starts at step 0. If the last attempt ended in the middle of a
-    step, the completions of this step are moved to this attempt."""
+    Without a resume point, the run starts at step 0. If the previous attempt ended in the middle of
+    a step, the completions of this step are moved to the new attempt."""
     stored = {point.step for point in claim.resume_points}
     local = _newest_local(root, claim, stored, events)
     if local is not None:
