@@ -46,7 +46,7 @@ def check_grader(spec: RunSpec, rewards: Sequence[str]) -> None:
     if spec.method == "reinforcement" and spec.grader is None and not rewards:
         raise UnusableRunDirectory(
             ErrorCode.GRADER_INVALID,
-            "spec.json: grader: nothing scores the completions",
+            "spec.json has no grader, so nothing scores the completions",
             hint="add a grader to spec.json (docs/reference/graders.md), or pass --reward "
             "FILE.py:NAME",
             param="grader",

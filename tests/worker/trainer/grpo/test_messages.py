@@ -145,5 +145,5 @@ def test_a_run_that_nothing_scores_does_not_begin(
     run = make_run(ROWS, recipe=BASE | {"grpo": GRPO}, method="reinforcement")
     assert main(run) == 2
     said = capfd.readouterr().err
-    assert "error: spec.json: grader: nothing scores the completions" in said
+    assert "error: spec.json has no grader, so nothing scores the completions" in said
     assert "--reward FILE.py:NAME" in said

@@ -100,8 +100,8 @@ ENGINE_CHECKS = frozenset(
 """Checks that fail only because of the engine. After such a failure, another engine may pass the
 check.
 
-The check `weights_kept` is not in this set. It fails if the engine damaged the model's weights.
-Another engine would then use the same damaged weights.
+The check `weights_kept` is not in this set. `weights_kept` fails if the engine damaged the model's
+weights, and another engine would use the same damaged weights.
 """
 
 
