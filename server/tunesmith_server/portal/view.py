@@ -58,7 +58,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
-    if abs(value) >= 10 ** (digits - 1):
+    if abs(float(f"{value:.{digits}g}")) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     if abs(value) < 1e-3:
         return f"{value:.1e}"

@@ -157,8 +157,8 @@ def test_vendored_files_are_the_published_ones() -> None:
 
 
 def test_numbers_times_and_sizes() -> None:
-    assert [view.number(item) for item in (None, 0.0, 0.000012, 1.23456, 12345.6)] == [
-        view.UNKNOWN, "0", "1.2e-05", "1.235", "12,346",
+    assert [view.number(item) for item in (None, 0.0, 0.000012, 1.23456, 999.951, 12345.6)] == [
+        view.UNKNOWN, "0", "1.2e-05", "1.235", "1,000", "12,346",
     ]  # fmt: skip
     assert [view.duration(item) for item in (0.5, 59.96, 125, 7500, 90000)] == [
         "500 ms", "1 min 00 s", "2 min 05 s", "2 h 05 min", "1 d 1 h",
