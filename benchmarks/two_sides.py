@@ -34,7 +34,8 @@ class Side:
     """Process of one side of a comparison, which measures several models one after the other."""
 
     def __init__(self, script: Path, side: str, arguments: Sequence[str]) -> None:
-        """Start `script --side SIDE ARGUMENTS`, which measures a model for each line on stdin."""
+        """Start `script --side SIDE ARGUMENTS`. For each line on its stdin, the script measures the
+        next model."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed in close()
         self._process = subprocess.Popen(
             _command(script, side, arguments),

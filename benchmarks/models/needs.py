@@ -1,8 +1,8 @@
 """Describe what our kernels would need to compute a model's layers.
 
-The description is read from the names and classes of the modules of one layer of each kind. The
-description names the missing mechanisms. The description does not estimate the work to implement
-these mechanisms.
+For each class of layer, one layer is read: the names and classes of its modules show the
+mechanisms that our kernels lack. The description does not estimate the work to implement these
+mechanisms.
 """
 
 from __future__ import annotations

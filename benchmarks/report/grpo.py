@@ -45,7 +45,7 @@ def learning(results: list[Result], by_vllm: list[Result]) -> str:
     """Return the section on learning. `by_vllm`: results with `--engine vllm`."""
     words = (
         "## GRPO learns\n\n"
-        "A job through the API trains tiny-math-flat on questions with numeric answers "
+        "A job trains the small model tiny-math-flat on questions with numeric answers "
         "(`python -m benchmarks.grpo_learns`; `grpo_learns.json`).\n"
     )
     if not results:

@@ -80,10 +80,10 @@ class MetricPoint(Response):
     update was rounded away.
 
     About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`. The
-    values of these metrics are means over the time since the previous values. `data_wait_share` is
-    a share of the time without evaluations and checkpoints. `padding_share` is the share of batch
-    positions without a token. About once a second, a step also has the current memory in bytes:
-    `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and `memory_pinned`.
+    values of these metrics are averages over the time since the previous values. `data_wait_share`
+    is a share of the time without evaluations and checkpoints. `padding_share` is the share of
+    batch positions without a token. About once a second, a step also has the current memory in
+    bytes: `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and `memory_pinned`.
 
     A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token) and
     `clip_ratio`. With several graders, a step has `score_<grader>` for each grader. After an

@@ -100,9 +100,9 @@ class FileValidation(Request):
     rows: int = Field(default=0, ge=0)
     """Number of all rows, good and bad."""
     problems: list[RowProblem] = Field(default_factory=list, max_length=20)
-    """First bad rows of a file that no method can use. The list has the rows that supervised
-    training cannot use. If only reinforcement can use some of the rows, the list has the rows that
-    reinforcement cannot use."""
+    """First bad rows of a file that no method can use. Usually, these are the rows that supervised
+    training cannot use. If supervised training can use no row but reinforcement can use some, these
+    are the rows that reinforcement cannot use."""
     num_problems: int = Field(default=0, ge=0)
     """Number of bad rows."""
 

@@ -90,8 +90,8 @@ class GRPORecipe(Request):
             yield f"{both}: the level has no effect, because VESPO weights whole completions"
         if level == "token" and loss == "luspo":
             yield (
-                f"{both} multiplies each token's loss by the completion's length. LUSPO uses "
-                "importance_sampling_level='sequence'"
+                f"{both} differs from LUSPO: it multiplies each token's loss by the completion's "
+                "length. For LUSPO, set recipe.grpo.importance_sampling_level='sequence'"
             )
 
 

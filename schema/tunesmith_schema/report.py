@@ -304,13 +304,13 @@ class RunReport(Response):
     attempt: int = Field(ge=1)
     outcome: Literal["succeeded", "failed", "cancelled", "released", "stopped"] | None = None
     """Outcome of the attempt; null while it is running, or if its worker was lost. `released` means
-    that the worker shut down or paused the job; `stopped` means that a run started by hand was
-    stopped."""
+    that the worker shut down or paused the job; `stopped` means that a run without a service
+    was stopped."""
     started_at: float = Field(ge=0)
     """Start time, Unix seconds."""
     wall_seconds: float = Field(ge=0)
-    """Time from the claim to the attempt's end, or until now. For a run started by hand, the time
-    starts with its process."""
+    """Time from the claim to the attempt's end, or until now. For a run without a service, the
+    time starts with its process."""
     queued_seconds: float | None = None
     """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)

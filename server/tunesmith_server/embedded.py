@@ -109,7 +109,7 @@ def _serve(settings: Settings, output: _Output) -> int:
                 text = f"ready           {url}/v1  ({seconds} s)"
                 output.write(text, event="ready", base_url=f"{url}/v1", seconds=seconds)
                 link = _sign_in_link(settings, admin_key)
-                text = f"portal          {link}  (signs in one browser within 15 minutes)"
+                text = f"portal          {link}  (works once, within 15 minutes)"
                 output.write(text, event="portal", url=f"{url}/portal", sign_in=link)
             if not announced and not warned and time.monotonic() - started > SLOW_SECONDS:
                 warned = True

@@ -78,7 +78,7 @@ def test_a_reinforcement_run_shows_its_rollouts() -> None:
     assert "groups 19.0% with equal rewards (advantage 0)" in text
     assert "generation 16,650 tokens/s while generating, 10,827 overall" in text
     assert "; 51,200 decode steps (50,300 by CUDA graphs)" in text
-    assert "idle 1.1% of the step time (waits, logging, trainer loop)" in text
+    assert "idle 1.1% of the step time: waiting, logging, trainer loop" in text
     assert "engine native; merged weights; shared prompts, 1.79 x fewer tokens" in text
 
 

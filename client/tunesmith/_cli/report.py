@@ -131,7 +131,7 @@ def _rollouts(rollouts: Rollouts, throughput: Throughput | None) -> Iterator[tup
         f"{rollouts.decode_steps:,} decode steps{graphs}",
     )
     if rollouts.idle_share is not None:
-        yield "idle", f"{rollouts.idle_share:.1%} of the step time (waits, logging, trainer loop)"
+        yield "idle", f"{rollouts.idle_share:.1%} of the step time: waiting, logging, trainer loop"
     merged = rollouts.weights == "merged"
     weights = "merged weights" if merged else "training weights, adapter merged temporarily"
     prompts = "shared prompts" if rollouts.layout == "shared" else "one prompt per completion"

@@ -30,7 +30,7 @@ def create(
     principal: PrincipalDep, session: SessionDep, body: DisplaySessionCreate
 ) -> DisplaySessionCreated:
     """Create a display session, for an office screen. The session can only read, and lasts 90 days.
-    Only this response has `path`, the link that signs in the screen."""
+    Only this response has `path`, the link that the screen must open to sign in."""
     return portal_sessions.create_display(session, principal, body)
 
 

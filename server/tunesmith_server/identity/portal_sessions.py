@@ -1,5 +1,7 @@
-"""Sign-ins to the portal, in the format of the API. A caller sees only the sessions of its own
-keys."""
+"""Sign-ins to the portal, in the format of the API.
+
+A session has the rights of one API key. A caller sees only the sessions of its own keys.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,14 @@ def list_own(session: Session, principal: Principal) -> Page[PortalSession]:
 def create_display(
     session: Session, principal: Principal, body: DisplaySessionCreate
 ) -> DisplaySessionCreated:
-    """Create a read-only session of the caller's key."""
+    """Create a read-only session for the caller's key."""
     row, secret = sessions.create(session, principal.key_id, "display", name=body.name)
     path = f"/portal/sign-in?link={secret}"
     return DisplaySessionCreated(**_to_wire(row).model_dump(), path=path)
 
 
 def delete(session: Session, principal: Principal, session_id: str) -> PortalSessionDeleted:
-    """End a session of the caller's keys immediately."""
+    """End a session that has the rights of one of the caller's keys."""
     row = session.get(SessionRow, session_id)
     if row is None or row.key_id not in _own_keys(session, principal) or row.kind == "link":
         raise NotFound(

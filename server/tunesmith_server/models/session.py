@@ -17,7 +17,7 @@ class SessionRow(Base):
     """API key whose rights the session has."""
     kind: Mapped[str] = mapped_column(String(16))
     """Kind of session. `browser`: session of a user who signed in; `display`: read-only session for
-    an office screen; `link`: link that signs in one browser once."""
+    an office screen; `link`: sign-in link that works once."""
     name: Mapped[str | None] = mapped_column(String(120))
     """Name of a display session."""
     created_at: Mapped[float] = mapped_column(Double)

@@ -26,7 +26,8 @@ class UploadRow(Owned, Base):
     file_seconds: Mapped[int | None] = mapped_column(Integer)
     """Lifetime of the completed file in seconds; null means no expiry."""
     part_ids: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Ids of the parts in the completion request, to recognise a repeated request."""
+    """Ids of the parts in the request that completed the upload. A repeated request has the same
+    ids."""
     file_id: Mapped[str | None] = mapped_column(String(40))
 
 

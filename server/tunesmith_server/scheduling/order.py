@@ -16,8 +16,8 @@ Rule 5: Older jobs come first.
 Rule 6: Jobs of the same age are ordered by their ids.
 
 Rules 2 and 3 compare projects; the other rules determine the order of the jobs of one project. The
-index `ix_jobs_claim` has the columns of rules 1, 4, 5 and 6 in this order, so the query reads only
-one job of each project, not the whole queue.
+index `ix_jobs_claim` sorts the queued jobs of each project by rules 1, 4, 5 and 6. Therefore, the
+query reads only the first job of each project, not the whole queue.
 """
 
 from __future__ import annotations

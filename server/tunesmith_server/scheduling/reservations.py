@@ -80,8 +80,10 @@ def jobs_to_move(session: Session) -> list[tuple[str, str]]:
 
 
 def reason_of(reservation: ReservationRow, *, is_own: bool = False) -> str:
-    """Return a text for users that tells why the worker takes no other jobs. The text names a
-    project and its reason for the reservation only to that project (`is_own`).
+    """Return a text for users that tells why the worker takes no other jobs.
+
+    `is_own`: True if the user belongs to the project that reserved the worker. For other users, the
+    text leaves out this project and the reason for its reservation.
     """
     project_id = reservation.project_id
     if project_id is not None and not is_own:

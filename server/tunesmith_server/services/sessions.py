@@ -31,7 +31,7 @@ LONGEST_SECONDS = 7 * 86_400.0
 """Maximum seconds from a sign-in to the end of a browser's session."""
 DISPLAY_SECONDS = 90 * 86_400.0
 LINK_SECONDS = 15 * 60.0
-"""Lifetime of a link that signs in one browser."""
+"""Lifetime of a sign-in link."""
 _SEEN_SECONDS = 60.0
 """Time between two writes of a session's last request."""
 _MAX_USER_AGENT = 200

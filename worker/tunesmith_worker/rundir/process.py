@@ -27,8 +27,8 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SpawnSettings:
-    """Environment variables that a supervisor sets for its child process; a run started by hand has
-    none."""
+    """Environment variables that a supervisor sets for its child process. A run without a
+    supervisor has none of these variables."""
 
     supervisor_pid: int | None = None
     """Process id of the supervisor. The trainer ends when the supervisor ends."""

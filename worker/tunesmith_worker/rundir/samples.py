@@ -2,7 +2,7 @@
 
 Each line is a JSON object for one completion, in the order of the batch. The trainer writes the
 sample file uncompressed to save time. The supervisor compresses, stores and removes each sample
-file. A run started by hand keeps its sample files.
+file. A run without a supervisor keeps its sample files.
 """
 
 from __future__ import annotations

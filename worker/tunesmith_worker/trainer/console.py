@@ -1,6 +1,6 @@
 """Console output of `tunesmith run`: one line per event.
 
-Only runs that a user starts by hand print to the console. A supervisor reads events.jsonl and not
+Only runs without a supervisor print to the console. A supervisor reads events.jsonl and not
 the console output.
 """
 

@@ -42,9 +42,9 @@ RESTARTS = 2
 class RunEngine:
     """`ModelEngine` that forwards all calls to the engine in use.
 
-    If the engine is lost, `generate` continues with the requests that have no completion yet. With
-    `fast_inference="auto"`, another engine takes over; with any other value, the same engine starts
-    again."""
+    If the engine in use stops working, another engine replaces it (`fast_inference="auto"`) or the
+    same engine starts again (any other value). Then this engine generates the completions that are
+    still missing."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ MAX_TURNS = 20
 MAX_TEXT = 4000
 """Maximum number of characters that are shown per turn."""
 _LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-"""Columns with a list of messages, each with the names of the role and the text in a message."""
+"""Columns that contain lists of messages. Values: keys of a message's role and of its text."""
 _TEXTS = {
     "prompt": "user",
     "question": "user",

@@ -1,9 +1,10 @@
 """Changes of jobs while nobody watched the home page: "while you were away".
 
-A cookie stores the time of the browser's last visit of the home page. While the page shows the
-changes of an absence, the cookie also stores the start of this absence. The cookie remains after a
-sign-out or the end of the session. Therefore, the page can show on Monday what changed during the
-weekend. A visitor who hides the page counts as absent, because a hidden page sends no requests.
+A cookie stores the time of the browser's last visit of the home page. While the page shows what
+changed during an absence, the cookie also stores the start of this absence. The cookie remains
+after a sign-out or the end of the session. Therefore, the page can show on Monday what changed
+during the weekend. A visitor who hides the page counts as absent, because a hidden page sends no
+requests.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _warning(visit: Visit, item: Mapping[str, Any]) -> Change:  # Any: JSON
 
 
 def calls(since: float) -> list[Call]:
-    """Return the API calls that return the changes of an absence."""
+    """Return the API calls that list the jobs that ended or warned after the time `since`."""
     return [
         Call(
             path=f"/v1/fine_tuning/jobs?{name}_after={int(since)}",

@@ -92,7 +92,7 @@ def as_csv(visit: Visit) -> Response:
 
 
 def results_table(visit: Visit) -> Response:
-    """Return the last and best values as CSV, with a row for each job and metric."""
+    """Return a CSV file of the last and best values, with a row for each job and metric."""
     found = _compare(visit, view_of(visit), charts.POINTS)
     rows: list[list[Cell]] = [
         [job.id, tables.name_of(job), job.state, job.step, metric, result.last, result.best,
@@ -104,7 +104,7 @@ def results_table(visit: Visit) -> Response:
 
 
 def settings_table(visit: Visit) -> Response:
-    """Return the settings that differ as CSV, with a column for each job."""
+    """Return a CSV file of the settings that differ, with a column for each job."""
     found = _compare(visit, view_of(visit), charts.POINTS)
     rows = ([item.name, *item.texts] for item in tables.settings(found))
     return table("compare-settings", ["setting", *(job.id for job in found.jobs)], rows)

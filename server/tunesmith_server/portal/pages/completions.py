@@ -42,7 +42,7 @@ def part(visit: Visit) -> Response:
 
 
 def table(visit: Visit) -> Response:
-    """Return the completions that the page shows, whole, as CSV."""
+    """Return a CSV file with the full texts of the completions that the page shows."""
     view = replace(view_of(visit), sample="")
     found = reading.read(visit.session, visit.state.storage, view)
     every = [*found.every, *found.found]

@@ -56,7 +56,7 @@ def show(visit: Visit) -> Response:
 
 
 def table(visit: Visit) -> Response:
-    """Return the list as CSV."""
+    """Return a CSV file of the listed data sets."""
     found = _files_of(_list(visit, _text(visit), _MOST, ""))
     header = ("id", "name", "status", "rows", "bytes", "format", "usable_for", "uses", "problems",
               "created_at", "sha256")  # fmt: skip

@@ -119,7 +119,7 @@ def first_rows(visit: Visit) -> Response:
 
 
 def rows_table(visit: Visit) -> Response:
-    """Return a page of rows as CSV."""
+    """Return a CSV file of the rows on one page."""
     file = files.retrieve(visit.session, visit.param("file_id"))
     part = _read(visit, file, MAX_ROWS_PAGE)
     if part.problem:
@@ -157,7 +157,7 @@ def lengths_table(visit: Visit) -> Response:
 
 
 def uses_table(visit: Visit) -> Response:
-    """Return the jobs and evaluations that use the file as CSV."""
+    """Return a CSV file of the jobs and evaluations that use the data file."""
     found = _uses(visit, files.retrieve(visit.session, visit.param("file_id")).id, _MOST_USES)[0]
     header = ("id", "name", "kind", "role", "status", "model", "created_at")
     cells: list[list[Cell]] = [
@@ -168,7 +168,7 @@ def uses_table(visit: Visit) -> Response:
 
 
 def problems_table(visit: Visit) -> Response:
-    """Return the first problems of each method as CSV."""
+    """Return a CSV file of the first rows that each method cannot use, with the reasons."""
     file = files.to_wire(files.retrieve(visit.session, visit.param("file_id")))
     found = file.validation
     refused = dict(found.refused) if found else {}

@@ -107,7 +107,7 @@ def show(visit: Visit) -> Response:
 
 
 def table(visit: Visit) -> Response:
-    """Return the tuned models that pass the filters, at most 1,000, as CSV."""
+    """Return a CSV file of at most 1,000 tuned models that pass the filters."""
     found, _ = _list(visit, _choice_of(visit).filters(), limit=_CSV_ROWS)
     rows = (
         [

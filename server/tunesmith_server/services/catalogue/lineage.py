@@ -10,7 +10,7 @@ from tunesmith_schema.lineage import RelatedJob, RelatedModel
 from tunesmith_server.models import AdapterRow, JobRow, ResumePointRow
 
 MAX_RELATED = 100
-"""Maximum number of forks, retries and results."""
+"""Maximum length of each list in a lineage: forks, retries and results."""
 
 
 def retrieve(session: Session, job: JobRow) -> JobLineage:

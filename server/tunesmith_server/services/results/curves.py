@@ -56,9 +56,11 @@ def columns(
 
 
 def stretch(low: int, high: int, points: int) -> int:
-    """Return the number of steps in an interval, so that a curve has at most `points` values. If
-    the range has at most `points` steps, return 1. For a longer range, return the smallest
-    sufficient power of two. A curve has two values for each interval, and the job's last value."""
+    """Return the number of steps in an interval, so that a curve has at most `points` values.
+
+    If the range has at most `points` steps, return 1: the curve has the value of each step. For a
+    longer range, return the smallest sufficient power of two: the curve has the minimum and maximum
+    of each interval, and the job's last value."""
     if high - low < points:
         return 1
     width = 2

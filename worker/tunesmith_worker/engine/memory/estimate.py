@@ -40,9 +40,10 @@ class Policy:
     The first `offload` layers move their input to the host, the last `keep` layers keep all
     activations, and the layers in between keep only their input.
 
-    The last layers keep all activations because backward frees them before other layers recompute.
-    The first layers are offloaded because backward needs their inputs last, so there is enough time
-    to copy the inputs back.
+    Backward runs from the last layer to the first. It frees the kept activations of the last layers
+    before other layers recompute their activations, so both are never in memory at the same time.
+    Backward needs the inputs of the first layers last, so there is enough time to copy these inputs
+    back from the host.
     """
 
     keep: int
@@ -76,8 +77,8 @@ class Prediction:
     """Moment of the peak: `head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
     """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
-    layer_inputs, workspace, attention_workspace, logits. `allocator` holds freed bytes that are
-    still resident, if measured."""
+    layer_inputs, workspace, attention_workspace, logits. If it was measured, there is also the item
+    `allocator`: freed bytes that the host's allocator has not returned to the kernel."""
     by_layer: tuple[int, ...] = ()
     """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0

@@ -30,8 +30,8 @@ class StepAttention:
         token.
 
         `lengths` [B], if given, is a tensor whose values may change between steps. With `lengths`,
-        the object can be used for several steps, until the cache's version changes. With `lengths`,
-        attention also reads the whole cache and masks unused entries."""
+        the object can be used for several steps, until the cache replaces its tensors. With
+        `lengths`, attention also reads the whole cache and masks unused entries."""
         self._cache, self._lengths = cache, lengths
         self._prompt = max(prefix.length for prefix, _, _ in cache.spans)
         self._own = max(cache.lengths) + 1 if lengths is None else cache.room

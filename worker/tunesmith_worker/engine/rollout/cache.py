@@ -35,8 +35,7 @@ class RowCache:
     """Keys and values of the completions in one batch."""
 
     def __init__(self, like: Prefix) -> None:
-        """Create a cache without rows. `like`: a prefix whose sizes, dtype and device the cache
-        uses."""
+        """Create a cache without rows, with the sizes, dtype and device of the keys in `like`."""
         layers, kv_heads, _, head_dim = like.keys.shape
         self.spans: list[tuple[Prefix, int, int]] = []
         """For each prompt: the prompt, its first row, and the row after its last row."""
@@ -117,7 +116,7 @@ class RowCache:
 
         Without `lengths`, the function is valid for one step, until `advance` is called. With a
         tensor `lengths` [B], whose values may change between steps, the function is valid until
-        `version` changes."""
+        the cache replaces its tensors."""
         _, two, kv_heads, rows, room, head_dim = self._kv.shape
         heads = two * kv_heads
         if lengths is None and len(set(self.lengths)) == 1:  # four times as fast

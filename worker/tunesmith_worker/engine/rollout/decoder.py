@@ -106,8 +106,8 @@ class Decoder:
         """Compute a step on the device; the cache must have space for the new tokens.
 
         `lengths` [B], if given, holds each row's number of cached tokens on the device. With
-        `lengths`, the step can be recorded as a CUDA graph: every value that the step reads on the
-        host stays the same until the cache's version changes.
+        `lengths`, a CUDA graph can record the step. The recording is valid until the cache replaces
+        its tensors.
         """
         write = cache.writer(lengths)
         attend = StepAttention(cache, self._model.layers[0].shape, lengths)

@@ -163,7 +163,7 @@ class RecordingDecoder(Decoder):
 
 
 class _Step:
-    """Decode step for one version of the cache.
+    """Decode step that is valid until the cache replaces its tensors.
 
     This object holds the tensors that a recording uses, except the cache and the decoder's
     weights."""

@@ -3,12 +3,12 @@
 The model's own RoPE module computes the cosines and sines. For every RoPE scaling, the decoder and
 the training forward therefore use the same cosines and sines, bit for bit.
 
-With two kinds of scaling, the frequencies depend on the sequence length. The scaling `longrope` has
-two sets of frequencies: one for lengths up to the original context length, and one for greater
-lengths. The scaling `dynamic` has a separate set of frequencies for each length above the original
-context length. Cached keys are valid for only one set of RoPE frequencies. `rope_key` identifies a
-sequence's set of frequencies. If a sequence's set of frequencies changes, the cached keys are
-recomputed.
+With the scalings `longrope` and `dynamic`, the frequencies depend on the sequence length. The
+scaling `longrope` has two sets of frequencies: one for lengths up to the original context length,
+and one for greater lengths. The scaling `dynamic` has a separate set of frequencies for each length
+above the original context length. Cached keys are valid for only one set of RoPE frequencies.
+`rope_key` identifies a sequence's set of frequencies. If a sequence's set of frequencies changes,
+the cached keys are recomputed.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ ALONE = 512
 """Number of prompt tokens per step while no row decodes."""
 _SMALLEST = 16
 _WEIGHT = 0.1
-"""Weight of the newest step in the running means."""
+"""Weight of the newest step in the running averages."""
 _SHARE = 0.8
 """Maximum time that prompt tokens may add to a step, divided by the mean time of a step without
 prompt tokens."""
 
 
 class Pace:
-    """Running means of step times."""
+    """Running averages of step times."""
 
     def __init__(self) -> None:
         self._decode_seconds: float | None = None

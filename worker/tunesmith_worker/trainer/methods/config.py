@@ -57,8 +57,8 @@ def sft_config(folder: Path, train: TrainPlan, *, seed: int) -> Untyped:
 
 
 def reward_column(name: str) -> Callable[..., Untyped]:
-    """Return a function that TRL lists as a reward function. TRL only reads the function's name,
-    which is the name of a reward column."""
+    """Return a placeholder for TRL's list of reward functions. TRL reads only the placeholder's
+    name, which is the name of a reward column."""
 
     def column(**_: Untyped) -> Untyped:
         raise AssertionError("_calculate_rewards computes the rewards")

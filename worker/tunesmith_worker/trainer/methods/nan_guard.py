@@ -22,7 +22,7 @@ from tunesmith_worker.rundir.errors import RunError
 Untyped = Any  # Any: transformers is not typed
 
 MOST_KEPT = 64
-"""Maximum number of steps whose rows the host keeps before it reads the flag."""
+"""Maximum number of steps whose rows the host keeps before it reads `found_inf`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class NanGuard:
         self.norm = torch.zeros((), device=device)
         """Norm of the last gradient before clipping, on the device."""
         self._skipped = torch.zeros((), device=device)
-        """Number of updates that were skipped because the flag was set."""
+        """Number of updates that were skipped because `found_inf` was set."""
         self._explain = explain
         self._kept: list[StepRecord] = []
 
@@ -81,7 +81,7 @@ class NanGuard:
         return self._kept[-1]
 
     def check_norm(self, norm: torch.Tensor) -> None:
-        """Update the flag. `norm`: scalar norm of the whole gradient of the current step."""
+        """Update `found_inf`. `norm`: scalar norm of the whole gradient of the current step."""
         self.norm = norm.detach().to(self.found_inf.device)
         bad = self.norm.isfinite().logical_not_()
         self.found_inf.logical_or_(bad)

@@ -102,7 +102,7 @@ class TrainingWatch:
         )
 
     def live(self) -> dict[str, float | None]:
-        """Return live metrics as means over the time since the last call that returned metrics. If
+        """Return live metrics, averaged over the time since the last call that returned metrics. If
         that call was less than `LIVE_SECONDS` ago, return {}.
         """
         if self._clock.wall - self._last.wall < LIVE_SECONDS and self._last.step:

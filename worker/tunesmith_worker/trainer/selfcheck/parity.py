@@ -40,13 +40,13 @@ The largest measured difference over all model families is 1e-5.
 EXACT_GPU = Limits(log_prob=5e-3, gradient=5e-3)
 """Limits in fp32 on a GPU, whose kernels multiply in TF32 with 10 mantissa bits."""
 COARSE = Limits(log_prob=0.25, gradient=0.25, single=False)
-"""Limits in 16 bits if there is no fp32 reference, because the base model is quantized or memory is
-too small."""
+"""Limits for a comparison of two results in 16 bits. These limits apply if the check cannot compute
+in fp32, because the base model is quantized or memory is too small."""
 SMALL = 1e-6
-"""Maximum gradient difference of a tensor that the check ignores, relative to the norm of the whole
-gradient.
+"""Two gradients of a tensor count as equal if the norm of their difference is at most SMALL times
+the norm of all gradients.
 
-Gradients of key biases are below this limit.
+Gradients of key biases are always that small.
 """
 FACTOR = 2.0
 """Maximum ratio of our 16-bit gradient error to the stock error. The ratio measured on one batch

@@ -46,9 +46,10 @@ class SampleBatch:
 
     @property
     def trains_attention(self) -> bool:
-        """True if a label follows at least two tokens.
+        """True if the query and key weights have a gradient.
 
-        With fewer than two tokens before the label, queries and keys have no gradient.
+        If attention sees only one token, its result does not depend on queries and keys. Therefore,
+        at least one row must have a label after its second token.
         """
         return any(bool((row["labels"][0, 2:] != IGNORED).any()) for row in self.single_rows)
 

@@ -33,9 +33,9 @@ WEIGHTS_KEY = "tunesmith_weights"
 LOGPROBS_MODE = "processed_logits"
 """Value of vLLM's option `--logprobs-mode`: vLLM returns logits instead of log-probs."""
 NOT_FINITE = 0.5
-"""Logit of token 0 if the model's logits contain NaN or infinity."""
+"""Signal in the logit of token 0: the model's logits contain NaN or infinity."""
 OTHER_WEIGHTS = 0.25
-"""Logit of token 0 if the server does not have the weights that the request needs."""
+"""Signal in the logit of token 0: the vLLM server lacks the weights that the request needs."""
 
 
 def extra_args(request: Request, weights: str) -> dict[str, float | int | str]:

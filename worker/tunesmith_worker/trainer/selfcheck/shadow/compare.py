@@ -31,11 +31,11 @@ class Tolerance:
     norm: float
     """Relative tolerance of the gradient norm."""
     gradient: float
-    """Tolerance of a gradient: norm of the difference, relative to the norm of the gradient."""
+    """Tolerance of a gradient: norm of the error, divided by the norm of the expected gradient."""
     single: bool = True
-    """True: `gradient` limits the difference of each tensor.
+    """True: `gradient` applies to the gradient of each tensor.
 
-    False: `gradient` limits the difference of all gradients together.
+    False: `gradient` applies to the gradients of all tensors as one vector.
     """
 
 
@@ -48,7 +48,8 @@ CLIPPED = 1e-2
 """Relative tolerance of the gradient norm after clipping. Clipping rounds 16-bit gradients once
 more."""
 SMALL = 1e-6
-"""A tensor's gradient difference up to this share of the whole gradient's norm is ignored."""
+"""Two gradients of a tensor count as equal if the norm of their difference is at most SMALL times
+the norm of all gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ class Differences:
     tensor: str
     """Name of the tensor with the largest difference."""
     whole: float
-    """Norm of the difference of all gradients together, divided by the norm of all gradients."""
+    """Norm of the difference between the run's gradients and the expected gradients, divided by the
+    norm of the expected gradients."""
 
     def within(self, tolerance: Tolerance) -> bool:
         return (
