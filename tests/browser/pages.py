@@ -102,6 +102,13 @@ VISITS = (
     Visit(name="job-queued", path="/portal/jobs/{queued}", ready="#why li"),
     Visit(name="job-asks", path="/portal/jobs/{paused}?ask=cancel", ready="dialog[open]"),
     Visit(name="job-hostile", path="/portal/jobs/{hostile}", ready="#why li"),
+    Visit(name="job-edit", path="/portal/jobs/{hostile}/edit", ready=".edit"),
+    Visit(
+        name="job-edits",
+        path="/portal/jobs/{running}",
+        click="#head a[data-key=n]",
+        ready="dialog[open] .edit",
+    ),
     Visit(
         name="compare",
         path="/portal/compare?jobs={running},{succeeded},{failed}",

@@ -194,6 +194,37 @@ def test_an_order_asks_once_and_the_head_says_what_happens(page: Page, own: Serv
     page.get_by_text("Stopping after the next step").wait_for()
 
 
+def test_name_notes_and_pin_are_edited_by_keys(page: Page, own: Service) -> None:
+    job_id = own.world.jobs["queued"]
+    page.goto(f"/portal/jobs/{job_id}")
+    page.wait_for_selector("#live[data-state=on]")
+    page.keyboard.press("n")
+    page.wait_for_selector("dialog:modal .edit [name=name]:focus")
+    page.keyboard.type("discarded")
+    page.keyboard.press("Escape")
+    page.locator("dialog:modal").wait_for(state="detached")
+    page.keyboard.press("n")
+    page.wait_for_selector("dialog:modal .edit [name=name]:focus")
+    page.keyboard.type("slower")
+    page.keyboard.press("Tab")
+    page.keyboard.type("x < 1\n<b>second</b>")
+    for key in ("Tab", "Tab", "Enter"):  # the second button saves and pins
+        page.keyboard.press(key)
+    page.locator("#head .tag", has_text="Pinned").wait_for()
+    assert page.locator("h1").inner_text() == "slower"
+    assert page.locator("#head .notes").inner_text() == "x < 1\n<b>second</b>"
+    page.keyboard.press("Control+k")
+    page.keyboard.type("edit name")
+    page.get_by_role("link", name="Edit name, notes and pin of this job").wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#main > .card .edit [name=name]:focus")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/portal/jobs/{job_id}")
+    assert page.locator("h1").inner_text() == "slower"
+    page.goto("/portal/jobs")
+    page.locator(f"#row-{job_id} .tag", has_text="Pinned").wait_for()
+
+
 def test_an_event_from_elsewhere_changes_the_parts(page: Page, own: Service) -> None:
     job_id = own.world.jobs["running"]
     page.goto(f"/portal/jobs/{job_id}")

@@ -17,6 +17,7 @@ _KEY = "/organization/projects/{project_id}/api_keys/{key_id}"
 ACTIONS: Mapping[str, str] = MappingProxyType(
     {
         "POST /fine_tuning/jobs": "start jobs",
+        f"PATCH {_JOB}": "edit jobs",
         **{
             f"POST {_JOB}/{verb}": f"{verb} jobs"
             for verb in ("cancel", "pause", "resume", "stop", "fork", "retry")

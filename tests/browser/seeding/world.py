@@ -296,6 +296,7 @@ def _hostile(make: _Maker) -> None:
     make.file("hostile-rows", of_length(255)[0], rows, good)
     job = make.job("hostile", 200_000, JobState.FAILED, suffix=of_length(64)[0], metadata=labels)
     job.finished_at = job.created_at + 60
+    job.name, job.notes, job.pinned = of_length(200)[0], "\n".join(of_length(160)), True
     lines = [{"message": text, "level": "warn", "data": {"x": text}} for text in of_length(200_000)]
     history.tell(make.session, job, job.finished_at, lines)
     error = {"category": "user", "code": "recipe_invalid", "message": of_length(4000)[3]}

@@ -1,4 +1,4 @@
-"""A create or fork request as JSON, command line, SDK call and curl."""
+"""A create, fork or edit request as JSON, command line, SDK call and curl."""
 
 from __future__ import annotations
 
@@ -35,13 +35,21 @@ def fork(job_id: str, body: Mapping[str, Any], origin: str) -> list[Form]:  # An
     return _forms(body, origin, f"{_CREATE}/{job_id}/fork", sdk, command)
 
 
+def edit(job_id: str, body: Mapping[str, Any], origin: str) -> list[Form]:  # Any: JSON
+    """Return the texts of a request that changes a job, for all interfaces."""
+    command = ["tunesmith jobs edit", job_id]
+    command += [f"--{name} {_quoted(value or '')}" for name, value in body.items()]
+    sdk = f"client.fine_tuning.jobs.edit(\n    {job_id!r},"
+    return _forms(body, origin, f"{_CREATE}/{job_id}", sdk, command, "-X PATCH ")
+
+
 def _forms(
-    body: Mapping[str, Any], origin: str, path: str, sdk: str, command: list[str]
+    body: Mapping[str, Any], origin: str, path: str, sdk: str, command: list[str], verb: str = ""
 ) -> list[Form]:
     text = json.dumps(body, indent=2, ensure_ascii=False)
     arguments = "".join(f"\n    {name}={value!r}," for name, value in body.items())
     curl = (
-        f"curl {shlex.quote(origin + path)} \\\n"
+        f"curl {verb}{shlex.quote(origin + path)} \\\n"
         '  -H "Authorization: Bearer $TUNESMITH_API_KEY" \\\n'
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from tunesmith_server.portal.job import edit
 from tunesmith_server.portal.shared import links
 from tunesmith_server.portal.shared import page as shared_job
 from tunesmith_server.portal.visit import Page
@@ -45,6 +46,7 @@ _MODULES = (
         completions,
         job_orders,
         job_data,
+        edit,
         links,
         shared_job,
         data,

@@ -3,6 +3,7 @@ opens."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from urllib.parse import urlencode
 
@@ -25,6 +26,8 @@ _MOST_JOBS = 8
 _MOST_MODELS = 8
 _MOST_FILES = 5
 _MAX_TEXT = 200
+_ON_JOB = re.compile(r"https?://[^/]+(/portal/jobs/ftjob-\w{1,64})(?:[/?#].*)?")
+"""Address of the page of a job."""
 
 
 def show(visit: Visit) -> Response:
@@ -49,12 +52,20 @@ def show(visit: Visit) -> Response:
     return visit.show(
         "_found.html",
         text=text,
-        actions=_named(navigation.actions(visit.principal.verbs), text),
+        actions=_named((*_of_job(visit), *navigation.actions(visit.principal.verbs)), text),
         pages=_named(navigation.entries(paths), text),
         files=[FileObject.model_validate(item) for item in from_json(data.content())["data"]],
         models=from_json(found.content())["data"],
         lines=[line_of(item) for item in from_json(page.content())["data"]],
     )
+
+
+def _of_job(visit: Visit) -> list[Entry]:
+    """Return the actions on the job whose page asks."""
+    on = _ON_JOB.fullmatch(visit.request.headers.get("hx-current-url", ""))
+    if on is None or "write" not in visit.principal.verbs:
+        return []
+    return [Entry(f"{on[1]}/edit", "Edit name, notes and pin of this job", "jobs", "")]
 
 
 def _named(entries: Iterable[Entry], text: str) -> list[Entry]:

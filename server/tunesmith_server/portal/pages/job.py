@@ -40,7 +40,7 @@ _BOTH = (("tokens_per_second", "Tokens a second"), ("trained_tokens", "Trained t
 
 _KEYS = (
     ("s", "Smooth the curves"), ("l", "Logarithmic scale"), ("e", "Events"), ("f", "Fork"),
-    ("p", "Pause or resume"), ("[ ]", "Earlier or later job"),
+    ("p", "Pause or resume"), ("n", "Edit name, notes and pin"), ("[ ]", "Earlier or later job"),
 )  # fmt: skip
 
 

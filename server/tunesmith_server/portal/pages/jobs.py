@@ -78,6 +78,8 @@ class JobLine:
     """Reason why the job waits, as a sentence; None if it does not wait."""
     result: str | None
     """Name of the tuned model; None if there is none, or if it was deleted."""
+    pinned: bool
+    """True if the team has pinned the job."""
 
     @property
     def short_id(self) -> str:
@@ -268,6 +270,7 @@ def line_of(item: Mapping[str, Any], now: float | None = None) -> JobLine:
         curve=_curve_of(item),
         waits=waiting["message"] if isinstance(waiting, dict) else None,
         result=item.get("fine_tuned_model") if item.get("adapter_id") else None,
+        pinned=bool(item.get("pinned")),
     )
 
 

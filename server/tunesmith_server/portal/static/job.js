@@ -113,6 +113,7 @@ document.addEventListener("htmx:after:swap", () => {
     state = head.dataset.state;
     document.querySelector("#said").textContent = head.querySelector(".badge")?.textContent ?? "";
   }
+  raise();
   offer();
   progress();
 });
@@ -127,11 +128,14 @@ document.addEventListener("click", (event) => {
   else close.closest("dialog").close();
 });
 
-if (matchMedia("(max-width: 760px)").matches) for (const fold of document.querySelectorAll("[data-fold]")) fold.open = false;
-const asked = document.querySelector("dialog[open]");
-if (asked) {
-  asked.close();
-  asked.showModal();
+/** Show a dialog that the server sent open. */
+function raise() {
+  const asked = document.querySelector("dialog[open]:not(:modal)");
+  asked?.close();
+  asked?.showModal();
 }
+
+if (matchMedia("(max-width: 760px)").matches) for (const fold of document.querySelectorAll("[data-fold]")) fold.open = false;
+raise();
 offer();
 progress();
