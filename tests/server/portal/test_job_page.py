@@ -122,7 +122,7 @@ def test_a_running_job_shows_its_figures_its_curves_and_its_parts(server: Server
     assert [item.attributes["d"] for item in paths[:1]] == ["m0 0 300 120 300 40"]
     why = document.with_id("why").text
     assert "WarningThe loss is not finite." in why
-    assert "ms." in document.with_id("time").text
+    assert "do not depend on its size." in document.with_id("time").text
     assert "Fork with eval_steps = 350" in why
     assert "0 of 1 passed" in document.with_id("check").text
     assert "2.1 against 2.0" in document.with_id("check").text
