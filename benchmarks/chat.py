@@ -57,7 +57,7 @@ async def first_token(server: Server) -> float:
 
 
 async def throughput(server: Server, streams: int) -> float:
-    """Return the tokens per second of all `streams` streams together."""
+    """Return the total tokens per second of all `streams` streams."""
     started = time.perf_counter()
     await asyncio.gather(*(server.stream(prompt, NEW) for prompt in prompts(streams, PROMPT)))
     return streams * NEW / (time.perf_counter() - started)

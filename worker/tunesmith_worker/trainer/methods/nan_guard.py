@@ -77,7 +77,7 @@ class NanGuard:
 
     @property
     def current_step(self) -> StepRecord:
-        """The newest step that was recorded since the host last read the flag."""
+        """The newest step that was recorded since the host last read `found_inf`."""
         return self._kept[-1]
 
     def check_norm(self, norm: torch.Tensor) -> None:

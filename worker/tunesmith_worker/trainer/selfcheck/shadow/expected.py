@@ -34,7 +34,7 @@ class ExpectedStep:
     gradients: dict[str, torch.Tensor]
     """Gradients before clipping, in fp32, under parameter names."""
     norm: float
-    """L2 norm of all gradients together."""
+    """L2 norm of the gradients of all tensors as one vector."""
 
 
 class GradientSum:
@@ -60,7 +60,7 @@ class GradientSum:
 
 
 def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    """Return the L2 norm of all gradients together."""
+    """Return the L2 norm of the gradients of all tensors as one vector."""
     if not gradients:
         return 0.0
     norms = [torch.linalg.vector_norm(g.float()) for g in gradients.values()]
