@@ -23,6 +23,7 @@ from ._cli import (
     server_and_worker,
     sessions,
     sharing,
+    storage,
     users,
 )
 from ._cli.session import Connection
@@ -78,6 +79,7 @@ users.add_to(app)
 chat.add_to(app)
 evaluations.add_to(app)
 queue.add_to(app)
+storage.add_to(app)
 server_and_worker.add_to(app)
 
 

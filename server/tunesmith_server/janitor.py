@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Literal
 
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
@@ -24,7 +26,7 @@ from tunesmith_server.core.storage import BLOB_GRACE, Storage
 from tunesmith_server.identity import job_links
 from tunesmith_server.models import EvaluationRow, FileRow, IdempotencyRow, JobRow, WorkerRow
 from tunesmith_server.scheduling.eligibility import may_start
-from tunesmith_server.services import keys, sessions, workers
+from tunesmith_server.services import janitor_runs, keys, sessions, workers
 from tunesmith_server.services.catalogue import evaluation_leases
 from tunesmith_server.services.data import files, upload_completion
 from tunesmith_server.services.leasing import file_readings, leases, making_room, resume_points
@@ -39,6 +41,8 @@ WAKE_AGAIN_SECONDS = 30.0
 MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
+_RECORD_SECONDS = 60.0
+"""Time between two records of rounds that deleted nothing and had no error."""
 
 Step = Callable[[Session], object]
 
@@ -55,6 +59,7 @@ class Janitor(threading.Thread):
         self._may_take_back = time.monotonic() + settings.lease_seconds
         self._clock_ahead: float | None = None
         self._next_sweep = time.monotonic() + SWEEP_SECONDS
+        self._next_record = 0.0
         self._older_jobs = OlderJobs()
 
     def run(self) -> None:
@@ -71,6 +76,14 @@ class Janitor(threading.Thread):
     def round(self) -> None:
         """Run all steps, each in its own transaction. If a step fails, for example at a damaged
         row, the other steps still run."""
+        with self._recorded("round") as run:
+            self._repair(run)
+            self._delete_parts(run)
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + SWEEP_SECONDS
+            self.sweep()
+
+    def _repair(self, run: janitor_runs.Run) -> None:
         settings, wake_ups = self._settings, self._wake_ups
         steps: dict[str, Step] = {
             "resend wake-ups": self._resend_wake_ups,
@@ -106,12 +119,9 @@ class Janitor(threading.Thread):
             try:
                 with self._database.write.begin() as session:
                     step(session)
-            except Exception:
+            except Exception as error:
+                run.failed(name, error)
                 log.exception("the janitor could not %s", name)
-        self._delete_parts()
-        if time.monotonic() >= self._next_sweep:
-            self._next_sweep = time.monotonic() + SWEEP_SECONDS
-            self.sweep()
 
     def _lease_expiry_allowed(self) -> bool:
         with self._database.read() as session:
@@ -131,23 +141,49 @@ class Janitor(threading.Thread):
         self._clock_ahead = ahead
         return steady >= self._may_take_back
 
-    def _delete_parts(self) -> None:
+    def _delete_parts(self, run: janitor_runs.Run) -> None:
         """Delete parts from storage outside a transaction, then delete their rows. If a crash
         prevents the second deletion, the next round repeats both deletions."""
         with self._database.read() as session:
-            part_ids = upload_completion.leftover_parts(session)
-        for part_id in part_ids:
+            parts = upload_completion.leftover_parts(session)
+        for part_id, size in parts.items():
             self._storage.delete_part(part_id)
-        if part_ids:
+            run.objects, run.bytes = run.objects + 1, run.bytes + size
+        if parts:
             with self._database.write.begin() as session:
-                upload_completion.delete_part_rows(session, part_ids)
+                upload_completion.delete_part_rows(session, list(parts))
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
         """Delete the content that no row refers to; return the number of deleted blobs."""
-        found = garbage.collect(self._database, self._storage, older_than)
+        with self._recorded("sweep") as run:
+            found = garbage.collect(self._database, self._storage, older_than)
+            run.objects, run.bytes = len(found.sizes), found.bytes
         if found.sizes:
             log.info("deleted %d unused blobs, %d bytes", len(found.sizes), found.bytes)
         return len(found.sizes)
+
+    @contextmanager
+    def _recorded(self, kind: Literal["round", "sweep"]) -> Iterator[janitor_runs.Run]:
+        """Measure a round or a sweep, and store its end for `GET /v1/organization/storage`."""
+        run, started = janitor_runs.Run(kind), time.monotonic()
+        try:
+            yield run
+        except Exception as error:
+            run.failed(f"complete the {kind}", error)
+            raise
+        finally:
+            self._record(run, time.monotonic() - started)
+
+    def _record(self, run: janitor_runs.Run, seconds: float) -> None:
+        if run.kind == "round" and not run.is_notable and time.monotonic() < self._next_record:
+            return
+        self._next_record = time.monotonic() + _RECORD_SECONDS
+        next_sweep_at = time.time() + max(0.0, self._next_sweep - time.monotonic())
+        try:
+            with self._database.write.begin() as session:
+                janitor_runs.store(session, run, seconds, next_sweep_at)
+        except Exception:  # the record is not worth a failed round
+            log.exception("the janitor could not store its last %s", run.kind)
 
     def _resend_wake_ups(self, session: Session) -> None:
         now = time.time()

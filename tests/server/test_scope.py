@@ -27,6 +27,7 @@ NOT_OWNED = {
     "audit_log": "only a command on the server's host shows it",
     "blobs": "content, which rows of several projects may share",
     "installation": "one row",
+    "janitor": "one row",
     "job_curves": "read by the job's id, after the job was found in the project",
     "job_metrics": "read by the job's id, after the job was found in the project",
     "job_reports": "read by the job's id, after the job was found in the project",

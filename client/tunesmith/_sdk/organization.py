@@ -14,6 +14,7 @@ from tunesmith_schema import (
     AdminApiKeyCreated,
     AuditLogEntry,
     Deleted,
+    OrganizationStorage,
     OrganizationUser,
     Project,
     ProjectApiKey,
@@ -280,11 +281,23 @@ class AuditLogs:
         return first_page(fetch, None)
 
 
+class Storage:
+    """Stored bytes, free disk, and the janitor's last runs."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def retrieve(self) -> OrganizationStorage:
+        """Return the stored bytes by kind and project, the free disk and the janitor's status."""
+        return self._http.get(OrganizationStorage, path_of(_ROOT, "storage"))
+
+
 class Organization:
     """`client.admin.organization`."""
 
     def __init__(self, http: Http) -> None:
         self.audit_logs = AuditLogs(http)
+        self.storage = Storage(http)
         self.projects = Projects(http)
         self.users = Users(http)
         self.admin_api_keys = AdminApiKeys(http)

@@ -12,6 +12,7 @@ from tunesmith_schema import (
     AdminApiKeyCreated,
     AuditLogEntry,
     Deleted,
+    OrganizationStorage,
     OrganizationUser,
     Page,
     Project,
@@ -29,6 +30,7 @@ from tunesmith_schema import (
 from tunesmith_schema.bounds import MAX_SECONDS
 from tunesmith_server.identity import audit_log, members, project_keys, projects, users
 from tunesmith_server.identity.audit_log import AuditFilters
+from tunesmith_server.services import stored
 
 from .bounds import AfterQuery, IdPath
 from .deps import (
@@ -230,6 +232,12 @@ def list_audit_logs(
         session, filters, after=cursor.after, limit=cursor.limit, order=cursor.order
     )
     return send_page(page)
+
+
+@router.get("/storage")
+def retrieve_storage(state: StateDep, session: ReaderDep) -> OrganizationStorage:
+    """Show the stored bytes by kind and project, the free disk and the janitor's last runs."""
+    return stored.report(session, state.storage, state.settings)
 
 
 @router.get("/admin_api_keys")

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -39,6 +40,11 @@ class LocalStore:
         self._root = Path(unquote(parts.path))
         self._synced_folders: set[Path] = set()
         _make_folder(self._root)
+
+    def disk(self) -> tuple[int, int]:
+        """Return the size and the free bytes of the disk."""
+        usage = shutil.disk_usage(self._root)
+        return usage.total, usage.free
 
     def write(self, path: str, pieces: Iterable[bytes]) -> None:
         """Write an object durably, and completely or not at all."""

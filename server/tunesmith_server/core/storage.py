@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import IO
+from typing import IO, NamedTuple
 
 from obstore.exceptions import BaseError
 
@@ -31,6 +31,13 @@ class StorageUnavailable(Exception):
     """The store refused a request or did not answer."""
 
 
+class Disk(NamedTuple):
+    """Size and free space of a disk in bytes."""
+
+    total: int
+    free: int
+
+
 class Storage:
     """Store for blobs and for the parts of uploads. The name of a blob is its sha256
     (`ab/abcd...`), the name of a part is its id. A finished write survives a power cut. Writing the
@@ -40,6 +47,21 @@ class Storage:
         self.url = url
         is_local = url.startswith("file://")
         self._store: LocalStore | BucketStore = LocalStore(url) if is_local else BucketStore(url)
+
+    @property
+    def is_local(self) -> bool:
+        """True if the store is a local directory."""
+        return isinstance(self._store, LocalStore)
+
+    def disk(self) -> Disk | None:
+        """Return the disk of a local directory; None for a bucket, or if the disk does not
+        answer."""
+        if not isinstance(self._store, LocalStore):
+            return None
+        try:
+            return Disk(*self._store.disk())
+        except OSError:
+            return None
 
     def check(self) -> None:
         """Raise StorageUnavailable if a test write to the store fails."""

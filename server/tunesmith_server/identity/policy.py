@@ -116,6 +116,7 @@ RULES: dict[str, Verb] = {
     f"GET {_PROJECT}/api_keys/{{key_id}}": "manage",
     f"DELETE {_PROJECT}/api_keys/{{key_id}}": "manage",
     "GET /organization/audit_logs": "administer",
+    "GET /organization/storage": "administer",
     "GET /organization/users": "administer",
     "POST /organization/users": "administer",
     "GET /organization/users/{user_id}": "administer",

@@ -10,6 +10,7 @@ from .event import EventRow, MetricRow
 from .file import FileRow
 from .file_stats import FileStatsRow
 from .idempotency import IdempotencyRow
+from .janitor import JanitorRow
 from .job import JobRow
 from .job_link import JobLinkRow
 from .owned import DEFAULT_PROJECT, Owned
@@ -40,6 +41,7 @@ __all__ = [
     "IdempotencyRow",
     "IdleRow",
     "InstallationRow",
+    "JanitorRow",
     "JobLinkRow",
     "JobRow",
     "MetricRow",

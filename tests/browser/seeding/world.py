@@ -37,7 +37,7 @@ from tunesmith_server.models import (
     WorkerRow,
     scope,
 )
-from tunesmith_server.services import blobs
+from tunesmith_server.services import blobs, janitor_runs
 from tunesmith_server.services.data import file_stats
 from tunesmith_server.services.results import job_health
 from tunesmith_server.services.training import events, job_create
@@ -97,7 +97,16 @@ def fill(settings: Settings, database: Database, storage: Storage, owner: str) -
         _hostile(maker)
         for what, job_id in world.jobs.items():
             world.links[what] = link(session, job_id, owner, now)
+        _janitor(session, now)
     return world
+
+
+def _janitor(session: Session, now: float) -> None:
+    """Store a failed round and a sweep that deleted content."""
+    sweep = janitor_runs.Run("sweep", started_at=now - 1500, objects=3, bytes=98_304)
+    failed = "could not delete expired files: OperationalError"
+    for run in (sweep, janitor_runs.Run("round", started_at=now - 65, error=failed)):
+        janitor_runs.store(session, run, seconds=0.05, next_sweep_at=now + 2100)
 
 
 def _worker(name: str, now: float, not_ready: str | None = None) -> WorkerRow:

@@ -1,4 +1,4 @@
-"""Page of settings: the caller, the caller's sign-ins, and the keys of the project."""
+"""Page of settings: the caller, the caller's sign-ins, the keys of the project, and storage."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tunesmith_server.identity import me, portal_sessions, project_keys
 from tunesmith_server.portal import devices
 from tunesmith_server.portal.calls import Call
 from tunesmith_server.portal.visit import Page, Visit
+from tunesmith_server.services import stored
 
 _MOST_KEYS = 100
 _HERE = "/portal/settings"
@@ -30,6 +31,7 @@ def _page(visit: Visit, *, link: str = "", problem: str = "", status: int = 200)
         page = project_keys.list_keys(session, principal.project_id, after=None, limit=_MOST_KEYS)
         keys = page.data
     is_display = visit.signed_in is not None and visit.signed_in.kind == "display"
+    administers = "administer" in principal.verbs
     return visit.show(
         "settings.html",
         status=status,
@@ -41,9 +43,12 @@ def _page(visit: Visit, *, link: str = "", problem: str = "", status: int = 200)
         this_session=visit.signed_in.id if visit.signed_in else "",
         link=link,
         problem=problem,
+        storage=stored.report(session, visit.state.storage, visit.state.settings)
+        if administers
+        else None,
         version=installed_version("tunesmith"),
         versions=_versions(visit),
-        calls=_calls(principal.project_id, may_manage),
+        calls=_calls(principal.project_id, may_manage, administers),
     )
 
 
@@ -54,7 +59,7 @@ def _versions(visit: Visit) -> list[tuple[int, str]]:
     return [(number, name) for name, number in found.most_common()]
 
 
-def _calls(project_id: str, may_manage: bool) -> list[Call]:
+def _calls(project_id: str, may_manage: bool, administers: bool) -> list[Call]:
     calls = [
         Call(path="/v1/me", sdk="client.me()", cli="tunesmith whoami"),
         Call(path="/v1/sessions", sdk="client.sessions.list()", cli="tunesmith sessions list"),
@@ -67,6 +72,13 @@ def _calls(project_id: str, may_manage: bool) -> list[Call]:
             cli="",
         )
         calls.append(keys)
+    if administers:
+        storage = Call(
+            path="/v1/organization/storage",
+            sdk="client.admin.organization.storage.retrieve()",
+            cli="tunesmith storage",
+        )
+        calls.append(storage)
     return calls
 
 

@@ -162,16 +162,15 @@ def expire(session: Session) -> None:
     )
 
 
-def leftover_parts(session: Session) -> list[str]:
-    """Return part ids of closed uploads, at most MAX_DELETED."""
-    return list(
-        session.scalars(
-            select(UploadPartRow.id)
-            .join(UploadRow, UploadRow.id == UploadPartRow.upload_id)
-            .where(UploadRow.status != UploadStatus.PENDING)
-            .limit(MAX_DELETED)
-        )
+def leftover_parts(session: Session) -> dict[str, int]:
+    """Return the parts of closed uploads, at most MAX_DELETED: size in bytes by id."""
+    query = (
+        select(UploadPartRow.id, UploadPartRow.bytes)
+        .join(UploadRow, UploadRow.id == UploadPartRow.upload_id)
+        .where(UploadRow.status != UploadStatus.PENDING)
+        .limit(MAX_DELETED)
     )
+    return {part_id: size for part_id, size in session.execute(query)}
 
 
 def delete_part_rows(session: Session, part_ids: list[str]) -> None:
