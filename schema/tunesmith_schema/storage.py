@@ -29,9 +29,11 @@ class ProjectStorage(Response):
 
     id: str
     name: str
+    """Name of the project."""
     max_bytes: int | None
     """Quota; None means no quota."""
     stored: StoredBytes
+    """Bytes of the project, by kind."""
 
 
 class JanitorStatus(Response):
@@ -81,3 +83,4 @@ class OrganizationStorage(Response):
     projects: list[ProjectStorage]
     """The 100 projects that store the most, largest first."""
     janitor: JanitorStatus
+    """Last runs of the janitor."""
