@@ -47,7 +47,7 @@ test: setup
 test-long-tail: setup
 	$(PYTEST) $(PARALLEL) -m "full and not timing"
 
-# Tests with bounds in seconds run alone. Other programs of the machine only make them slower, so those
+# Tests of speed run alone. Other programs of the machine only make them slower, so those
 # that fail run again.
 test-timing: setup
 	$(TIMING) || { echo "Run the failed tests again:"; sleep 20; $(TIMING) --last-failed; }

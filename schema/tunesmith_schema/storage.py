@@ -72,9 +72,9 @@ class OrganizationStorage(Response):
     kind: Literal["directory", "bucket"]
     """Kind of store: a local directory, or a bucket of an object store."""
     free_bytes: int | None
-    """Free bytes of the directory's disk; None for a bucket, or if the disk does not answer."""
+    """Free bytes of the directory's disk; None for a bucket, or if reading them fails."""
     disk_bytes: int | None
-    """Size of the directory's disk; None for a bucket, or if the disk does not answer."""
+    """Size of the directory's disk; None for a bucket, or if reading it fails."""
     content_bytes: int
     """Bytes in the store, with each content counted once. Includes content that the next sweeps
     will delete."""

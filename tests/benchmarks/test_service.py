@@ -34,7 +34,6 @@ def test_a_large_file_does_not_pass_through_memory(
     assert figures["client_rss_growth_mb"] < 50, figures
 
 
-@pytest.mark.timing
 def test_every_watcher_gets_every_event_once_and_in_order(service: Installation) -> None:
     figures = fan_out.measure_on(
         service, watchers=100, reconnecting=20, events_per_second=20, seconds=3, join_seconds=1

@@ -104,7 +104,6 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
         yield started
 
 
-@pytest.mark.timing
 def test_an_api_that_was_killed_is_live_again_and_no_step_is_lost(
     running_chromium: Running, killable: tuple[Service, ApiProcess]
 ) -> None:

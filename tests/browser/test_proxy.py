@@ -85,7 +85,6 @@ def sign_in(client: httpx.Client, proxied: Deployed) -> httpx.Client:
     return client
 
 
-@pytest.mark.timing
 def test_a_user_signs_in_and_a_page_is_live_over_tls(
     proxied: Deployed, watched: tuple[BrowserContext, Watch]
 ) -> None:

@@ -39,7 +39,6 @@ def test_a_queued_job_is_cancelled_at_once_and_never_starts(
     assert second.refresh().attempt == 0
 
 
-@pytest.mark.timing
 def test_the_first_step_comes_soon_after_the_request(client: tunesmith.Client, rows: Path) -> None:
     """The bar is 9 s on an idle machine; this trips on twice that."""
     file = client.files.create(file=rows)

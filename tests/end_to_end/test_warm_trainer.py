@@ -66,7 +66,6 @@ def test_a_worker_that_ends_in_any_way_leaves_no_warm_trainer_and_the_next_has_o
     assert not alive(fourth)
 
 
-@pytest.mark.timing
 def test_a_job_starts_in_the_warm_trainer_and_the_next_one_is_there_after_it(
     service: Service, client: tunesmith.Client, rows: Path
 ) -> None:

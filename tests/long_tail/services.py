@@ -41,6 +41,7 @@ ROWS: Rows = {
     "end_to_end/test_service.py": {
         "test_a_queued_job_is_cancelled_at_once_and_never_starts": (),
         "test_a_job_is_cancelled_while_its_trainer_still_imports": (),
+        "test_the_first_step_comes_soon_after_the_request": (),
     },
     "end_to_end/test_trip.py": {
         "test_a_model_made_from_scratch_is_the_base_of_the_next_job": (),

@@ -54,8 +54,7 @@ class Storage:
         return isinstance(self._store, LocalStore)
 
     def disk(self) -> Disk | None:
-        """Return the disk of a local directory; None for a bucket, or if the disk does not
-        answer."""
+        """Return the disk of a local directory; None for a bucket, or if reading its size fails."""
         if not isinstance(self._store, LocalStore):
             return None
         try:

@@ -24,7 +24,7 @@ def as_csv(name: str, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> 
     """
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\r\n")
-    writer.writerow(header)
+    writer.writerow([_inert(cell) for cell in header])
     writer.writerows([_inert(cell) for cell in row] for row in rows)
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     headers = {**HEADERS, "content-disposition": f'attachment; filename="{plain}.csv"'}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import select
 
+from tunesmith_schema import JobPatch
 from tunesmith_server.models import AuditRow
 from tunesmith_server.portal import text
+from tunesmith_server.services.training import job_edit
 
 from ..actors import Server
 from ..teams import caller
@@ -94,6 +98,19 @@ def test_a_text_that_another_user_changed_is_kept(server: Server) -> None:
     assert "Another user changed the notes" in said
     assert "open the form again" in said
     assert stored(server, job_id) == ("mine", "theirs", False)
+
+
+def test_of_two_changes_at_the_same_time_the_second_is_refused(server: Server) -> None:
+    job_id = server.create_job(server.good_file())
+    browser = signed_in(server)
+    form = form_of(browser, job_id) | {"notes": "mine"}
+    with ThreadPoolExecutor(1) as pool:
+        with server.user_session() as session, session.begin():
+            job_edit.edit(session, job_id, JobPatch(notes="theirs"))
+            saving = pool.submit(browser.post, f"/portal/jobs/{job_id}/edit", data=form)
+            time.sleep(0.2)
+        assert saving.result(timeout=20).status_code == 400
+    assert stored(server, job_id)[1] == "theirs"
 
 
 def test_a_text_that_is_too_long_is_refused(server: Server) -> None:

@@ -55,6 +55,7 @@ def test_values_keep_the_digits_that_a_chart_shows() -> None:
     assert values(2.31234, 2.31256, None) == [2.31234, 2.31256, None]
     assert values(2.31234, 5.0) == [2.312, 5]
     assert values(2.31234, 2.31234) == [2.31234, 2.31234]
+    assert values(0.0, 1e-310) == [0.0, 1e-310]
     assert values() == []
     assert values(None) == [None]
     assert values(2.31234, 5.0, finer=False) == [2.31234, 5.0]

@@ -11,7 +11,7 @@ from importlib.resources import files
 from sqlalchemy import update
 
 from tunesmith_server.models import JobRow
-from tunesmith_server.portal import assets, text, view
+from tunesmith_server.portal import assets, tables, text, view
 from tunesmith_server.services import keys, sessions
 
 from ..actors import Server
@@ -227,3 +227,9 @@ def test_actions_are_found_by_callers_who_may_use_them(server: Server) -> None:
     document = Document(viewer.get("/portal/find", headers=part).text)
     for item in document.all("a"):
         assert viewer.get(item.attributes["href"] or "").status_code == 200
+
+
+def test_a_table_is_inert_in_a_spreadsheet() -> None:
+    table = tables.as_csv("a/b", ["=1", "name"], [["@x", 2], [None, "+3"]])
+    assert bytes(table.body) == b"'=1,name\r\n'@x,2\r\n,'+3\r\n"
+    assert table.headers["content-disposition"] == 'attachment; filename="a_b.csv"'

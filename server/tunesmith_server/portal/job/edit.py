@@ -37,7 +37,7 @@ def show(visit: Visit) -> Response:
 def save(visit: Visit) -> Response:
     """Store the texts that the visitor changed, and the pin."""
     job_id = visit.param("job_id")
-    job = jobs.to_wire(jobs.retrieve(visit.session, job_id))
+    job = jobs.to_wire(jobs.lock(visit.session, job_id))
     given: dict[str, str | bool | None] = {
         name: _plain(visit.field(name)).strip() or None
         for name in _TEXTS

@@ -14,6 +14,8 @@ _LEVELS = 1000
 _MIN_DIGITS = 4
 """Significant figures of the values in a chart's key (`number` in job.js)."""
 _MAX_DIGITS = 6
+_SMALLEST_SPAN = 1e-300
+"""`_LEVELS` divided by a smaller span can be infinite."""
 
 
 def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: bool) -> Any:
@@ -49,7 +51,7 @@ def _values(values: Sequence[float | None]) -> Sequence[float | None]:
     The values of a curve have at most 6."""
     known = [value for value in values if value is not None]
     span = max(known) - min(known) if known else 0.0
-    if not 0 < span < math.inf:
+    if not _SMALLEST_SPAN < span < math.inf:
         return values
     whole = math.floor(math.log10(max(abs(max(known)), abs(min(known))))) + 1
     decimals = math.ceil(math.log10(_LEVELS / span))

@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import (
+    MAX_EVENTS_PER_REPORT,
     ErrorCategory,
     ErrorCode,
     EventKind,
@@ -95,7 +96,7 @@ def report(
     blobs.use_files(session, _listed_files(report))
     store_events(session, job, report.events, lambda event: _store(session, settings, job, event))
     now = (job.lease_until or 0.0) - settings.lease_seconds
-    _measure(job, now)
+    _measure(job, now, is_full=len(report.events) == MAX_EVENTS_PER_REPORT)
     usage.continue_charging(session, job, now)
     if lanes.leave_if_too_long(job, now):
         events.add(session, job, lanes.LEFT)
@@ -107,9 +108,11 @@ def report(
     return _reply(settings, job)
 
 
-def _measure(job: JobRow, now: float) -> None:
-    """Record the time of the first steps of the attempt."""
-    if job.measured_at is None and job.step > (job.claimed_step or 0):
+def _measure(job: JobRow, now: float, *, is_full: bool) -> None:
+    """Record the time of the first steps of the attempt. The events of a full report waited on the
+    worker, for example while the API was away. They show no speed, so the time is recorded again.
+    """
+    if (is_full or job.measured_at is None) and job.step > (job.claimed_step or 0):
         job.measured_at, job.measured_step = now, job.step
 
 
