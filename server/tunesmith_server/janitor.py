@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Literal
 
 from sqlalchemy import delete, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from tunesmith_schema.queue import TRAIN_TASK, VALIDATE_FILE_TASK
@@ -182,7 +183,7 @@ class Janitor(threading.Thread):
         try:
             with self._database.write.begin() as session:
                 janitor_runs.store(session, run, seconds, next_sweep_at)
-        except Exception:  # the record is not worth a failed round
+        except SQLAlchemyError:  # the next round stores its own record
             log.exception("the janitor could not store its last %s", run.kind)
 
     def _resend_wake_ups(self, session: Session) -> None:

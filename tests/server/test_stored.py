@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event, update
+from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from tunesmith import Client
@@ -212,7 +213,7 @@ def test_a_record_that_fails_does_not_end_the_round(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object) -> None:
-        raise RuntimeError("no such table")
+        raise OperationalError("INSERT", {}, RuntimeError("no such table"))
 
     monkeypatch.setattr("tunesmith_server.services.janitor_runs.store", fail)
     server.janitor().round()

@@ -4,7 +4,7 @@ job. Results of running jobs are always stored, because a refusal would lose the
 from __future__ import annotations
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tunesmith_schema import ErrorCode, UploadStatus
 from tunesmith_server.core.errors import QuotaExceeded
@@ -44,15 +44,30 @@ def stored_bytes(session: Session, project_id: str) -> int:
     """Return the bytes of a project's files, open uploads, models, resume points and samples. If
     two files have the same content, the content counts twice."""
     total = 0
-    for row in (FileRow, AdapterRow):
-        total += _sum(session, select(func.sum(row.bytes)).where(row.project_id == project_id))
-    is_open = (UploadRow.project_id == project_id, UploadRow.status == UploadStatus.PENDING)
-    total += _sum(session, select(func.sum(UploadRow.bytes)).where(*is_open))
-    for output in (ResumePointRow, SamplesRow):
-        of_jobs = select(func.sum(output.bytes)).join(JobRow, JobRow.id == output.job_id)
-        total += _sum(session, of_jobs.where(JobRow.project_id == project_id))
+    for query in sums().values():
+        of_project = query.where(query.selected_columns[0] == project_id)
+        found = session.execute(all_projects(of_project)).first()
+        total += int(found[1]) if found else 0
     return total
 
 
-def _sum(session: Session, query: Select[int]) -> int:
-    return int(session.scalar(all_projects(query)) or 0)
+def sums() -> dict[str, Select[str, int]]:
+    """Return for each kind of stored bytes a query of the projects' ids and their sums."""
+    is_open = UploadRow.status == UploadStatus.PENDING
+    return {
+        "files": _summed(FileRow.bytes, FileRow.project_id),
+        "uploads": _summed(UploadRow.bytes, UploadRow.project_id).where(is_open),
+        "models": _summed(AdapterRow.bytes, AdapterRow.project_id),
+        "resume_points": _summed(ResumePointRow.bytes, JobRow.project_id).where(
+            JobRow.id == ResumePointRow.job_id
+        ),
+        "samples": _summed(SamplesRow.bytes, JobRow.project_id).where(
+            JobRow.id == SamplesRow.job_id
+        ),
+    }
+
+
+def _summed(
+    size: InstrumentedAttribute[int], project_id: InstrumentedAttribute[str]
+) -> Select[str, int]:
+    return select(project_id, func.sum(size)).group_by(project_id)

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import Select, func, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from tunesmith_schema import OrganizationStorage, ProjectStorage, StoredBytes, UploadStatus
+from tunesmith_schema import OrganizationStorage, ProjectStorage, StoredBytes
 from tunesmith_server.core.settings import Settings
 from tunesmith_server.core.storage import Storage
-from tunesmith_server.models import (
-    AdapterRow,
-    BlobRow,
-    FileRow,
-    JobRow,
-    ProjectRow,
-    ResumePointRow,
-    SamplesRow,
-    UploadRow,
-)
+from tunesmith_server.models import BlobRow, ProjectRow
 from tunesmith_server.models.scope import all_projects
 
-from . import janitor_runs
+from . import janitor_runs, quotas
 
 _MOST_PROJECTS = 100
 _KINDS = ("files", "uploads", "models", "resume_points", "samples")
@@ -60,33 +51,12 @@ def report(session: Session, storage: Storage, settings: Settings) -> Organizati
 
 
 def _by_project(session: Session) -> dict[str, dict[str, int]]:
-    """Return the stored bytes of each kind, by project. The kinds are those of a quota."""
+    """Return the stored bytes of each kind, by project."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
-    for kind, query in _queries().items():
+    for kind, query in quotas.sums().items():
         for project_id, size in session.execute(all_projects(query)):
             found[project_id][kind] = int(size)
     return found
-
-
-def _queries() -> dict[str, Select[str, int]]:
-    is_open = UploadRow.status == UploadStatus.PENDING
-    return {
-        "files": _summed(FileRow.bytes, FileRow.project_id),
-        "uploads": _summed(UploadRow.bytes, UploadRow.project_id).where(is_open),
-        "models": _summed(AdapterRow.bytes, AdapterRow.project_id),
-        "resume_points": _summed(ResumePointRow.bytes, JobRow.project_id).where(
-            JobRow.id == ResumePointRow.job_id
-        ),
-        "samples": _summed(SamplesRow.bytes, JobRow.project_id).where(
-            JobRow.id == SamplesRow.job_id
-        ),
-    }
-
-
-def _summed(
-    size: InstrumentedAttribute[int], project_id: InstrumentedAttribute[str]
-) -> Select[str, int]:
-    return select(project_id, func.sum(size)).group_by(project_id)
 
 
 def _stored(sizes: dict[str, int]) -> StoredBytes:
