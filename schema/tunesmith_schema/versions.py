@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 UNINSTALLED = "uninstalled"
 
 
+@cache
 def installed_version(package: str) -> str:
-    """Return the version of an installed package, or UNINSTALLED.
+    """Return the version of an installed package, or UNINSTALLED. Each package is read once.
 
     A package that is imported from a folder on PYTHONPATH without installation has no version."""
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
 
+from tunesmith_schema.versions import installed_version
 from tunesmith_worker.rundir.paths import KEEP_SECONDS, file_hash, remove_unused, write_json
 from tunesmith_worker.rundir.plan import DataPlan
 
@@ -174,7 +174,7 @@ def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: 
     dated = _CLOCK in json.dumps(tokenizer.chat_template)
     content = {
         "code": _code_hash(),
-        "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "libraries": {name: installed_version(name) for name in _LIBRARIES},
         "data": file_hash(path),
         "suffix": path.suffix.lower(),
         "tokenizer": tokenizer_hash(tokenizer),
