@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from ..end_to_end.service import descendants, free_port, until
+from ..end_to_end.service import descendants, free_port, get, until
 from ..stacks import Cluster, postgresql_cluster
 from .part import Part
 from .recipes import ENV
@@ -111,9 +111,9 @@ class LargerStack(Stack):
         }
 
     def _ready(self) -> bool:
-        headers = {"authorization": f"Bearer {self._key}"}
         try:
-            reply = httpx.get(self.url.removesuffix("v1") + "readyz", headers=headers)
+            url = self.url.removesuffix("v1") + "readyz"
+            reply = get(url, authorization=f"Bearer {self._key}")
         except httpx.TransportError:
             return False
         return bool(reply.json().get("workers") == {"train": TRAIN_WORKERS, "light": 1})

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ..end_to_end.service import free_port, until
+from ..end_to_end.service import free_port, get, until
 from . import dockerfile
 from .build import Build
 
@@ -69,7 +69,6 @@ def test_the_server_image_runs_from_an_empty_folder(tmp_path: Path) -> None:
 
 def _answers(port: int) -> bool:
     try:
-        url = f"http://127.0.0.1:{port}/healthz"
-        return httpx.get(url, trust_env=False).status_code == 200
+        return get(f"http://127.0.0.1:{port}/healthz").status_code == 200
     except httpx.TransportError:
         return False

@@ -68,7 +68,7 @@ class Service:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(self.url.removesuffix("v1") + "readyz").status_code == 200
+            return get(self.url.removesuffix("v1") + "readyz").status_code == 200
         except httpx.TransportError:
             return False
 
@@ -143,6 +143,11 @@ class Service:
         )
 
 
+def get(url: str, **headers: str) -> httpx.Response:
+    """GET without TLS. By default, each call reads all certificates: 18 ms of CPU per poll."""
+    return httpx.get(url, headers=headers, verify=False, trust_env=False)
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
@@ -200,7 +205,7 @@ def until(ask: Callable[[], T], seconds: float = 60.0) -> T:
     while time.monotonic() < deadline:
         if answer := ask():
             return answer
-        time.sleep(0.05)
+        time.sleep(0.1)  # an answer costs several ms of CPU on both sides
     raise AssertionError(f"not within {seconds} s")
 
 

@@ -16,7 +16,6 @@ ROWS: Rows = {
     "end_to_end/test_demo.py": {ALL: ()},
     "end_to_end/test_drain.py": {ALL: ()},
     "end_to_end/test_larger.py": {ALL: ()},
-    "end_to_end/test_warm_trainer.py": {ALL: ()},
     "end_to_end/test_control.py": {ALL: ()},
     "end_to_end/test_going_on.py": {ALL: ()},
     "end_to_end/test_durability.py": {
@@ -34,14 +33,6 @@ ROWS: Rows = {
     "end_to_end/test_interrupted_start.py": {
         "test_ctrl_c_during_the_start_of_serve_ends_it_quietly": ("migration",),
         "test_ctrl_c_during_the_start_of_a_worker_ends_it_quietly": (),
-    },
-    "end_to_end/test_reinforcement.py": {
-        "test_a_reinforcement_job_tells_rewards_samples_and_where_its_time_went": (),
-    },
-    "end_to_end/test_service.py": {
-        "test_a_queued_job_is_cancelled_at_once_and_never_starts": (),
-        "test_a_job_is_cancelled_while_its_trainer_still_imports": (),
-        "test_the_first_step_comes_soon_after_the_request": (),
     },
     "end_to_end/test_trip.py": {
         "test_a_model_made_from_scratch_is_the_base_of_the_next_job": (),
