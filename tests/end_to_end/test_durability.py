@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .conftest import MakeService
 from .service import (
     LONG,
     QUICK,
@@ -54,17 +54,19 @@ def start_training(service: Service, rows: Path, **recipe: object) -> tunesmith.
 
 
 def assert_complete(job: tunesmith.Job, steps: int) -> None:
-    """Every step is there, events have no gap, and the last attempt tells each step after the one
-    it goes on from, once."""
+    """Every step is there, events have no gap, and each attempt tells each step after the one it
+    goes on from, once."""
     assert [point.step for point in job.metrics()] == list(range(1, steps + 1))
     events = list(job.stream())
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     claims = [i for i, e in enumerate(events) if e.kind == "state" and e.data["state"] == "running"]
-    last = events[claims[-1] :]
-    resumed = [int(str(e.data["step"])) for e in last if e.kind == EventKind.RESUMED]
-    assert len(resumed) == (job.attempt > 1)
-    told = [e.data["step"] for e in last if e.kind == EventKind.METRICS]
-    assert told == list(range(sum(resumed) + 1, steps + 1))
+    for attempt, (claim, end) in enumerate(pairwise([*claims, len(events)]), 1):
+        one = events[claim:end]
+        resumed = [int(str(e.data["step"])) for e in one if e.kind == EventKind.RESUMED]
+        assert len(resumed) == (attempt > 1)
+        told = [e.data["step"] for e in one if e.kind == EventKind.METRICS]
+        assert told == list(range(sum(resumed) + 1, sum(resumed) + len(told) + 1))
+    assert told[-1] == steps
 
 
 def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
@@ -83,23 +85,132 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
     assert (lost.attempt, lost.outcome) == (1, None)
 
 
-def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
-    sturdy: Service, rows: Path
-) -> None:
+def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:
     job = start_training(sturdy, rows)
-    trainer = sturdy.trainers()[0]
+    os.kill(sturdy.processes("tunesmith_server api")[0], signal.SIGKILL)
+    job.wait(timeout=90)
+    assert job.attempt == 1
+    assert_complete(job, LONG["max_steps"])
+
+
+def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -> None:
+    second = subprocess.Popen(
+        [sys.executable, "-m", "tunesmith_worker", "worker", "--queue", "train"],
+        env=sturdy.worker_env() | {"TUNESMITH_WARM_TRAINER": "false"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ready = sturdy.url.removesuffix("/v1") + "/readyz"
+        with sturdy.internal() as http:
+            until(lambda: http.get(ready).json().get("workers", {}).get("train") == 2, 30)
+        job = start_training(sturdy, rows, max_steps=100_000)
+        seen = {pid for _ in range(20) for pid in _sample(sturdy, second.pid)}
+        job.stop().wait(timeout=60)
+    finally:
+        second.terminate()
+        second.wait(timeout=30)
+    assert len(seen) == 1
+    assert job.attempt == 1
+    assert_complete(job, job.step)
+
+
+def _sample(service: Service, second: int) -> list[int]:
+    time.sleep(0.05)
+    pids = descendants(service.pid) + descendants(second)
+    return [
+        pid for pid in pids if "tunesmith_worker.trainer " in command_line(pid) and has_run(pid)
+    ]
+
+
+def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows: Path) -> None:
+    with sturdy.client() as client:
+        file = client.files.create(file=rows)
+        client.files.wait_for_processing(file.id, timeout=30)
+        for pid in sturdy.processes("valkey-server") + sturdy.processes("redis-server"):
+            os.kill(pid, signal.SIGKILL)
+        job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
+        job.wait(timeout=90)
+    assert job.attempt == 1
+
+
+@pytest.fixture(scope="module")
+def endless(sturdy: Service, rows: Path) -> tunesmith.Job:
+    """A job that takes the blows of the tests below, one after the other. The last one ends it."""
+    return start_training(sturdy, rows, max_steps=100_000)
+
+
+def goes_on(job: tunesmith.Job, attempt: int) -> None:
+    """Wait until an attempt has done some steps beyond those that were told."""
+    told = job.refresh().step
+    until(lambda: job.refresh().attempt == attempt and job.step >= told + 3, 90)
+
+
+def test_a_supervisor_killed_in_mid_job_takes_its_trainer_along(
+    sturdy: Service, endless: tunesmith.Job
+) -> None:
+    trainer, attempt = sturdy.trainers()[0], endless.refresh().attempt
     os.kill(sturdy.worker_child(), signal.SIGKILL)
     until(lambda: not alive(trainer), 5)
-    until(lambda: job.refresh().status == "queued", 3.5)  # told by its parent: no lease has lapsed
-    job.wait(timeout=90)
-    assert job.attempt == 2
-    assert_complete(job, LONG["max_steps"])
+    # Told by its parent: no lease has lapsed.
+    until(lambda: endless.refresh().status == "queued", 3.5)
+    goes_on(endless, attempt + 1)
+
+
+def test_a_job_whose_trainer_was_killed_goes_on(sturdy: Service, endless: tunesmith.Job) -> None:
+    attempt = endless.refresh().attempt
+    os.kill(sturdy.trainers()[0], signal.SIGKILL)
+    goes_on(endless, attempt + 1)
+
+
+def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it(
+    sturdy: Service, endless: tunesmith.Job
+) -> None:
+    attempt = endless.refresh().attempt
+    api = sturdy.processes("tunesmith_server api")[0]
+    trainer = sturdy.trainers()[0]
+    os.kill(api, signal.SIGSTOP)
+    try:
+        stopped = until(lambda: _state(trainer) == "T", 40)
+    finally:
+        os.kill(api, signal.SIGKILL)  # a new one starts, whose janitor lets one lease pass first
+    assert stopped
+    until(lambda: _state(trainer) != "T", 60)
+    goes_on(endless, attempt)
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
+    sturdy: Service, endless: tunesmith.Job
+) -> None:
+    """The last one that needs this job and this service."""
+    attempt, done = endless.refresh().attempt, endless.step
+    before = [sturdy.pid, *sturdy.processes("")]
+    assert sturdy.stop() < 20
+    assert [pid for pid in before if alive(pid)] == []
+    shutil.rmtree(sturdy.data_dir / "runs")  # as on another host
+    sturdy.start()
+    again = sturdy.client().fine_tuning.jobs.retrieve(endless.id)
+    goes_on(again, attempt + 1)
+    again.stop().wait(timeout=90)
+    assert again.attempt == attempt + 1
+    messages = [event.message for event in again.stream()]
+    assert "released by its worker: queued again" in messages
+    resumed = [event.data["step"] for event in again.stream() if event.kind == "resumed"]
+    assert isinstance(resumed[-1], int)
+    assert resumed[-1] >= done, "as many steps as had been done"
+    assert_complete(again, again.step)
 
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
-    """A service that gives each job one attempt."""
-    env = QUICK | {"TUNESMITH_MAX_LOSSES": "1"}
+    """A service without a broker that gives each job one attempt."""
+    unreachable = f"redis://127.0.0.1:{free_port()}/0"
+    env = {"TUNESMITH_MAX_LOSSES": "1", "TUNESMITH_BROKER_URL": unreachable}
+    env |= QUICK | {"TUNESMITH_WARM_TRAINER": "false"}
     running = Service(tmp_path_factory.mktemp("strict") / "data", model_dir, **env)
     running.start()
     yield running
@@ -130,115 +241,11 @@ def test_a_killed_trainer_ends_the_attempt_and_says_how(strict: Service, rows: P
     assert sum(report.phases.values()) == pytest.approx(report.wall_seconds, abs=0.01)
 
 
-def test_a_job_whose_trainer_was_killed_goes_on(sturdy: Service, rows: Path) -> None:
-    job = start_training(sturdy, rows)
-    os.kill(sturdy.trainers()[0], signal.SIGKILL)
-    job.wait(timeout=90)
-    assert job.attempt == 2
-    assert_complete(job, LONG["max_steps"])
-
-
-def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:
-    job = start_training(sturdy, rows)
-    os.kill(sturdy.processes("tunesmith_server api")[0], signal.SIGKILL)
-    job.wait(timeout=90)
-    assert job.attempt == 1
-    assert_complete(job, LONG["max_steps"])
-
-
-def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it(
-    sturdy: Service, rows: Path
-) -> None:
-    job = start_training(sturdy, rows, max_steps=100_000)
-    api = sturdy.processes("tunesmith_server api")[0]
-    trainer = sturdy.trainers()[0]
-    os.kill(api, signal.SIGSTOP)
-    try:
-        stopped = until(lambda: _state(trainer) == "T", 40)
-    finally:
-        os.kill(api, signal.SIGKILL)  # a new one starts, whose janitor lets one lease pass first
-    assert stopped
-    until(lambda: _state(trainer) != "T", 60)
-    told = job.refresh().step
-    until(lambda: job.refresh().step >= told + 3)
-    job.stop().wait(timeout=60)
-    assert job.attempt == 1
-    assert_complete(job, job.step)
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
-def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -> None:
-    second = subprocess.Popen(
-        [sys.executable, "-m", "tunesmith_worker", "worker", "--queue", "train"],
-        env=sturdy.worker_env(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        ready = sturdy.url.removesuffix("/v1") + "/readyz"
-        with sturdy.internal() as http:
-            until(lambda: http.get(ready).json().get("workers", {}).get("train") == 2, 30)
-        job = start_training(sturdy, rows)
-        seen = {pid for _ in range(20) for pid in _sample(sturdy, second.pid)}
-        job.wait(timeout=60)
-    finally:
-        second.terminate()
-        second.wait(timeout=30)
-    assert len(seen) == 1
-    assert job.attempt == 1
-    assert_complete(job, LONG["max_steps"])
-
-
-def _sample(service: Service, second: int) -> list[int]:
-    time.sleep(0.05)
-    pids = descendants(service.pid) + descendants(second)
-    return [
-        pid for pid in pids if "tunesmith_worker.trainer " in command_line(pid) and has_run(pid)
-    ]
-
-
-def test_a_message_lost_with_the_broker_costs_seconds_only(sturdy: Service, rows: Path) -> None:
-    with sturdy.client() as client:
-        file = client.files.create(file=rows)
-        client.files.wait_for_processing(file.id, timeout=30)
-        for pid in sturdy.processes("valkey-server") + sturdy.processes("redis-server"):
-            os.kill(pid, signal.SIGKILL)
-        job = client.fine_tuning.jobs.create(model="tiny", training_file=file.id, recipe=SHORT)
-        job.wait(timeout=90)
-    assert job.attempt == 1
-
-
-def test_without_a_broker_files_are_read_and_jobs_trained(
-    make_service: MakeService, rows: Path
-) -> None:
-    unreachable = f"redis://127.0.0.1:{free_port()}/0"
-    with make_service(TUNESMITH_BROKER_URL=unreachable).client() as client:
+def test_without_a_broker_files_are_read_and_jobs_trained(strict: Service, rows: Path) -> None:
+    with strict.client() as client:
         job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
         job.wait(timeout=120)
     assert job.attempt == 1
-
-
-def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
-    sturdy: Service, rows: Path
-) -> None:
-    job = start_training(sturdy, rows)
-    before = [sturdy.pid, *sturdy.processes("")]
-    assert sturdy.stop() < 20
-    assert [pid for pid in before if alive(pid)] == []
-    shutil.rmtree(sturdy.data_dir / "runs")  # as on another host
-    sturdy.start()
-    again = sturdy.client().fine_tuning.jobs.retrieve(job.id)
-    again.wait(timeout=90)
-    assert again.attempt == 2
-    messages = [event.message for event in again.stream()]
-    assert "released by its worker: queued again" in messages
-    (resumed,) = (event.data["step"] for event in again.stream() if event.kind == "resumed")
-    assert isinstance(resumed, int)
-    assert resumed >= 3, "as many steps as had been done"
-    assert_complete(again, LONG["max_steps"])
 
 
 def test_kill_9_of_serve_leaves_no_process(strict: Service, rows: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import tunesmith
 
 from ..stacks import S3, PostgreSQL
-from .service import LONG, QUICK, SHORT, Service, alive, until
-from .test_durability import assert_complete, start_training
+from .service import QUICK, Service, alive, until
+from .test_durability import assert_complete, goes_on, start_training
 
 pytestmark = pytest.mark.slow
 
@@ -51,20 +51,53 @@ def larger(
     running.close()
 
 
-def test_a_job_trains_and_its_adapter_comes_from_the_store(
-    larger: Service, rows: Path, tmp_path: Path, s3: S3
+@pytest.fixture(scope="module")
+def endless(larger: Service, rows: Path) -> tunesmith.Job:
+    """A job that takes the blows of the tests below. The last one ends it."""
+    return start_training(larger, rows, max_steps=100_000)
+
+
+def test_the_openai_client_follows_to_the_store(larger: Service, rows: Path) -> None:
+    with openai.OpenAI(base_url=larger.url, api_key=larger.api_key) as client:
+        with rows.open("rb") as content:
+            file = client.files.create(file=content, purpose="fine-tune")
+        assert client.files.content(file.id).content == rows.read_bytes()
+
+
+def test_a_database_that_hangs_up_on_everybody_costs_no_step(
+    endless: tunesmith.Job, postgresql: PostgreSQL, database_url: str
 ) -> None:
-    with larger.client() as client:
-        job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
-        job.wait(timeout=120)
-        assert_complete(job, SHORT["max_steps"])
-        folder = client.adapters.download(job.id, tmp_path / "adapter")
+    attempt = endless.refresh().attempt
+    assert postgresql.hang_up(database_url) >= 1
+    goes_on(endless, attempt)
+
+
+def test_a_killed_worker_loses_nothing(larger: Service, endless: tunesmith.Job) -> None:
+    trainer, attempt = larger.trainers()[0], endless.refresh().attempt
+    os.kill(larger.worker_main(), signal.SIGKILL)
+    until(lambda: not alive(trainer), 5)
+    goes_on(endless, attempt + 1)
+
+
+def test_the_job_ends_and_its_adapter_comes_from_the_store(
+    larger: Service, endless: tunesmith.Job, rows: Path, tmp_path: Path, s3: S3
+) -> None:
+    """The last one that needs this job."""
+    for pid in (larger.worker_main(), larger.trainers()[0]):
+        names = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"test-secret" not in names
+        assert b"TUNESMITH_DATABASE_URL" not in names
+    attempt = endless.refresh().attempt
+    endless.stop().wait(timeout=90)
+    assert endless.attempt == attempt
+    assert_complete(endless, endless.step)
+    folder = larger.client().adapters.download(endless.id, tmp_path / "adapter")
     assert (folder / "adapter_model.safetensors").stat().st_size > 0
     assert not (larger.data_dir / "blobs").exists()
     assert not (larger.data_dir / "tunesmith.db").exists()
     assert not (larger.data_dir / "broker").exists()
 
-    url = f"{larger.url}/files/{job.training_file}/content"
+    url = f"{larger.url}/files/{endless.training_file}/content"
     headers = {"authorization": f"Bearer {larger.api_key}", "range": "bytes=5-9"}
     with httpx.Client(trust_env=False) as http:
         moved = http.get(url, headers=headers)
@@ -76,41 +109,8 @@ def test_a_job_trains_and_its_adapter_comes_from_the_store(
     assert (part.status_code, part.content) == (206, rows.read_bytes()[5:10])
 
 
-def test_the_openai_client_follows_to_the_store(larger: Service, rows: Path) -> None:
-    with openai.OpenAI(base_url=larger.url, api_key=larger.api_key) as client:
-        with rows.open("rb") as content:
-            file = client.files.create(file=content, purpose="fine-tune")
-        assert client.files.content(file.id).content == rows.read_bytes()
-
-
-def test_a_killed_worker_loses_nothing(larger: Service, rows: Path) -> None:
+def test_a_running_job_is_cancelled(larger: Service, rows: Path, database_url: str) -> None:
     job = start_training(larger, rows)
-    trainer = larger.trainers()[0]
-    os.kill(larger.worker_main(), signal.SIGKILL)
-    until(lambda: not alive(trainer), 5)
-    job.wait(timeout=90)
-    assert job.attempt == 2
-    assert_complete(job, LONG["max_steps"])
-
-
-def test_a_database_that_hangs_up_on_everybody_costs_no_step(
-    larger: Service, rows: Path, postgresql: PostgreSQL, database_url: str
-) -> None:
-    job = start_training(larger, rows)
-    assert postgresql.hang_up(database_url) >= 1
-    job.wait(timeout=90)
-    assert job.attempt == 1
-    assert_complete(job, LONG["max_steps"])
-
-
-def test_what_opens_database_and_store_stays_with_the_api_and_a_job_is_cancelled(
-    larger: Service, rows: Path, database_url: str
-) -> None:
-    job = start_training(larger, rows)
-    for pid in (larger.worker_main(), larger.trainers()[0]):
-        names = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"test-secret" not in names
-        assert b"TUNESMITH_DATABASE_URL" not in names
     job.cancel()
     until(lambda: job.refresh().status == "cancelled", 10)
     assert larger.trainers() == []
