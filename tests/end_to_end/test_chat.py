@@ -14,20 +14,28 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from .conftest import MakeService
-from .service import SHORT, Service, alive, until
+import tunesmith
+
+from .service import QUICK, SHORT, Service, alive, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 INFERENCE = "tunesmith_worker.inference"
 QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "How much is 3?"}]
 
 
-@pytest.fixture
-def running(make_service: MakeService) -> Service:
-    return make_service()
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("chat")
+    for name in ("tiny", "other"):
+        shutil.copytree(model_dir / "tiny", folder / "models" / name)
+    env = QUICK | {"TUNESMITH_WARM_TRAINER": "false"}
+    service = Service(folder / "data", folder / "models", **env)
+    service.start()
+    yield service
+    service.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strict(running: Service) -> Iterator[OpenAI]:
     with OpenAI(
         base_url=running.url, api_key=running.api_key, max_retries=0, timeout=200,
@@ -36,14 +44,57 @@ def strict(running: Service) -> Iterator[OpenAI]:
         yield client
 
 
-def test_a_model_is_trained_and_answers(running: Service, strict: OpenAI, rows: Path) -> None:
+@pytest.fixture(scope="module")
+def lengths() -> list[int]:
+    """Number of chunks of each answer during the job's training."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def job(running: Service, strict: OpenAI, rows: Path, lengths: list[int]) -> tunesmith.Job:
+    """A job that was trained while users chatted with the model `tiny`."""
     assert running.processes(INFERENCE) == [], "nobody has asked for it"
+    for name in ("tiny", "other"):
+        assert strict.completions.create(model=name, prompt="a", max_tokens=1).choices
+    end = threading.Event()
+
+    def chat(most: int) -> None:
+        while not end.is_set():
+            chunks = strict.chat.completions.create(
+                model="tiny", messages=QUESTION, max_tokens=most, n=4, stream=True
+            )
+            lengths.append(sum(1 for _ in chunks))
+
+    # Answers of different lengths: those of one length end together, and the model is idle.
+    chatting = [threading.Thread(target=chat, args=[most]) for most in (200, 150, 110)]
+    for thread in chatting:
+        thread.start()
     jobs = running.client().fine_tuning.jobs
     recipe = SHORT | {"learning_rate": 0.01, "save_steps": 6}
-    job = jobs.create(model="tiny", training_file=str(rows), recipe=recipe)
-    job = jobs.wait(job.id, timeout=100)
+    made = jobs.create(model="tiny", training_file=str(rows), recipe=recipe)
+    try:
+        return jobs.wait(made.id, timeout=100)
+    finally:
+        end.set()
+        for thread in chatting:
+            thread.join(60)
+
+
+def test_a_job_beside_a_busy_chat_gets_memory_and_streams_go_on(
+    running: Service, job: tunesmith.Job, lengths: list[int]
+) -> None:
+    """The job unloads the model that nobody uses; the streams of the other model end whole."""
+    assert job.status == "succeeded"
+    assert min(lengths) > 8
+    log = (running.data_dir / "logs" / "inference.log").read_text()
+    assert "unloaded other: a training job asks for memory" in log
+    assert "unloaded tiny: a training job" not in log
+
+
+def test_a_trained_model_answers(running: Service, strict: OpenAI, job: tunesmith.Job) -> None:
+    """Must run last, because it stops the service."""
     assert job.fine_tuned_model
-    [checkpoint, *_] = jobs.checkpoints.list(job.id)
+    [checkpoint, *_] = running.client().fine_tuning.jobs.checkpoints.list(job.id)
     names = ["tiny", job.fine_tuned_model, checkpoint.fine_tuned_model_checkpoint]
     answers = {}
     for name in names:
@@ -94,38 +145,3 @@ def test_a_model_is_trained_and_answers(running: Service, strict: OpenAI, rows: 
     [third] = running.processes(INFERENCE)
     running.stop()
     assert not alive(third)
-
-
-def test_a_job_beside_a_busy_chat_gets_memory_and_streams_go_on(
-    make_service: MakeService, model_dir: Path, rows: Path, tmp_path: Path
-) -> None:
-    """The job unloads the model that nobody uses; the streams of the other model end whole."""
-    for name in ("tiny", "other"):
-        shutil.copytree(model_dir / "tiny", tmp_path / "models" / name)
-    running = make_service(TUNESMITH_MODEL_DIRS=str(tmp_path / "models"))
-    strict = OpenAI(base_url=running.url, api_key=running.api_key, timeout=200)
-    for name in ("tiny", "other"):
-        assert strict.completions.create(model=name, prompt="a", max_tokens=1).choices
-    lengths: list[int] = []
-    end = threading.Event()
-
-    def chat() -> None:
-        while not end.is_set():
-            chunks = strict.chat.completions.create(
-                model="tiny", messages=QUESTION, max_tokens=200, n=8, stream=True
-            )
-            lengths.append(sum(1 for _ in chunks))
-
-    chatting = [threading.Thread(target=chat) for _ in range(2)]
-    for thread in chatting:
-        thread.start()
-    jobs = running.client().fine_tuning.jobs
-    job = jobs.create(model="tiny", training_file=str(rows), recipe=SHORT)
-    assert jobs.wait(job.id, timeout=100).status == "succeeded"
-    end.set()
-    for thread in chatting:
-        thread.join(60)
-    assert min(lengths) > 8
-    log = (running.data_dir / "logs" / "inference.log").read_text()
-    assert "unloaded other: a training job asks for memory" in log
-    assert "unloaded tiny: a training job" not in log
