@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .conftest import MakeService
-from .service import LONG, Service, until
+from .service import LONG, QUICK, Service, until
 
 pytestmark = pytest.mark.slow
 
-# A pause must come before the end; a layout chosen by measuring need not be the same in two runs.
-RECIPE = LONG | {"max_steps": 300, "learning_rate": 1e-3, "packing": False}
-
-
-# Cannot end before it is pre-empted. After a stop, it equals a run with that number of steps.
-ENDLESS: dict[str, Any] = {"max_steps": 100_000, "lr_scheduler_type": "constant", "warmup_steps": 0}
+# Cannot end before it is interrupted. After a stop, it equals a run with that number of steps.
+# Without packing, because a layout chosen by measuring need not be the same in two runs.
+RECIPE: dict[str, Any] = LONG | {
+    "max_steps": 100_000,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "warmup_steps": 0,
+    "packing": False,
+}
 
 
 class Runs:
@@ -53,6 +56,16 @@ class Runs:
         return [event.data["step"] for event in job.stream() if event.kind == EventKind.RESUMED]  # type: ignore[misc]  # steps are integers
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
+    """A service that must pre-empt before its janitor has let one lease pass."""
+    env = QUICK | {"TUNESMITH_LEASE_SECONDS": "180"}
+    running = Service(tmp_path_factory.mktemp("going-on") / "data", model_dir, **env)
+    running.start()
+    yield running
+    running.close()
+
+
 @pytest.fixture
 def runs(client: tunesmith.Client, rows: Path, tmp_path: Path) -> Runs:
     return Runs(client, rows, tmp_path)
@@ -63,10 +76,15 @@ def pause(job: tunesmith.Job) -> None:
     until(lambda: job.refresh().state == "paused", 20)
 
 
-def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_alone(
+def test_a_run_interrupted_in_every_way_ends_as_one_that_was_left_alone(
     runs: Runs, service: Service
 ) -> None:
     held = runs.trained()
+    short = runs.start(max_steps=3, scheduling={"interactive": True})
+    short.wait(timeout=180)
+    before = held.refresh().step
+    until(lambda: held.refresh().attempt == 2 and held.step > before, 180)
+    assert any(f"pre-empted by the interactive job {short.id}" in e.message for e in held.stream())
     pause(held)
     first = held.step
     assert service.trainers() == []
@@ -74,55 +92,33 @@ def test_a_run_paused_resumed_cancelled_and_retried_ends_as_one_that_was_left_al
     until(lambda: held.refresh().step > first)
     pause(held)
     held.cancel()
+    [preempted, resumed] = runs.resumed_at(held)
+    assert 5 <= preempted < first
+    assert (resumed, held.attempt) == (first, 3)
+    assert [point.step for point in held.metrics()] == list(range(1, held.step + 1))
+
     retried = runs.jobs.retry(held.id)
     fork = runs.jobs.fork(held.id, recipe={"learning_rate": 1e-5})
-    whole = runs.start()
-    for job in (retried, fork, whole):
-        job.wait(timeout=120)
-    assert runs.resumed_at(held) == [first]
+    until(lambda: retried.refresh().step > held.step)
+    retried.stop().wait(timeout=60)
+    assert retried.stop_requested
+    until(lambda: fork.refresh().step > held.step)
+    pause(fork)
+    paused_at = fork.step
+    fork.stop().wait(timeout=60)
+    assert fork.step == paused_at + 1, "a paused job trains one more step and saves its result"
+    assert runs.resumed_at(retried) == [held.step]
+    assert runs.resumed_at(fork) == [held.step, paused_at]
     for job in (retried, fork):
-        step = job.forked_step
-        assert step == held.step > first
-        assert runs.resumed_at(job) == [step]
+        assert job.forked_step == held.step > first
         steps = [point.step for point in job.metrics()]
-        assert steps == list(range(step + 1, RECIPE["max_steps"] + 1))
-    assert runs.result(retried) == runs.result(whole)
-    assert runs.result(fork) != runs.result(whole)
+        assert steps == list(range(held.step + 1, job.step + 1))
+        assert job.step < RECIPE["max_steps"]
+    assert {p.values["learning_rate"] for p in retried.metrics()} == {RECIPE["learning_rate"]}
+    assert {p.values["learning_rate"] for p in fork.metrics()} == {1e-5}
 
-
-def test_a_preempted_run_ends_as_one_that_was_left_alone(
-    make_service: MakeService, rows: Path, tmp_path: Path
-) -> None:
-    service = make_service(TUNESMITH_LEASE_SECONDS="180")  # soon after the start of the API
-    runs = Runs(service.client(), rows, tmp_path)
-    long = runs.trained(**ENDLESS)
-    short = runs.start(max_steps=3, scheduling={"interactive": True})
-    short.wait(timeout=180)
-    before = long.refresh().step
-    until(lambda: long.refresh().attempt == 2 and long.step > before + 5, 180)
-    long.stop().wait(timeout=180)
-    assert any(f"pre-empted by the interactive job {short.id}" in e.message for e in long.stream())
-    [resumed] = runs.resumed_at(long)
-    assert 5 <= resumed < long.step
-    assert [point.step for point in long.metrics()] == list(range(1, long.step + 1))
-    whole = runs.start(**ENDLESS | {"max_steps": long.step})
+    whole = runs.start(max_steps=retried.step)
     whole.wait(timeout=180)
-    assert whole.attempt == 1
-    assert runs.resumed_at(whole) == []
-    assert runs.result(long) == runs.result(whole)
-
-
-def test_a_stopped_job_succeeds_with_what_it_has_made(runs: Runs) -> None:
-    running = runs.trained(max_steps=100_000)
-    running.stop().wait(timeout=60)
-    last = max(point.step for point in running.metrics())
-    assert 5 <= last < 100_000
-    assert running.stop_requested
-    assert runs.result(running)
-
-    paused = runs.trained(max_steps=100_000)
-    pause(paused)
-    paused.stop().wait(timeout=60)
-    [step] = runs.resumed_at(paused)
-    assert paused.step == step + 1
-    assert runs.result(paused)
+    assert (whole.attempt, runs.resumed_at(whole)) == (1, [])
+    assert runs.result(retried) == runs.result(whole)
+    assert runs.result(fork)
