@@ -63,5 +63,5 @@ def compare(
     jobs, the differences of their settings and of the values chosen for `auto`, and curves over
     steps, trained tokens or hours. A curve has at most `points` values. `from` and `to` limit
     curves and best values to a range of steps."""
-    job_ids = jobs_.split(",")
-    return comparison.compare(session, job_ids, axis=axis, points=points, first=first, last=last)
+    rows = comparison.find(session, jobs_.split(","))
+    return comparison.compare(session, rows, axis=axis, points=points, first=first, last=last)

@@ -170,17 +170,17 @@ def path(points: Iterable[tuple[float, float] | None], digits: int = 1) -> str:
     """Return the attribute `d` of an SVG path through `points`, rounded to `digits` decimals; None
     gives a gap. The path has the differences between points, which are shorter than the points."""
     scale = 10**digits
-    parts, pen_is_down, at = [], False, (0, 0)
+    parts, pen_is_down, x, y = [], False, 0, 0
     for point in points:
         if point is None:
             pen_is_down = False
             continue
-        to = (round(point[0] * scale), round(point[1] * scale))
-        across, down = (f"{(end - start) / scale:g}" for end, start in zip(to, at, strict=True))
+        to_x, to_y = round(point[0] * scale), round(point[1] * scale)
+        across, down = f"{(to_x - x) / scale:g}", f"{(to_y - y) / scale:g}"
         gap = "" if across[0] == "-" else " "  # a minus sign separates numbers too
         parts.append(gap if pen_is_down else "m")  # pairs after the first one of `m` are lines
         parts.append(across + ("" if down[0] == "-" else " ") + down)
-        pen_is_down, at = True, to
+        pen_is_down, x, y = True, to_x, to_y
     return "".join(parts)
 
 

@@ -15,6 +15,7 @@ from tunesmith_server.models import JobRow
 from ..actors import Server
 from ..callers import metrics
 from ..test_comparison import trained
+from ..test_isolation import statements_of
 from ..test_run_reports import run_report
 from ..test_samples import packed, sample, told
 from .browser import signed_in
@@ -230,11 +231,36 @@ def test_hostile_names_and_completions_are_inert(server: Server) -> None:
             assert not document.all("iframe", "img", "base", "style", "object", "template")
 
 
+def test_the_number_of_queries_does_not_grow_with_the_jobs(server: Server) -> None:
+    ids, file_id = [], server.good_file()
+    for seed in range(8):
+        ids.append(server.create_job(file_id, seed=seed))
+        steps = [1] if seed == 7 else [1, 600, 1100, 1200]  # the first chunk is packed at 1100
+        batch = [metrics(n, at, train_loss=1 / at, trained_tokens=at) for n, at in enumerate(steps)]
+        claim = server.worker.claim()
+        server.worker.report(claim, events=batch, run_report=run_report(1))
+        if seed < 6:
+            server.worker.succeed(claim)
+    browser = signed_in(server)
+    statements = statements_of(server)
+
+    def queries(path: str) -> int:
+        statements.clear()
+        browser.page(path)
+        return len(statements)
+
+    for axis in ("step", "tokens", "hours"):
+        for part in ("", "/parts", "/curves", "/curves.csv"):
+            many, few = [address(*some, part=part, axis=axis) for some in (ids, ids[-2:])]
+            queries(few)  # fills caches
+            assert queries(many) == queries(few) <= 12, (many, few)
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it measures our process
 def test_the_page_costs_little_with_long_curves(server: Server) -> None:
-    """Four jobs of 2,000 steps, page and curves: at most 60 ms of CPU each."""
+    """Eight jobs of 2,000 steps, page and curves: at most 60 ms of CPU each."""
     ids = []
-    for seed in range(4):
+    for seed in range(8):
         ids.append(server.create_job(server.good_file(), seed=seed))
         claim = server.worker.claim()
         for start in range(1, 2001, 500):

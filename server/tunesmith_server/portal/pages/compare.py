@@ -19,7 +19,7 @@ from tunesmith_server.portal.tables import Cell
 from tunesmith_server.portal.tables import as_csv as table
 from tunesmith_server.portal.visit import Page, Visit
 from tunesmith_server.services.results.curves import MAX_POINTS
-from tunesmith_server.services.training import comparison, jobs
+from tunesmith_server.services.training import comparison
 
 _ROUTE = "GET /fine_tuning/compare"
 _NEEDS = (_ROUTE, "GET /fine_tuning/jobs/{job_id}")
@@ -46,7 +46,8 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
     view = view_of(visit)
     if not view.is_complete:
         return visit.show("compare/none.html", view=view, most=MOST, page_keys=())
-    found = _compare(visit, view, charts.POINTS)
+    rows = comparison.find(visit.session, view.job_ids)
+    found = comparison.compare(visit.session, rows, axis=view.axis, points=charts.POINTS)
     names = [tables.name_of(job) for job in found.jobs]
     return visit.show(
         template,
@@ -57,10 +58,7 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
         axes=AXES,
         names=names,
         compared=found.jobs,
-        watched=[
-            "" if job.state in TERMINAL else f"{job.id}:{_last_seq(visit, job.id)}"
-            for job in found.jobs
-        ],
+        watched=["" if row.state in TERMINAL else f"{row.id}:{row.last_seq}" for row in rows],
         drawn=curves.drawn(found, names),
         results=tables.results(found),
         metrics=tables.METRICS,
@@ -113,8 +111,7 @@ def settings_table(visit: Visit) -> Response:
 def completions(visit: Visit) -> Response:
     """Show the completions of one prompt, with one column per job."""
     view = view_of(visit)
-    comparison.check_number(view.job_ids)
-    rows = [jobs.retrieve(visit.session, job_id) for job_id in view.job_ids]
+    rows = comparison.find(visit.session, view.job_ids)
     return visit.show(
         "compare/_completions.html" if visit.is_part else "compare/completions.html",
         view=view,
@@ -129,18 +126,15 @@ def _compare(
     first: int | None = None,
     last: int | None = None,
 ) -> JobComparison:
+    rows = comparison.find(visit.session, view.job_ids)
     return comparison.compare(
-        visit.session, view.job_ids, axis=view.axis, points=points, first=first, last=last
+        visit.session, rows, axis=view.axis, points=points, first=first, last=last
     )
 
 
 def _step(visit: Visit, name: str) -> int | None:
     text = visit.query(name)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
-def _last_seq(visit: Visit, job_id: str) -> int:
-    return jobs.retrieve(visit.session, job_id).last_seq
 
 
 def _call(view: CompareView) -> Call:

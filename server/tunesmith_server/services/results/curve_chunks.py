@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, func, insert, select
+from sqlalchemy import and_, delete, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
@@ -27,15 +30,23 @@ _CHUNKS_AT_A_TIME = 4
 """Maximum number of chunks that are packed when one step is stored. Several chunks can be complete
 if an earlier release stored the first steps of the job."""
 
-_STORED = MetricRow.job_id == bindparam("job_id")
-_VOID = and_(CurveRow.job_id == bindparam("job_id"), CurveRow.void_by > 0)
+_STORED = MetricRow.job_id == JobRow.id
+_VOID = and_(CurveRow.job_id == JobRow.id, CurveRow.void_by > 0)
 # SQLite reads an end from the index only if a query asks for one end.
 _ENDS = select(
+    JobRow.id,
     select(func.min(MetricRow.step)).where(_STORED).scalar_subquery(),
     select(func.max(MetricRow.step)).where(_STORED).scalar_subquery(),
     select(func.min(CurveRow.start)).where(_VOID).scalar_subquery(),
     select(func.max(CurveRow.start)).where(_VOID).scalar_subquery(),
 )
+_METRICS: Any = MetricRow.__table__  # Any: a FromClause in SQLAlchemy's types
+_ROWS_AT_A_TIME = 200
+"""Number of rows of `job_metrics` that exist at a time. Many more rows would survive garbage
+collections and make full collections more frequent."""
+
+JobCurves = dict[str, dict[str, "Curve"]]
+"""Curves by job and metric."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,31 @@ class Curve:
         """Return the values of the steps from `low` to `high`, both included."""
         first, end = bisect_left(self.steps, low), bisect_left(self.steps, high + 1)
         return Curve(self.steps[first:end], self.values[first:end])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Steps of one job whose curves are read."""
+
+    job_id: str
+    sealed_step: int
+    low: int
+    high: int
+    """Last step of the span."""
+    width: int
+    """Number of steps in an interval, of which a curve has the minimum and the maximum."""
+
+    @classmethod
+    def around(cls, job: JobRow, low: int, high: int, width: int) -> Span:
+        """Return the smallest span of whole intervals that contains the steps from `low` to
+        `high`."""
+        return cls(
+            job_id=job.id,
+            sealed_step=job.sealed_step,
+            low=low // width * width,
+            high=(high // width + 1) * width - 1,
+            width=width,
+        )
 
 
 def _picked(values: list[float], has_nan: bool) -> Sequence[int]:
@@ -116,30 +152,38 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
         _unseal(session, job, step + 1)
 
 
-def ends(session: Session, job_id: str) -> tuple[int, int]:
-    """Return the first and the last step with metrics. Void metrics count with all steps of their
-    chunks, so the range may be larger than necessary.
+def ends(session: Session, job_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return the first and the last step with metrics of each job. Void metrics count with all
+    steps of their chunks, so the range may be larger than necessary.
     """
-    first, last, void_first, void_last = session.execute(_ENDS, {"job_id": job_id}).one()
-    firsts = [step for step in (first, void_first) if step is not None]
-    lasts = [last or 0, 0 if void_last is None else void_last + CHUNK - 1]
-    return min(firsts, default=0), max(lasts)
+    found = dict.fromkeys(job_ids, (0, 0))
+    for job_id, first, last, void_first, void_last in session.execute(
+        _ENDS.where(JobRow.id.in_(job_ids))
+    ):
+        firsts = [step for step in (first, void_first) if step is not None]
+        lasts = [last or 0, 0 if void_last is None else void_last + CHUNK - 1]
+        found[job_id] = min(firsts, default=0), max(lasts)
+    return found
 
 
-def read(
-    session: Session, job: JobRow, names: Sequence[str] | None, low: int, high: int, width: int
-) -> dict[str, Curve]:
-    """Return the curves `names` (None: all) from step `low` to step `high`. A curve has the minimum
-    and the maximum of each interval of `width` steps, and the value of the job's last step. `low`
-    and `high + 1` must be multiples of `width`."""
-    curves = _packed(session, job.id, 0, names, low, min(high, job.sealed_step - 1), width)
-    rest = max(low, job.sealed_step)
-    if rest <= high:
-        for name, steps in _stored(session, job.id, names, rest, high).items():
-            curve = curves.setdefault(name, Curve())
+def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -> JobCurves:
+    """Return the curves `names` (None: all) of the spans. A curve has the minimum and the maximum
+    of each interval, and the value of the job's last step."""
+    sealed = [replace(span, high=min(span.high, span.sealed_step - 1)) for span in spans]
+    rest = [replace(span, low=max(span.low, span.sealed_step)) for span in spans]
+    found = _packed(session, 0, names, sealed)
+    for job_id, curves in _stored(session, rest, names).items():
+        for name, steps in curves.items():
+            curve = found.setdefault(job_id, {}).setdefault(name, Curve())
             curve.steps.extend(steps.steps)
             curve.values.extend(steps.values)
-    return {name: _with_last(curve, width) for name, curve in sorted(curves.items())}
+    return {
+        span.job_id: {
+            name: _with_last(curve, span.width)
+            for name, curve in sorted(found.get(span.job_id, {}).items())
+        }
+        for span in spans
+    }
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
@@ -154,69 +198,82 @@ def _with_last(curve: Curve, width: int) -> Curve:
 
 
 def read_void(
-    session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int, width: int
+    session: Session, span: Span, names: Sequence[str] | None
 ) -> dict[int, dict[str, Curve]]:
     """Return the void curves in groups. A group has the curves of the steps that one attempt
     repeated."""
     attempts = session.scalars(
         select(CurveRow.void_by)
-        .where(CurveRow.job_id == job_id, CurveRow.void_by > 0)
+        .where(CurveRow.job_id == span.job_id, CurveRow.void_by > 0)
         .distinct()
         .order_by(CurveRow.void_by)
     ).all()
     found = {
-        number: _packed(session, job_id, number, names, low, high, width) for number in attempts
+        number: _packed(session, number, names, [span]).get(span.job_id, {}) for number in attempts
     }
     return {
-        number: {name: curve.thinned(width) for name, curve in sorted(curves.items())}
+        number: {name: curve.thinned(span.width) for name, curve in sorted(curves.items())}
         for number, curves in found.items()
         if curves
     }
 
 
 def _packed(
-    session: Session,
-    job_id: str,
-    void_by: int,
-    names: Sequence[str] | None,
-    low: int,
-    high: int,
-    width: int,
-) -> dict[str, Curve]:
-    column = CurveRow.coarse if width % BLOCK == 0 else CurveRow.fine
-    query = (
-        select(CurveRow.name, column)
-        .where(CurveRow.job_id == job_id, CurveRow.void_by == void_by)
-        .where(CurveRow.start.between(low // CHUNK * CHUNK, high))
-        .order_by(CurveRow.name, CurveRow.start)
-    )
-    if names is not None:
-        query = query.where(CurveRow.name.in_(names))
-    curves: dict[str, Curve] = {}
-    for name, packed in session.execute(query):
-        steps, values = _unpacked(packed)
-        curve = curves.setdefault(name, Curve())
-        curve.steps.extend(steps)
-        curve.values.extend(values)
-    cut = {name: curve.between(low, high) for name, curve in curves.items()}
-    return {name: curve for name, curve in cut.items() if curve.steps}
+    session: Session, void_by: int, names: Sequence[str] | None, spans: Iterable[Span]
+) -> JobCurves:
+    by_job = {span.job_id: span for span in spans if span.low <= span.high}
+    curves: JobCurves = {}
+    for column in (CurveRow.coarse, CurveRow.fine):
+        is_coarse = column is CurveRow.coarse
+        some = [span for span in by_job.values() if (span.width % BLOCK == 0) is is_coarse]
+        if not some:
+            continue
+        low, high = min(span.low for span in some), max(span.high for span in some)
+        query = (
+            select(CurveRow.job_id, CurveRow.name, column)
+            .where(CurveRow.job_id.in_([span.job_id for span in some]))
+            .where(CurveRow.void_by == void_by)
+            .where(CurveRow.start.between(low // CHUNK * CHUNK, high))
+            .order_by(CurveRow.job_id, CurveRow.name, CurveRow.start)
+        )
+        if names is not None:
+            query = query.where(CurveRow.name.in_(names))
+        for (job_id, name), rows in groupby(session.execute(query), key=itemgetter(0, 1)):
+            curve = Curve()
+            for _, _, packed in rows:
+                steps, values = _unpacked(packed)
+                curve.steps.extend(steps)
+                curve.values.extend(values)
+            span = by_job[job_id]
+            if (cut := curve.between(span.low, span.high)).steps:
+                curves.setdefault(job_id, {})[name] = cut
+    return curves
 
 
-def _stored(
-    session: Session, job_id: str, names: Sequence[str] | None, low: int, high: int
-) -> dict[str, Curve]:
+def _stored(session: Session, spans: Iterable[Span], names: Sequence[str] | None) -> JobCurves:
+    """Return the curves from `job_metrics`, with the value of each step."""
+    columns = _METRICS.c
+    wanted = [
+        and_(columns.job_id == span.job_id, columns.step.between(span.low, span.high))
+        for span in spans
+        if span.low <= span.high
+    ]
+    if not wanted:
+        return {}
     query = (
-        select(MetricRow.step, MetricRow.name, MetricRow.value)
-        .where(MetricRow.job_id == job_id, MetricRow.step.between(low, high))
-        .order_by(MetricRow.step)
+        select(columns.job_id, columns.name, columns.step, columns.value)
+        .where(or_(*wanted))
+        .order_by(columns.job_id, columns.name, columns.step)
     )
     if names is not None:
-        query = query.where(MetricRow.name.in_(names))
-    curves: dict[str, Curve] = {}
-    for step, name, value in session.execute(query):
-        curve = curves.setdefault(name, Curve())
-        curve.steps.append(step)
-        curve.values.append(math.nan if value is None else value)
+        query = query.where(columns.name.in_(names))
+    curves: JobCurves = {}
+    for rows in session.execute(query).partitions(_ROWS_AT_A_TIME):
+        for job_id, name, step, value in rows:
+            own = curves.get(job_id) or curves.setdefault(job_id, {})
+            curve = own.get(name) or own.setdefault(name, Curve())
+            curve.steps.append(step)
+            curve.values.append(math.nan if value is None else value)
     return curves
 
 
@@ -228,7 +285,8 @@ def _first_chunk(session: Session, job_id: str, step: int) -> int | None:
 
 
 def _write(session: Session, job_id: str, void_by: int, start: int, low: int) -> None:
-    rows = list(_rows(_stored(session, job_id, None, low, start + CHUNK - 1)))
+    span = Span(job_id=job_id, sealed_step=start, low=low, high=start + CHUNK - 1, width=1)
+    rows = list(_rows(_stored(session, [span], None).get(job_id, {})))
     if rows:
         shared = {"job_id": job_id, "void_by": void_by, "start": start}
         session.execute(insert(CurveRow), [shared | row for row in rows])

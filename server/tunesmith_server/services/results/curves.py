@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from tunesmith_server.models import JobRow
 
 from . import curve_chunks
-from .curve_chunks import Curve
+from .curve_chunks import Curve, Span
 
 MAX_POINTS = 10_000
 """Maximum number of points of a curve that a request may ask for."""
@@ -29,18 +29,16 @@ def columns(
 ) -> bytes:
     """Return `MetricColumns` as JSON. The result has the metrics `names` (all metrics if None) from
     step `first` to step `last`, with at most `points` values per curve."""
-    known = curve_chunks.ends(session, job.id)
+    known = curve_chunks.ends(session, [job.id])[job.id]
     low = max(first or 0, known[0])
     high = min(known[1] if last is None else last, 2**31 - 1)
-    high = max(low, high)
-    width = stretch(low, high, points)
-    low, high = low // width * width, (high // width + 1) * width - 1
-    own = curve_chunks.read(session, job, names, low, high, width)
-    void = curve_chunks.read_void(session, job.id, names, low, high, width)
+    span = span_of(job, low, max(low, high), points)
+    own = curve_chunks.read(session, [span], names)[job.id]
+    void = curve_chunks.read_void(session, span, names)
     document = {
         "object": "fine_tuning.job.metrics_columns",
         "job_id": job.id,
-        "stretch": width,
+        "stretch": span.width,
         "curves": _curves(own),
         "void": [
             {
@@ -53,6 +51,12 @@ def columns(
         ],
     }
     return to_json(document)
+
+
+def span_of(job: JobRow, low: int, high: int, points: int) -> Span:
+    """Return the span from step `low` to step `high`, in which a curve has at most `points`
+    values."""
+    return Span.around(job, low, high, stretch(low, high, points))
 
 
 def stretch(low: int, high: int, points: int) -> int:

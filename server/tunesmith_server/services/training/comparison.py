@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import ColumnElement, and_, bindparam, false, or_, select
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import ErrorCode, EventKind, JobReport
@@ -24,11 +25,11 @@ from tunesmith_schema.settings_diff import (
     environment_values,
 )
 from tunesmith_server.core.database import readable_object
-from tunesmith_server.core.errors import BadRequest, ServiceError
+from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.models import EventRow, FileRow, JobRow
 
 from ..results import curve_chunks, curves, job_health
-from ..results.curve_chunks import Curve
+from ..results.curve_chunks import Curve, Span
 from . import jobs, reports, stored_job
 
 METRICS = ("train_loss", "valid_loss", "reward", "valid_reward")
@@ -42,9 +43,17 @@ Anchors = Sequence[tuple[int, float]]
 """Steps and their positions on the axis, both ascending."""
 
 
+def find(session: Session, job_ids: Sequence[str]) -> list[JobRow]:
+    """Return the jobs to compare, in this order. Raises BadRequest for a wrong number of jobs, and
+    NotFound for an unknown job."""
+    _check_number(job_ids)
+    known = jobs.find(session, job_ids)
+    return [known.get(job_id) or jobs.retrieve(session, job_id) for job_id in job_ids]
+
+
 def compare(
     session: Session,
-    job_ids: Sequence[str],
+    rows: Sequence[JobRow],
     *,
     axis: Axis,
     points: int,
@@ -52,21 +61,21 @@ def compare(
     last: int | None = None,
 ) -> JobComparison:
     """Compare jobs; each curve has at most `points` values. Curves and best values are limited to
-    the steps from `first` to `last`. Raises BadRequest for a wrong number of jobs, and NotFound for
-    an unknown job."""
-    check_number(job_ids)
-    known = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids))).all()
-    rows = [jobs.retrieve(session, job_id) for job_id in job_ids]  # read by `known` already
-    names = {name for row in known for name in (row.training_file, row.validation_file) if name}
+    the steps from `first` to `last`. The number of queries does not depend on the number of
+    jobs."""
+    names = {name for row in rows for name in (row.training_file, row.validation_file) if name}
     files = {row.id: row for row in session.scalars(select(FileRow).where(FileRow.id.in_(names)))}
     wire = [jobs.to_wire(row) for row in rows]
-    found = [_report(session, row) for row in rows]
+    reported = reports.newest(session, rows)
+    found = [reported.get(row.id) for row in rows]
+    metrics = (*METRICS, _TOKENS) if axis == "tokens" else METRICS
+    known = curve_chunks.read(session, _spans(session, rows, points, first, last), metrics)
+    hours = _hours(session, rows) if axis == "hours" else {}
     compared, aligned = [], dict[str, list[AlignedCurve]]()
     for row, report in zip(rows, found, strict=True):
-        metrics = (*METRICS, _TOKENS) if axis == "tokens" else METRICS
-        own = _curves(session, row, metrics, points, first, last)
+        own = known[row.id]
         tokens = own.pop(_TOKENS, Curve())
-        anchors = _anchors(session, row, axis, tokens)
+        anchors = None if axis == "step" else hours.get(row.id, _anchors(tokens))
         compared.append(_job(row, report, own, files))
         for name, curve in own.items():
             if line := _aligned(row.id, curve, anchors):
@@ -81,8 +90,7 @@ def compare(
     )
 
 
-def check_number(job_ids: Sequence[str]) -> None:
-    """Raise BadRequest if these jobs are too few, too many, or not all different."""
+def _check_number(job_ids: Sequence[str]) -> None:
     different = len(set(job_ids))
     if not 2 <= len(job_ids) <= MAX_COMPARED or different < len(job_ids):
         raise BadRequest(
@@ -93,28 +101,17 @@ def check_number(job_ids: Sequence[str]) -> None:
         )
 
 
-def _report(session: Session, row: JobRow) -> JobReport | None:
-    """Return the newest report; None if there is none, or if this release cannot read it."""
-    try:
-        return reports.retrieve(session, row, None)
-    except ServiceError:
-        return None
-
-
-def _curves(
-    session: Session,
-    row: JobRow,
-    metrics: Sequence[str],
-    points: int,
-    first: int | None,
-    last: int | None,
-) -> dict[str, Curve]:
-    low, high = curve_chunks.ends(session, row.id)
-    low = max(low, first or 0)
-    high = max(low, high if last is None else min(high, last))
-    width = curves.stretch(low, high, points)
-    low, high = low // width * width, (high // width + 1) * width - 1
-    return curve_chunks.read(session, row, metrics, low, high, width)
+def _spans(
+    session: Session, rows: Sequence[JobRow], points: int, first: int | None, last: int | None
+) -> list[Span]:
+    ends = curve_chunks.ends(session, [row.id for row in rows])
+    spans = []
+    for row in rows:
+        low, high = ends[row.id]
+        low = max(low, first or 0)
+        high = max(low, high if last is None else min(high, last))
+        spans.append(curves.span_of(row, low, high, points))
+    return spans
 
 
 def _job(
@@ -155,13 +152,12 @@ def _data(files: Mapping[str, FileRow], file_id: str) -> ComparedData:
 def _result(name: str, curve: Curve, last: float | None) -> MetricResult:
     """Return the last and the best value of a curve. A thinned curve still has its minimum and its
     maximum, so the best value is exact."""
-    known = [pair for pair in zip(curve.values, curve.steps, strict=True) if pair[0] == pair[0]]
     pick = max if name.endswith("reward") else min
-    best = pick(known, key=lambda pair: pair[0], default=None)
+    best = pick((value for value in curve.values if value == value), default=None)
     return MetricResult(
         last=last,
-        best=None if best is None else curves.rounded(best[0]),
-        best_step=None if best is None else best[1],
+        best=None if best is None else curves.rounded(best),
+        best_step=None if best is None else curve.steps[curve.values.index(best)],
     )
 
 
@@ -169,15 +165,17 @@ def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve
     if anchors is None:
         x = [float(step) for step in curve.steps]
     elif anchors:
-        x = [_between(anchors, step) for step in curve.steps]
+        steps = [step for step, _ in anchors]
+        x = [_between(anchors, bisect_left(steps, step), step) for step in curve.steps]
     else:
         return None
     values = [curves.rounded(value) for value in curve.values]
     return AlignedCurve(job_id=job_id, x=x, values=values)
 
 
-def _between(anchors: Anchors, step: int) -> float:
-    index = bisect_left(anchors, step, key=lambda anchor: anchor[0])
+def _between(anchors: Anchors, index: int, step: int) -> float:
+    """Return the position of a step. `index`: index of the first anchor that is not before the
+    step."""
     if index == len(anchors):
         return anchors[-1][1]
     after, at = anchors[index]
@@ -187,32 +185,34 @@ def _between(anchors: Anchors, step: int) -> float:
     return float(f"{start + (at - start) * (step - before) / (after - before):.6g}")
 
 
-def _anchors(session: Session, row: JobRow, axis: Axis, tokens: Curve) -> Anchors | None:
-    if axis == "step":
-        return None
-    if axis == "tokens":
-        pairs = zip(tokens.steps, tokens.values, strict=True)
-        return [(step, value) for step, value in pairs if value == value]
-    return _hours(session, row)
+def _anchors(tokens: Curve) -> Anchors:
+    pairs = zip(tokens.steps, tokens.values, strict=True)
+    return [(step, value) for step, value in pairs if value == value]
 
 
-def _hours(session: Session, row: JobRow) -> Anchors:
-    """Return some steps, each with the hours from the job's first start to this step, computed from
-    the times of events."""
-    if row.started_at is None:
-        return []
-    numbers = sorted({1 + row.last_seq * n // _ANCHORS for n in range(_ANCHORS)} | {row.last_seq})
+def _hours(session: Session, rows: Sequence[JobRow]) -> dict[str, Anchors]:
+    """Return for each job some steps, each with the hours from the job's first start to this step,
+    computed from the times of events."""
+    started = {row.id: row.started_at for row in rows if row.started_at is not None}
     events = session.execute(
-        select(EventRow.created_at, readable_object(EventRow.data)["step"])
-        .where(EventRow.job_id == row.id, EventRow.kind == EventKind.METRICS)
-        # Literals, because 200 parameters take longer than the rest of the query.
-        .where(EventRow.seq.in_(bindparam("seq", numbers, expanding=True, literal_execute=True)))
-        .order_by(EventRow.seq)
+        select(EventRow.job_id, EventRow.created_at, readable_object(EventRow.data)["step"])
+        .where(EventRow.kind == EventKind.METRICS)
+        .where(or_(false(), *(_sampled(row) for row in rows if row.id in started)))
+        .order_by(EventRow.job_id, EventRow.seq)
     )
-    anchors: list[tuple[int, float]] = []
-    for created_at, step in events:
+    found: dict[str, list[tuple[int, float]]] = {row.id: [] for row in rows}
+    for job_id, created_at, step in events:
         if isinstance(step, int):
+            anchors = found[job_id]
             while anchors and anchors[-1][0] >= step:  # an attempt repeated these steps
                 anchors.pop()
-            anchors.append((step, max(0.0, (created_at - row.started_at) / 3600)))
-    return anchors
+            anchors.append((step, max(0.0, (created_at - started[job_id]) / 3600)))
+    return dict(found)
+
+
+def _sampled(row: JobRow) -> ColumnElement[bool]:
+    """Return the condition for `_ANCHORS` events of a job."""
+    numbers = sorted({1 + row.last_seq * n // _ANCHORS for n in range(_ANCHORS)} | {row.last_seq})
+    # Literals, because 200 parameters take longer than the rest of the query.
+    known: Any = bindparam(None, numbers, expanding=True, literal_execute=True)  # Any: of a list
+    return and_(EventRow.job_id == row.id, EventRow.seq.in_(known))

@@ -9,6 +9,7 @@ job_control.py (user commands).
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -254,6 +255,12 @@ def retrieve(session: Session, job_id: str) -> JobRow:
             hint="GET /v1/fine_tuning/jobs lists all jobs",
         )  # fmt: skip
     return job
+
+
+def find(session: Session, job_ids: Collection[str]) -> dict[str, JobRow]:
+    """Return the jobs by id, read by one query. Unknown ids are left out."""
+    rows = session.scalars(select(JobRow).where(JobRow.id.in_(job_ids)))
+    return {row.id: row for row in rows}
 
 
 def lock(session: Session, job_id: str) -> JobRow:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, aliased
 
 from tunesmith_schema import AttemptSummary, ErrorCode, JobEvaluation, JobReport, RunReport
 from tunesmith_schema.documents import DOCUMENT_VERSION, VERSION_FIELD, upgraded_file
-from tunesmith_server.core.errors import NotFound
+from tunesmith_server.core.errors import NotFound, ServiceError
 from tunesmith_server.models import JobRow, ReportRow
 
 from ..results import job_health
@@ -58,7 +60,11 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
     if not matching:
         raise _no_report(job, [row.attempt for row in rows], attempt)
     row = matching[-1]
-    earlier = [_summary(other) for other in rows if other.attempt < row.attempt]
+    return _report(job, row, [other for other in rows if other.attempt < row.attempt])
+
+
+def _report(job: JobRow, row: ReportRow, earlier: Iterable[ReportRow]) -> JobReport:
+    summaries = [_summary(other) for other in earlier]
     try:
         return JobReport.model_validate(
             {
@@ -67,11 +73,29 @@ def retrieve(session: Session, job: JobRow, attempt: int | None) -> JobReport:
                 "live": job.state in HELD and row.attempt == job.attempt,
                 "updated_at": int(row.updated_at),
                 "health": job_health.stored(job.health),
-                "earlier_attempts": [summary for summary in earlier if summary is not None],
+                "earlier_attempts": [summary for summary in summaries if summary is not None],
             }
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise _unreadable(f"report of attempt {row.attempt}", error) from error
+
+
+def newest(session: Session, jobs: Collection[JobRow]) -> dict[str, JobReport]:
+    """Return the newest report of each job, without the summaries of earlier attempts. A job is
+    left out if it has no report, or if this release cannot read the report."""
+    by_id = {job.id: job for job in jobs}
+    other = aliased(ReportRow)
+    last = select(func.max(other.attempt)).where(other.job_id == ReportRow.job_id)
+    rows = session.scalars(
+        select(ReportRow).where(
+            ReportRow.job_id.in_(by_id), ReportRow.attempt == last.scalar_subquery()
+        )
+    )
+    found = {}
+    for row in rows:
+        with suppress(ServiceError):
+            found[row.job_id] = _report(by_id[row.job_id], row, [])
+    return found
 
 
 def retrieve_evaluation(session: Session, job: JobRow) -> JobEvaluation:
