@@ -3,11 +3,12 @@ with the reasons for the wait."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tunesmith_schema import Queue, QueuedJob, WorkerState, WorkerStatus
 from tunesmith_server.api.queue import visible_to
-from tunesmith_server.core.errors import NotFound
+from tunesmith_server.models import JobRow
 from tunesmith_server.scheduling import overview
 from tunesmith_server.services import keys
 from tunesmith_server.services.training import jobs
@@ -76,23 +77,22 @@ def read(visit: Visit, *, waiting: int) -> Devices:
     view, sees = visit.state.queue_view.get(), visible_to(visit.principal)
     queue: Queue = overview.queue(view, sees, waiting)
     workers = overview.workers(visit.session, view, sees)
-    running = {job.worker: _work(visit, job) for job in queue.running}
+    # An admin sees ids of other projects' jobs, but not the rows.
+    rows = jobs.find(visit.session, [job.id for job in (*queue.running, *queue.waiting) if job.id])
+    running = {job.worker: _work(visit, job, rows) for job in queue.running}
     lanes = [Lane(worker=worker, work=running.get(worker.id)) for worker in workers]
     return Devices(
         lanes=lanes,
-        waiting=[_work(visit, job) for job in queue.waiting],
+        waiting=[_work(visit, job, rows) for job in queue.waiting],
         num_waiting=queue.num_waiting,
         live=sum(lane.worker.state != WorkerState.GONE for lane in lanes),
         free=queue.free_devices,
     )
 
 
-def _work(visit: Visit, job: QueuedJob) -> Work:
-    if job.id is None:
-        return Work(job=job)
-    try:
-        row = jobs.retrieve(visit.session, job.id)
-    except NotFound:  # an admin sees ids of other projects' jobs, but not the rows
+def _work(visit: Visit, job: QueuedJob, rows: Mapping[str, JobRow]) -> Work:
+    row = rows.get(job.id or "")
+    if row is None:
         return Work(job=job)
     name = (row.name or row.suffix or "").strip()
     return Work(job=job, name=name, owner=keys.name_of(visit.session, row.owner))

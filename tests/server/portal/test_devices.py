@@ -14,6 +14,7 @@ from tunesmith_server.portal import view
 
 from ..actors import Server
 from ..teams import caller, new_project
+from ..test_isolation import statements_of
 from .browser import Browser, signed_in
 from .page_checks import check_links, check_page
 
@@ -61,6 +62,32 @@ def test_a_running_job_has_its_new_name_and_its_owner(server: Server) -> None:
     assert all("after" in page and "before" not in page for page in (home, workers, screen))
     assert f"after {owner}" in workers
     assert f"{owner}, on " in screen
+
+
+def test_the_number_of_queries_does_not_grow_with_devices_and_jobs(server: Server) -> None:
+    file_id = server.good_file()
+    browser = signed_in(server)
+    statements = statements_of(server)
+
+    def queries(path: str) -> int:
+        counts = []
+        for _ in range(3):  # some requests read the queue again
+            statements.clear()
+            browser.page(path)
+            counts.append(len(statements))
+        return min(counts)
+
+    found = []
+    for jobs in (2, 6):
+        names = [f"{jobs}-{number}" for number in range(jobs)]
+        for name in names:
+            server.create_job(file_id, suffix=f"runs-{name}")
+            server.worker.claim(f"worker-{name}")
+        for name in names:
+            server.create_job(file_id, suffix=f"waits-{name}")
+        found.append({path: queries(path) for path in PAGES})
+        assert all(f"-{name}" in _text(browser, PAGES[1]) for name in names)
+    assert found[0] == found[1]
 
 
 def test_devices_and_the_queue_are_tables_for_spreadsheets(server: Server) -> None:
