@@ -1,13 +1,8 @@
-"""The closed form on quantised bases, in a process of its own: peft knows bitsandbytes only where
-nobody has kept it out before."""
+"""The closed form on quantised bases."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -26,16 +21,10 @@ SETTINGS: dict[str, dict[str, Any]] = {  # Any: arguments of Measured
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, dict[str, float]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.engine.memory.test_quantized_memory"],
-        cwd=Path(__file__).parents[4],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {
+        name: _figures("nf4" if name.startswith("nf4") else "int8", one)
+        for name, one in SETTINGS.items()
+    }
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -90,11 +79,3 @@ def _figures(kind: Literal["nf4", "int8"], given: dict[str, Any]) -> dict[str, f
         "expected_base_bytes": each,
         "without_scales": plain - others * dtype.itemsize,
     }
-
-
-if __name__ == "__main__":
-    found = {
-        name: _figures("nf4" if name.startswith("nf4") else "int8", one)
-        for name, one in SETTINGS.items()
-    }
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
