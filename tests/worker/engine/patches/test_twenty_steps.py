@@ -124,5 +124,6 @@ def test_real_models_on_real_rows(
         "tuning": tuning,
         "learning_rate": rates[tuning],
         "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
     }
     _check(make_run, rows, recipe, model_path=str(shared_data / "models" / model))
