@@ -1,9 +1,9 @@
-"""Fixtures: one running service with its own TMPDIR for tests that only use it, and a function that
-starts a new service for tests that break it."""
+"""Fixtures: models, rows and one running service for tests that only use it. Files whose tests
+break a service start their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,7 @@ import pytest
 import tunesmith
 
 from ..tiny_model import make_tiny_model
-from .service import QUICK, Service, write_rows
-
-MakeService = Callable[..., Service]
+from .service import Service, write_rows
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +41,3 @@ def service(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterat
 def client(service: Service) -> Iterator[tunesmith.Client]:
     with service.client() as opened:
         yield opened
-
-
-@pytest.fixture
-def make_service(tmp_path: Path, model_dir: Path) -> Iterator[MakeService]:
-    """Starts a service for one test, with leases of 4 s."""
-    made: list[Service] = []
-
-    def make(**env: str) -> Service:
-        made.append(Service(tmp_path / f"data-{len(made)}", model_dir, **(QUICK | env)))
-        return made[-1].start()
-
-    yield make
-    for one in made:
-        one.close()

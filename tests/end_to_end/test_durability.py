@@ -1,14 +1,17 @@
-"""kill -9 of anything: the job goes on, runs once, and nothing that was told is lost."""
+"""kill -9 of anything, and workers that are drained or stopped: the job goes on, runs once, and
+nothing that was told is lost."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -93,21 +96,32 @@ def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -
     assert_complete(job, LONG["max_steps"])
 
 
-def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -> None:
-    second = subprocess.Popen(
+@contextmanager
+def further_worker(env: dict[str, str], data_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another worker, as on another host if its data directory is another one."""
+    worker = subprocess.Popen(
         [sys.executable, "-m", "tunesmith_worker", "worker", "--queue", "train"],
-        env=sturdy.worker_env() | {"TUNESMITH_WARM_TRAINER": "false"},
+        env={**env, "TUNESMITH_DATA_DIR": str(data_dir)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
+        yield worker
+    finally:
+        if worker.poll() is None:
+            worker.kill()
+        worker.wait(timeout=30)
+
+
+def test_two_workers_and_one_job_make_one_trainer(sturdy: Service, rows: Path) -> None:
+    env = sturdy.worker_env() | {"TUNESMITH_WARM_TRAINER": "false"}
+    with further_worker(env, sturdy.data_dir) as second:
         ready = sturdy.url.removesuffix("/v1") + "/readyz"
         with sturdy.internal() as http:
             until(lambda: http.get(ready).json().get("workers", {}).get("train") == 2, 30)
         job = start_training(sturdy, rows, max_steps=100_000)
         seen = {pid for _ in range(20) for pid in _sample(sturdy, second.pid)}
         job.stop().wait(timeout=60)
-    finally:
         second.terminate()
         second.wait(timeout=30)
     assert len(seen) == 1
@@ -183,6 +197,73 @@ def test_a_server_away_for_longer_than_the_lease_pauses_the_trainer_and_keeps_it
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def trainers_of(pid: int) -> list[int]:
+    found = [
+        child for child in descendants(pid) if "tunesmith_worker.trainer " in command_line(child)
+    ]
+    return [child for child in found if has_run(child)]
+
+
+def charged(service: Service, job: tunesmith.Job) -> tuple[int, str]:
+    """Return the losses and failures of a job."""
+    with closing(sqlite3.connect(service.data_dir / "tunesmith.db")) as database:
+        query = "SELECT losses, failures FROM jobs WHERE id = ?"
+        losses, failures = database.execute(query, [job.id]).fetchone()
+        return losses, failures
+
+
+def test_a_job_moves_from_a_drained_worker_to_one_that_is_stopped_and_to_a_third(
+    sturdy: Service, endless: tunesmith.Job, tmp_path: Path
+) -> None:
+    env = sturdy.worker_env() | {
+        "TUNESMITH_WORKER_TOKEN": (sturdy.data_dir / "worker-token").read_text().strip()
+    }
+    attempt, before = endless.refresh().attempt, charged(sturdy, endless)
+    (trainer,) = sturdy.trainers()
+
+    drained = subprocess.run(
+        [sys.executable, "-m", "tunesmith_worker", "worker", "drain", "--wait"],
+        env=env, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "drained: holds no job and can be stopped" in drained.stdout
+    assert not alive(trainer)
+    assert sturdy.processes("tunesmith_worker.trainer ") == [], "nor a warm one"
+    assert endless.refresh().status == "queued"
+    assert alive(sturdy.worker_main()), "a restart policy finds no ended process"
+    ready = sturdy.url.removesuffix("/v1") + "/readyz"
+    with sturdy.internal() as http:
+        until(lambda: http.get(ready).status_code == 503, 30)
+        said = http.get(ready).json()["error"]["message"]
+    assert said.endswith("draining")
+
+    with further_worker(env, tmp_path / "second") as second:
+        goes_on(endless, attempt + 1)
+        (trainer,) = trainers_of(second.pid)
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(timeout=40) == 0
+        assert not alive(trainer)
+        assert endless.refresh().status == "queued"
+    assert list((tmp_path / "second" / "claims").iterdir()) == []
+    assert list((tmp_path / "second" / "workers").iterdir()) == []
+
+    with further_worker(env, tmp_path / "third") as third:
+        goes_on(endless, attempt + 2)
+        (trainer,) = trainers_of(third.pid)
+        os.kill(trainer, signal.SIGSTOP)  # its step never ends
+        began = time.monotonic()
+        while third.poll() is None and time.monotonic() < began + 25:
+            third.send_signal(signal.SIGTERM)  # two that come at once are one to the kernel
+            time.sleep(1.0)
+        # One that comes while the interpreter ends meets no handler any more.
+        assert third.poll() in (0, -signal.SIGTERM), "at once, not after a trainer's 30 s"
+        assert not alive(trainer)
+    until(lambda: endless.refresh().status == "queued", 5)
+    assert charged(sturdy, endless) == before
+    os.kill(sturdy.worker_main(), signal.SIGTERM)  # serve starts another, which is not drained
+    goes_on(endless, attempt + 3)
+    assert charged(sturdy, endless) == before
 
 
 def test_ctrl_c_releases_the_job_and_an_empty_disk_takes_it_up_from_storage(
