@@ -17,8 +17,6 @@ from .load import Load, Track
 from .stack import Stack
 from .watch import Watcher
 
-DEPTH = 3
-"""Jobs that are unfinished at a time; those beyond the number of workers wait."""
 ENDS_AN_ATTEMPT = frozenset({"trainer", "supervisor", "worker"})
 IN_TRAINING = 0.8
 """Share of the kills of such processes that happen after some more steps; the others happen within
@@ -66,7 +64,7 @@ class Campaign:
         self._stack, self._rows, self._tell = stack, rows, tell
         self._random, self._expected = random.Random(f"{seed} {stack.name}"), expected
         self._client = stack.client()
-        self._load = Load(self._client, rows, recipes, DEPTH)
+        self._load = Load(self._client, rows, recipes, stack.train_workers + 1)
         self._watcher = Watcher(stack.runs)
 
     def run(self, kills: int) -> Result:
@@ -84,7 +82,8 @@ class Campaign:
             killed = list(load.tracks)
             self._wait_for(killed)
             for recipe in dict.fromkeys(track.recipe for track in killed):
-                self._leave_alone(recipe)
+                if recipe not in self._expected:
+                    self._expected[recipe] = self._left_alone(recipe)
         assert self._watcher.looks > 10, "the watcher did not run"
         result.problems += self._problems(killed)
         result.exits = self._stack.exits()
@@ -137,12 +136,14 @@ class Campaign:
         while time.monotonic() < deadline and not all(track.has_ended for track in tracks):
             time.sleep(0.1)
 
-    def _leave_alone(self, recipe: str) -> None:
-        if recipe not in self._expected:
-            track = self._load.create(recipe)
-            self._wait_for([track])
-            job = self._client.fine_tuning.jobs.retrieve(track.job_id)
-            self._expected[recipe] = weights_of(self._client, job)
+    def _left_alone(self, recipe: str) -> Weights:
+        """Return the weights of a job whose only attempt was never killed. Train one if there is
+        none."""
+        done = [t for t in self._load.tracks if t.recipe == recipe and _claims(t) == 1]
+        track = done[0] if done else self._load.create(recipe)
+        self._wait_for([track])
+        job = self._client.fine_tuning.jobs.retrieve(track.job_id)
+        return weights_of(self._client, job)
 
     def _problems(self, tracks: list[Track]) -> Iterator[str]:
         for track in tracks:

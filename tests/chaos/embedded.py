@@ -15,6 +15,7 @@ _ENDED = re.compile(r"^.* (\w+) ended with status (-?\d+);.*$", re.MULTILINE)
 class EmbeddedStack(Stack):
     name = "embedded"
     targets = ("api", "light", "worker", "supervisor", "trainer")
+    train_workers = 1
 
     def __init__(self, root: Path, models: Path) -> None:
         super().__init__(root, models)

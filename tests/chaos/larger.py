@@ -22,13 +22,13 @@ from .part import Part
 from .recipes import ENV
 from .stack import Stack, in_worker
 
-TRAIN_WORKERS = 2
 _READY_SECONDS = 60.0
 
 
 class LargerStack(Stack):
     name = "larger"
     targets = ("api", "light", "broker", "worker", "supervisor", "trainer", "postgresql")
+    train_workers = 2
 
     def __init__(self, root: Path, models: Path) -> None:
         super().__init__(root, models)
@@ -52,8 +52,10 @@ class LargerStack(Stack):
         self._parts["api"].may_exit = "TUNESMITH_DATABASE_URL"  # PostgreSQL is starting
         worker = [sys.executable, "-m", "tunesmith_worker", "worker", "--queue"]
         self._add("light", [*worker, "light"])
-        for number in range(TRAIN_WORKERS):
-            self._add(f"train-{number}", [*worker, "train"])
+        for number in range(self.train_workers):
+            # Jobs start in a warm trainer on one worker, in a new process on the others.
+            warm = "true" if number == 0 else "false"
+            self._add(f"train-{number}", [*worker, "train"], TUNESMITH_WARM_TRAINER=warm)
         until(self._ready, _READY_SECONDS)
 
     def _start_stores(self) -> None:
@@ -83,8 +85,8 @@ class LargerStack(Stack):
             return False
         return self._parts["broker"].pid is not None
 
-    def _add(self, name: str, command: list[str]) -> None:
-        env = self._env | {"TUNESMITH_DATA_DIR": str(self._folder(name))}
+    def _add(self, name: str, command: list[str], **more: str) -> None:
+        env = self._env | {"TUNESMITH_DATA_DIR": str(self._folder(name))} | more
         log = self.root / f"{name}.log"
         self._parts[name] = Part(name=name, command=command, env=env, log=log)
         self._parts[name].start()
@@ -116,7 +118,7 @@ class LargerStack(Stack):
             reply = get(url, authorization=f"Bearer {self._key}")
         except httpx.TransportError:
             return False
-        return bool(reply.json().get("workers") == {"train": TRAIN_WORKERS, "light": 1})
+        return bool(reply.json().get("workers") == {"train": self.train_workers, "light": 1})
 
     def stop(self) -> None:
         for name in ("train-0", "train-1", "light", "api", "broker", "postgresql"):
@@ -138,7 +140,7 @@ class LargerStack(Stack):
 
     @property
     def runs(self) -> list[Path]:
-        return [self.root / f"train-{number}" / "runs" for number in range(TRAIN_WORKERS)]
+        return [self.root / f"train-{number}" / "runs" for number in range(self.train_workers)]
 
     def pids(self, target: str) -> list[int]:
         if target in ("api", "broker"):
@@ -149,7 +151,9 @@ class LargerStack(Stack):
             below = [] if pid is None else descendants(pid)
             # As often the main process as another one, whose death restarts all others.
             return [] if pid is None else [pid] * max(1, len(below)) + below
-        names = ["light"] if target == "light" else [f"train-{n}" for n in range(TRAIN_WORKERS)]
+        names = (
+            ["light"] if target == "light" else [f"train-{n}" for n in range(self.train_workers)]
+        )
         mains = [pid for name in names if (pid := self._parts[name].pid) is not None]
         kinds = {"light": ("main", "pool"), "worker": ("main",), "supervisor": ("pool",)}
         chosen = kinds.get(target, ("trainer",))
