@@ -11,7 +11,7 @@ import pytest
 
 from .long_tail import ROWS
 from .long_tail.table import ALL
-from .server.databases import ON_POSTGRESQL, ONE_VALUE_ON_POSTGRESQL
+from .server.databases import ON_POSTGRESQL, ON_SQLITE_ALONE, ONE_VALUE_ON_POSTGRESQL
 
 ROOT = Path(__file__).parents[1]
 MOST_LINES = 400
@@ -148,8 +148,13 @@ def test_the_map_names_every_top_level_folder() -> None:
 def test_the_files_on_postgresql_exist() -> None:
     folder = ROOT / "tests" / "server"
     named = ON_POSTGRESQL | ONE_VALUE_ON_POSTGRESQL
-    assert {path.stem for path in folder.glob("test_*.py")} >= named
+    assert {path.stem for path in folder.rglob("test_*.py")} >= named
     assert not ON_POSTGRESQL & ONE_VALUE_ON_POSTGRESQL
+
+
+def test_the_tests_on_sqlite_alone_exist() -> None:
+    for file, tests in ON_SQLITE_ALONE.items():
+        assert tests - {ALL} <= functions_of(ROOT / "tests" / "server" / file), file
 
 
 def test_the_long_tail_names_tests_that_exist() -> None:
@@ -157,6 +162,9 @@ def test_the_long_tail_names_tests_that_exist() -> None:
         path = ROOT / "tests" / file
         assert path.exists(), file
         if path.is_file():
-            tree = ast.parse(path.read_text())
-            functions = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
-            assert tests.keys() - {ALL} <= functions, file
+            assert tests.keys() - {ALL} <= functions_of(path), file
+
+
+def functions_of(module: Path) -> set[str]:
+    tree = ast.parse(module.read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

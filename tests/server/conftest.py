@@ -1,7 +1,8 @@
 """Fixtures of the server tests: the whole app with a new, migrated database.
 
-Every test with a database runs on SQLite and on PostgreSQL. `pytest -k sqlite` and `-k postgresql`
-select one of them. By default, only the files in `ON_POSTGRESQL` run on PostgreSQL.
+Tests with a database run on SQLite and on PostgreSQL: `databases` names the exceptions. `pytest -k
+sqlite` and `-k postgresql` select one of them. By default, only the files in `ON_POSTGRESQL` run on
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from tunesmith_server.core.settings import Settings
 
 from ..stacks import S3, PostgreSQL
 from .actors import FakeWakeUps, Server, serving
-from .databases import FIXTURES, ON_POSTGRESQL, without_repetitions
+from .databases import FIXTURES, ON_POSTGRESQL, on_both, without_repetitions
 
 BASE_MODEL = "tiny-llama"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that uses a database on both kinds, unless the test names the kind."""
+    """Run each test with a database on both kinds, unless the test or `databases` names one."""
     marks = metafunc.definition.iter_markers("parametrize")
     named = {mark.args[0] for mark in marks}
     in_default_suite = metafunc.module.__name__.rpartition(".")[2] in ON_POSTGRESQL
     postgresql = pytest.param("postgresql", marks=() if in_default_suite else pytest.mark.full)
+    file = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()
+    both = on_both(file, metafunc.definition.originalname)
     for name in FIXTURES:
         if name in metafunc.fixturenames and name not in named:
-            metafunc.parametrize(name, ["sqlite", postgresql], indirect=True)
+            kinds = ["sqlite", postgresql] if both else ["sqlite"]
+            metafunc.parametrize(name, kinds, indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,11 +1,14 @@
-"""Files of server tests that `make test` runs on both PostgreSQL and SQLite.
+"""Server tests that run on PostgreSQL.
 
-`make test-full` runs every test with a database on both, except for parameters that change no SQL.
+`make test-full` runs every test with a database on both PostgreSQL and SQLite, except where the
+second database could find nothing: see `ONE_VALUE_ON_POSTGRESQL` and `ON_SQLITE_ALONE`.
 """
 
 from __future__ import annotations
 
 import pytest
+
+from ..long_tail.table import ALL
 
 FIXTURES = ("database_url", "empty_url")
 
@@ -21,6 +24,7 @@ ON_POSTGRESQL = {
     *("test_resume_points", "test_metric_columns"),
     "test_sample_search",
 }
+"""Files that `make test` runs on both databases, too."""
 
 ONE_VALUE_ON_POSTGRESQL = {
     # Requests refused before a query, and ranges of stored bytes.
@@ -28,6 +32,8 @@ ONE_VALUE_ON_POSTGRESQL = {
     *("test_errors", "test_file_names", "test_file_ranges", "test_file_rows", "test_files"),
     *("test_job_validation", "test_jobs_create", "test_models", "test_recipe_errors"),
     *("test_reinforcement_jobs", "test_upload_limits", "test_uploads"),
+    *("test_attempts", "test_control", "test_inference_servers", "test_planes"),
+    *("test_roles", "test_route_matrix", "test_unreadable_rows"),
     # Connections, keys and headers.
     *("test_authentication", "test_connections", "test_log_lines", "test_sse", "test_tls"),
     "test_unfinished_bodies",
@@ -37,6 +43,42 @@ ONE_VALUE_ON_POSTGRESQL = {
 }
 """Files whose parameters change no SQL: PostgreSQL runs each test with its first parameters, SQLite
 with all."""
+
+ON_SQLITE_ALONE = {
+    # HTML of texts that other tests store and show. Forms with such texts run on PostgreSQL.
+    "portal/test_compare.py": {
+        "test_hostile_names_and_completions_are_inert",
+        "test_curves_are_compressed",
+    },
+    "portal/test_completions.py": {"test_hostile_completions_are_inert"},
+    "portal/test_data.py": {"test_hostile_names_and_rows_are_inert"},
+    "portal/test_edit.py": {"test_hostile_names_and_notes_are_inert_and_shown_whole"},
+    "portal/test_hostile.py": {"test_hostile_texts_are_inert_on_every_page"},
+    "portal/test_job_page.py": {"test_hostile_texts_are_inert"},
+    "portal/test_models.py": {"test_hostile_names_of_models_are_inert"},
+    "portal/test_new_job.py": {"test_hostile_texts_are_inert"},
+    "portal/test_pages.py": {"test_hostile_names_are_inert"},
+    "portal/test_playground.py": {"test_hostile_prompts_and_completions_are_data"},
+    "portal/test_shared.py": {"test_hostile_names_are_inert_in_open_graph_data"},
+    # Headers, compression, the SDK's and the command line's own code.
+    "portal/test_cross_site.py": {ALL},
+    "portal/test_headers.py": {ALL},
+    "test_api_docs.py": {ALL},
+    "test_openai_client.py": {ALL},
+    "test_sdk_organization.py": {ALL},
+    "test_sdk_uploads.py": {ALL},
+    # CPU time and memory of this process: PostgreSQL is another process.
+    "test_answer_times.py": {ALL},
+    "test_chat_load.py": {ALL},
+    "test_portal_cost.py": {ALL},
+}
+"""Tests with the same statements as other tests, which run on both databases. Their assertions
+depend on no database."""
+
+
+def on_both(file: str, function: str) -> bool:
+    """Return True if a test runs on both databases. `file`: its path below tests/server."""
+    return not {ALL, function} & ON_SQLITE_ALONE.get(file, set())
 
 
 def without_repetitions(items: list[pytest.Item]) -> list[pytest.Item]:

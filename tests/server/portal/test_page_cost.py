@@ -20,6 +20,8 @@ MOST_SECONDS = 0.06
 TIMES = 20
 PERCENTILE_95 = 18
 """Index in 20 sorted times."""
+ENOUGH = 5
+"""Number of requests after which a page is within the bar if each of them was."""
 DOWNLOADS = (".csv", "/files/{file_id}", "/weights/{adapter_id}")
 """Ends of addresses that send whole files or whole lists."""
 SEARCHES = ("q=nothing", "q=run-7", "state=failed", "model=none", "method=reinforcement")
@@ -55,15 +57,21 @@ def addresses(world: World) -> Iterator[str]:
                 continue  # a thing that the world does not have
 
 
-def cpu_seconds(browser: Browser, path: str) -> float:
-    """Return the 95th percentile of the CPU time, after a first request that fills caches."""
+def cpu_seconds(browser: Browser, path: str, bar: float = MOST_SECONDS) -> float:
+    """Return the CPU time of a page after a first request, which fills caches: the 95th percentile,
+    or the maximum of a few requests if it is within the bar."""
     assert browser.get(path).status_code in (200, 303), path
-    times = []
-    for _ in range(TIMES):
-        start = time.process_time()
-        browser.get(path)
-        times.append(time.process_time() - start)
+    times = [_one_request(browser, path) for _ in range(ENOUGH)]
+    if max(times) < bar:
+        return max(times)
+    times += [_one_request(browser, path) for _ in range(TIMES - ENOUGH)]
     return sorted(times)[PERCENTILE_95]
+
+
+def _one_request(browser: Browser, path: str) -> float:
+    start = time.process_time()
+    browser.get(path)
+    return time.process_time() - start
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -72,7 +80,10 @@ def test_pages_and_searches_of_a_large_service_cost_little(server: Server, world
     costs = {path: cpu_seconds(browser, path) for path in addresses(world)}
     assert len(costs) >= 10
     assert {path: cost for path, cost in costs.items() if cost > MOST_SECONDS} == {}, costs
-    searches = {query: cpu_seconds(browser, f"/portal/jobs?{query}") for query in SEARCHES}
+    searches = {
+        query: cpu_seconds(browser, f"/portal/jobs?{query}", MOST_SEARCH_SECONDS)
+        for query in SEARCHES
+    }
     assert max(searches.values()) < MOST_SEARCH_SECONDS, searches
     searches = {
         query: cpu_seconds(browser, f"/portal/models?{query}")
