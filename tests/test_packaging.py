@@ -77,10 +77,11 @@ def test_no_top_level_folder_hides_another_package() -> None:
 def test_the_bare_wheel_is_a_client_without_torch_or_server_code(
     wheel: Path, tmp_path: Path
 ) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel)],
+        [*install, "-q", "-c", str(ROOT / "constraints.txt"), str(wheel)],
         check=True,
         capture_output=True,
     )
