@@ -65,6 +65,18 @@ def test_the_start_up_does_not_count(server: Server, claim: dict[str, Any]) -> N
     assert speed(server) == pytest.approx(0.005, rel=0.1)
 
 
+@pytest.mark.parametrize("days", [1, -1])
+def test_the_clock_of_the_server_does_not_count(
+    server: Server, claim: dict[str, Any], monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    train(server, claim, 1, 1)
+    train(server, claim, 2, 11)
+    let_pass(server, claim, 2000)
+    real, ahead = time.time, days * 86_400
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+    assert ends(server, claim) == [pytest.approx(89 * 200 - ahead, abs=100)] * 4
+
+
 def test_a_new_attempt_measures_again(server: Server, claim: dict[str, Any]) -> None:
     job_id = claim["job_id"]
     train(server, claim, 1, 1)

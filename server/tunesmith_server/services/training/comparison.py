@@ -27,6 +27,7 @@ from tunesmith_schema.settings_diff import (
 from tunesmith_server.core.database import readable_object
 from tunesmith_server.core.errors import BadRequest
 from tunesmith_server.models import EventRow, FileRow, JobRow
+from tunesmith_server.scheduling import usage
 
 from ..results import curve_chunks, curves, job_health
 from ..results.curve_chunks import Curve, Span
@@ -65,7 +66,8 @@ def compare(
     jobs."""
     names = {name for row in rows for name in (row.training_file, row.validation_file) if name}
     files = {row.id: row for row in session.scalars(select(FileRow).where(FileRow.id.in_(names)))}
-    wire = [jobs.to_wire(row) for row in rows]
+    now = usage.database_now(session)
+    wire = [jobs.to_wire(row, now) for row in rows]
     reported = reports.newest(session, rows)
     found = [reported.get(row.id) for row in rows]
     metrics = (*METRICS, _TOKENS) if axis == "tokens" else METRICS

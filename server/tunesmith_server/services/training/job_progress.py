@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from tunesmith_schema import TERMINAL, JobState
 from tunesmith_schema.progress import JobProgress
+from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import JobRow
 
 from . import stored_job
@@ -61,7 +62,7 @@ def _select(session: Session, *conditions: ColumnElement[bool]) -> list[JobProgr
             *(JobRow.id, JobRow.state, JobRow.phase, JobRow.attempt, JobRow.step),
             *(JobRow.total_steps, JobRow.last_metrics, JobRow.finished_at, JobRow.lease_owner),
             *(JobRow.name, JobRow.pinned, JobRow.last_seq),
-            *(JobRow.measured_at, JobRow.measured_step),
+            *(JobRow.measured_at, JobRow.measured_step, epoch_now().label("read_at")),
         )
         .where(*conditions)
         .order_by(JobRow.created_at, JobRow.id)

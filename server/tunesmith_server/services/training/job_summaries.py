@@ -26,6 +26,7 @@ from tunesmith_schema import (
     wire_status,
 )
 from tunesmith_schema.documents import read_document
+from tunesmith_server.core.database import epoch_now
 from tunesmith_server.models import ApiKeyRow, JobRow
 
 from ..pages import json_of
@@ -57,7 +58,7 @@ def query(with_curve: bool = False) -> Select[Any]:
             text = case((func.length(text) <= MAX_DOCUMENT, text), else_=None)
         columns.append(text.label(f"{name}_text"))
     columns.append((JobRow.curve if with_curve else null()).label("curve"))
-    columns.append(ApiKeyRow.name.label("owner_name"))
+    columns += [ApiKeyRow.name.label("owner_name"), epoch_now().label("read_at")]
     return select(*columns).outerjoin(ApiKeyRow, ApiKeyRow.id == JobRow.owner)
 
 

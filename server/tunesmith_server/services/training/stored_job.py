@@ -29,7 +29,7 @@ from tunesmith_schema import (
 )
 from tunesmith_schema.documents import Unreadable, bad_fields, read_document, upgraded
 from tunesmith_server.models import JobRow
-from tunesmith_server.scheduling import limits, speed
+from tunesmith_server.scheduling import limits, speed, usage
 from tunesmith_server.scheduling.eligibility import unpacked
 
 from .. import keys
@@ -94,16 +94,16 @@ def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
     )
 
 
-def to_wire(row: JobRow) -> Job:
+def to_wire(row: JobRow, now: float | None = None) -> Job:
     """Return the job. If this release cannot read the row, return the job with the readable
-    values."""
+    values. `now`: time of the database; None reads it if necessary."""
     try:
-        return _to_wire(row)
+        return _to_wire(row, now)
     except READ_ERRORS as error:
         return _unreadable(row, error)
 
 
-def _to_wire(row: JobRow) -> Job:
+def _to_wire(row: JobRow, now: float | None) -> Job:
     state = JobState(row.state)
     full = hyperparameters(row)
     openai = Hyperparameters(**full.model_dump(include=set(Hyperparameters.model_fields)))
@@ -127,7 +127,7 @@ def _to_wire(row: JobRow) -> Job:
         state=state,
         recipe=recipe(row),
         notes=row.notes,
-        **plain_columns(row),
+        **plain_columns(row, now),
     )
 
 
@@ -146,7 +146,8 @@ def scheduling(row: JobRow) -> Scheduling:
     )
 
 
-def plain_columns(row: Any) -> dict[str, Any]:  # Any: a JobRow, or columns of a list; values
+# Any: a JobRow, or columns of a list; values
+def plain_columns(row: Any, now: float | None = None) -> dict[str, Any]:
     """Return the fields of a job that do not come from its recipe, hyperparameters or method."""
     return {
         "model": row.model,
@@ -173,7 +174,7 @@ def plain_columns(row: Any) -> dict[str, Any]:  # Any: a JobRow, or columns of a
         "pinned": bool(row.pinned),
         "queued_at": _read(lambda: int(row.queued_at) if row.queued_at else None),
         "worker_id": worker_of(row),
-        "estimated_finish": _read(lambda: estimated_finish(row)),
+        "estimated_finish": _read(lambda: estimated_finish(row, now)),
         "started_at": _read(lambda: int(row.started_at) if row.started_at else None),
         "health": job_health.stored(row.health),
         "last_metrics": row.last_metrics or {},
@@ -187,14 +188,22 @@ def worker_of(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
     return name
 
 
-def estimated_finish(row: Any) -> int | None:  # Any: a JobRow, or columns of a list
+# Any: a JobRow, or columns of a list
+def estimated_finish(row: Any, now: float | None = None) -> int | None:
     """Return the expected end of a running job's training at the mean speed of this attempt, in
-    Unix seconds."""
-    now = time.time()
-    per_step = speed.seconds_per_step(row, now)
-    if row.state != JobState.RUNNING or per_step is None or not row.total_steps:
+    Unix seconds of the database's clock, which measured the speed."""
+    if row.state != JobState.RUNNING or row.measured_at is None or not row.total_steps:
         return None
-    return int(now + per_step * max(0, row.total_steps - row.step))
+    now = _database_now(row) if now is None else now
+    per_step = speed.seconds_per_step(row, now)
+    return None if per_step is None else int(now + per_step * max(0, row.total_steps - row.step))
+
+
+def _database_now(row: Any) -> float:  # Any: a JobRow, or columns of a list
+    if hasattr(row, "read_at"):
+        return float(row.read_at)
+    session = object_session(row)
+    return usage.database_now(session) if session else time.time()
 
 
 def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
