@@ -160,8 +160,8 @@ def test_a_kernel_that_is_wrong_in_bf16_alone_is_found_on_a_real_model(
     one_percent_more(monkeypatch, "lora_linear", only=torch.bfloat16)
     lines = (shared_data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     recipe = {
-        "precision": "bf16", "max_seq_length": 128, "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
+        "precision": "bf16", "max_seq_length": 128, "overlong": "truncate",
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1,
     }  # fmt: skip
     run = make_run(
         [json.loads(line) for line in lines[:40]],
