@@ -16,7 +16,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import and_, delete, func, insert, or_, select
+from sqlalchemy import and_, delete, func, insert, select, union_all
 from sqlalchemy.orm import Session
 
 from tunesmith_server.models import CurveRow, JobRow, MetricRow
@@ -253,20 +253,19 @@ def _packed(
 def _stored(session: Session, spans: Iterable[Span], names: Sequence[str] | None) -> JobCurves:
     """Return the curves from `job_metrics`, with the value of each step."""
     columns = _METRICS.c
-    wanted = [
-        and_(columns.job_id == span.job_id, columns.step.between(span.low, span.high))
+    one = select(columns.job_id, columns.name, columns.step, columns.value)
+    if names is not None:
+        one = one.where(columns.name.in_(names))
+    parts = [
+        one.where(columns.job_id == span.job_id, columns.step.between(span.low, span.high))
         for span in spans
         if span.low <= span.high
     ]
-    if not wanted:
+    if not parts:
         return {}
-    query = (
-        select(columns.job_id, columns.name, columns.step, columns.value)
-        .where(or_(*wanted))
-        .order_by(columns.job_id, columns.name, columns.step)
-    )
-    if names is not None:
-        query = query.where(columns.name.in_(names))
+    # Not one condition with OR, for which PostgreSQL may read the whole table.
+    query = union_all(*parts)
+    query = query.order_by(*(query.selected_columns[name] for name in ("job_id", "name", "step")))
     curves: JobCurves = {}
     for rows in session.execute(query).partitions(_ROWS_AT_A_TIME):
         for job_id, name, step, value in rows:
