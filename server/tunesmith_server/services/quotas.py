@@ -52,7 +52,7 @@ def stored_bytes(session: Session, project_id: str) -> int:
 
 
 def sums() -> dict[str, Select[str, int]]:
-    """Return for each kind of stored bytes a query of the projects' ids and their sums."""
+    """Return a query for each kind of stored bytes: each project's id and its sum of bytes."""
     is_open = UploadRow.status == UploadStatus.PENDING
     return {
         "files": _summed(FileRow.bytes, FileRow.project_id),

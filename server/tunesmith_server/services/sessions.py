@@ -1,7 +1,8 @@
 """Sessions of the portal: 256 random bits in a cookie, exchanged for an API key.
 
 A session always has the current rights of its key. If the key is revoked or expires, the session
-ends. If the key loses rights, the session loses the same rights. A display session may only read.
+ends. If the key loses rights, the session loses the same rights. A display session, for an office
+screen, may only read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DISPLAY_SECONDS = 90 * 86_400.0
 LINK_SECONDS = 15 * 60.0
 """Lifetime of a sign-in link."""
 _SEEN_SECONDS = 60.0
-"""Time between two writes of a session's last request."""
+"""Minimum seconds between two updates of the time of a session's last request."""
 _MAX_USER_AGENT = 200
 
 _seen: dict[str, float] = {}
@@ -78,8 +79,7 @@ def create(
 
 
 def find(session: Session, secret: str, *kinds: Kind) -> SessionRow | None:
-    """Return the session with this secret; None if it has ended or has another kind than
-    `kinds`."""
+    """Return the session that has this secret and one of these `kinds`; None if it has ended."""
     row = session.scalar(select(SessionRow).where(SessionRow.sha256 == key_hash(secret)))
     if row is None or row.kind not in kinds or _end(row) <= time.time():
         return None

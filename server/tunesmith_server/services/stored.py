@@ -1,4 +1,4 @@
-"""Report of what the service stores: bytes by kind and project, the store, and the janitor."""
+"""Report of the stored bytes by kind and project, of the disk, and of the janitor's runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _KINDS = ("files", "uploads", "models", "resume_points", "samples")
 
 
 def report(session: Session, storage: Storage, settings: Settings) -> OrganizationStorage:
-    """Return the report. It sums columns of the database, and reads no directory or bucket."""
+    """Return the report. Stored bytes are sums of database columns: no directory or bucket is
+    listed."""
     found = _by_project(session)
     largest = sorted(found, key=lambda project_id: (-sum(found[project_id].values()), project_id))
     listed = largest[:_MOST_PROJECTS]

@@ -64,7 +64,8 @@ def _files_waiting(session: Session) -> list[str]:
 
 
 def evaluation_waits() -> ColumnElement[bool]:
-    """Return the SQL condition that the evaluation is queued and waits for no validation."""
+    """Return the SQL condition that an evaluation is queued and its file needs no more
+    validation."""
     unread = select(FileRow.id).where(FileRow.status == "uploaded")
     return and_(
         EvaluationRow.status == EvaluationStatus.QUEUED,

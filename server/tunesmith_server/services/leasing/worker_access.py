@@ -2,7 +2,8 @@
 
 Each worker generates its own secret and enrolls with the shared token. All later requests have the
 worker's id and secret. A training worker has access only to the jobs and evaluations whose lease it
-holds, and to their files. A light worker has access only to files that it has claimed."""
+holds, and to their files. A light worker, which validates files, has access only to files that it
+has claimed."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
 
 
 def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None:
-    """Refuse a request that names another worker or another queue than its credential."""
+    """Refuse a request whose worker or queue is not that of its credential."""
     if worker_id != worker.worker_id or queue not in (None, worker.queue):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,

@@ -42,8 +42,8 @@ _ENDS = select(
 )
 _METRICS: Any = MetricRow.__table__  # Any: a FromClause in SQLAlchemy's types
 _ROWS_AT_A_TIME = 200
-"""Number of rows of `job_metrics` that exist at a time. Many more rows would survive garbage
-collections and make full collections more frequent."""
+"""Maximum number of rows of `job_metrics` that are in memory at a time. Many more rows would
+survive garbage collections and make full collections more frequent."""
 
 JobCurves = dict[str, dict[str, "Curve"]]
 """Curves by job and metric."""
@@ -89,7 +89,7 @@ class Span:
     high: int
     """Last step of the span."""
     width: int
-    """Number of steps in an interval, of which a curve has the minimum and the maximum."""
+    """Number of steps in an interval; a curve has the minimum and the maximum of each interval."""
 
     @classmethod
     def around(cls, job: JobRow, low: int, high: int, width: int) -> Span:
@@ -153,8 +153,8 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 
 def ends(session: Session, job_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the first and the last step with metrics of each job. Void metrics count with all
-    steps of their chunks, so the range may be larger than necessary.
+    """Return the first and the last step with metrics of each job. Of a void chunk, all steps
+    count, so the range may be larger than necessary.
     """
     found = dict.fromkeys(job_ids, (0, 0))
     for job_id, first, last, void_first, void_last in session.execute(
@@ -187,8 +187,8 @@ def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return `curve` with fewer values (`thinned`), but with its last value. The values of packed
-    chunks are already thinned, but the job's last step is never in a packed chunk.
+    """Return the thinned `curve`, but keep its last value. Packed chunks are thinned already; the
+    job's last step is never in a packed chunk.
     """
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:

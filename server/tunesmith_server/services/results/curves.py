@@ -63,8 +63,8 @@ def stretch(low: int, high: int, points: int) -> int:
     """Return the number of steps in an interval, so that a curve has at most `points` values.
 
     If the range has at most `points` steps, return 1: the curve has the value of each step. For a
-    longer range, return the smallest sufficient power of two: the curve has the minimum and maximum
-    of each interval, and the job's last value."""
+    longer range, return the smallest power of two for which `points` is enough: the curve has the
+    minimum and maximum of each interval, and the job's last value."""
     if high - low < points:
         return 1
     width = 2

@@ -42,7 +42,8 @@ RECOVERED = 0.9
 RISE_SHARE = 0.1
 """Relative rise of the loss over the whole run that counts as a divergence."""
 REBOUND_FACTOR, REBOUND_NATS = 1.5, 0.2
-"""Rise from the lowest loss of the run to its end that counts as a divergence."""
+"""Rise from the lowest loss to the loss at the end of the run that counts as a divergence: at least
+this factor and this number of nats."""
 OVERFIT_SHARE, OVERFIT_NATS = 0.03, 0.02
 """Rise from the lowest to the last validation loss that counts as overfitting. Every evaluation
 uses the same rows, so the noise is small."""
@@ -297,8 +298,8 @@ def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, fl
 
 
 def _window_error(count: int) -> float:
-    """Return the standard error, in units of the noise, of the difference between two means: the
-    mean of the last quarter, and the mean that `_best` returns."""
+    """Return the standard error of the difference between two means, in units of the noise. The
+    first is the mean of the last quarter, the second the mean that `_best` returns."""
     return math.sqrt(1 / max(2, count // 10) + 1 / (count // 4))
 
 

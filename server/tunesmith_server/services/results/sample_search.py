@@ -1,4 +1,4 @@
-"""Search in a job's samples: filters, and the prompts of a step by the range of their rewards.
+"""Search a job's samples with filters, and sort a step's prompts by the range of their rewards.
 
 Only the stored files have rewards and texts, so a search reads them. A page ends after a bounded
 number of samples, even if few samples match; the cursor of the page is the last sample that was

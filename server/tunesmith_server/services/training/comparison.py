@@ -45,8 +45,8 @@ Anchors = Sequence[tuple[int, float]]
 
 
 def find(session: Session, job_ids: Sequence[str]) -> list[JobRow]:
-    """Return the jobs to compare, in this order. Raises BadRequest for a wrong number of jobs, and
-    NotFound for an unknown job."""
+    """Return the jobs to compare, in the order of `job_ids`. Raises BadRequest for a wrong number
+    of jobs, and NotFound for an unknown job."""
     _check_number(job_ids)
     known = jobs.find(session, job_ids)
     return [known.get(job_id) or jobs.retrieve(session, job_id) for job_id in job_ids]
@@ -193,8 +193,8 @@ def _anchors(tokens: Curve) -> Anchors:
 
 
 def _hours(session: Session, rows: Sequence[JobRow]) -> dict[str, Anchors]:
-    """Return for each job some steps, each with the hours from the job's first start to this step,
-    computed from the times of events."""
+    """Return for some steps of each job the hours from the job's first start to the step. The hours
+    are computed from the times of events."""
     started = {row.id: row.started_at for row in rows if row.started_at is not None}
     events = session.execute(
         select(EventRow.job_id, EventRow.created_at, readable_object(EventRow.data)["step"])
@@ -213,7 +213,7 @@ def _hours(session: Session, rows: Sequence[JobRow]) -> dict[str, Anchors]:
 
 
 def _sampled(row: JobRow) -> ColumnElement[bool]:
-    """Return the condition for `_ANCHORS` events of a job."""
+    """Return the SQL condition that selects about `_ANCHORS` evenly spaced events of a job."""
     numbers = sorted({1 + row.last_seq * n // _ANCHORS for n in range(_ANCHORS)} | {row.last_seq})
     # Literals, because 200 parameters take longer than the rest of the query.
     known: Any = bindparam(None, numbers, expanding=True, literal_execute=True)  # Any: of a list

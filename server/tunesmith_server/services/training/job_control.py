@@ -156,8 +156,8 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """Return the next state of a job that its worker has released, and the text of the event, if a
-    user has asked to cancel, pause or stop the job. Return None if the training should continue."""
+    """Return the state that a user's request gives to a released job, and the event's text. A
+    cancel, a pause, or a stop without a resume point gives a state; otherwise return None."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:

@@ -205,8 +205,7 @@ def body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
 
 
 def _with_priority(body: JobCreate, requester: Requester) -> JobCreate:
-    """Return the request. A priority above 0, which only a lead may set, becomes 0 if the caller is
-    not a lead."""
+    """Return the request. A priority above 0 becomes 0 if the caller may not raise the priority."""
     scheduling = body.scheduling
     if scheduling is None or scheduling.priority <= 0 or requester.may_raise_priority:
         return body

@@ -190,8 +190,8 @@ def worker_of(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
 
 # Any: a JobRow, or columns of a list
 def estimated_finish(row: Any, now: float | None = None) -> int | None:
-    """Return the expected end of a running job's training at the mean speed of this attempt, in
-    Unix seconds of the database's clock, which measured the speed."""
+    """Return when a running job's training ends at the mean speed of this attempt, in Unix seconds.
+    The time is that of the database's clock, which also measured the speed."""
     if row.state != JobState.RUNNING or row.measured_at is None or not row.total_steps:
         return None
     now = _database_now(row) if now is None else now
