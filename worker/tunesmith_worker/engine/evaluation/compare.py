@@ -16,9 +16,8 @@ replaced by `Phi(-sqrt(n / (n - 1)) t)`, where t is the 1 - alpha/2 quantile of 
 distribution with n - 1 degrees of freedom. If the differences are normal, the expanded interval is
 as wide as a t interval.
 
-With alpha = 0.01, comparing two equal models declares each model the better one by chance in about
-0.5 % of all comparisons. A difference below NEGLIGIBLE counts as no difference, even if its
-interval is narrow.
+If two models are equal and alpha = 0.01, each model is found better by chance in about 0.5 % of all
+comparisons. A difference below NEGLIGIBLE counts as no difference, even if its interval is narrow.
 """
 
 from __future__ import annotations

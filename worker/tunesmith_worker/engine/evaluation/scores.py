@@ -65,7 +65,7 @@ class RowScores:
         return float(self.correct.sum() / max(1, self.tokens.sum()))
 
     def first(self, rows: int) -> RowScores:
-        """Return only the first `rows` scores."""
+        """Return the scores of only the first `rows` rows."""
         return RowScores(
             nll=self.nll[:rows], tokens=self.tokens[:rows], correct=self.correct[:rows]
         )
@@ -147,7 +147,8 @@ def _forward(
     pad_token_id: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> NDArray[np.float64]:
-    """Return the sums of loss, tokens and correct tokens of a batch, [3, rows]."""
+    """Return three values for each row of a batch, [3, rows]: the sum of the losses of its answer
+    tokens, the number of answer tokens, and the number of correct answer tokens."""
     longest = max(len(row.input_ids) for row in rows)
     ids = torch.full((len(rows), longest), pad_token_id)
     labels = torch.full((len(rows), longest), IGNORED)

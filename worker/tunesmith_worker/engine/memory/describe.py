@@ -23,7 +23,7 @@ bytes, whichever is more."""
 
 @dataclass(frozen=True, kw_only=True)
 class HeldTensors:
-    """Predicted and measured bytes of tensors at a peak."""
+    """Predicted and measured bytes of tensors at a memory peak."""
 
     predicted: int
     measured: int

@@ -3,8 +3,9 @@
 A layer that our kernels compute keeps `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) +
 statistics` bytes per token for backward. In this formula, H is the hidden size, I the intermediate
 size, and q and kv the widths of the queries and of the keys. `e` is the number of bytes per
-element, and `s` the number of bytes per element of the residual stream. The tensors in this formula
-are listed in kernels/tunesmith_kernels/lora.py and attention.py.
+element, and `s` the number of bytes per element of the residual stream. The ranks are those of the
+layer's adapters; the statistics are a few numbers from norms and softmax. The tensors in this
+formula are listed in kernels/tunesmith_kernels/lora.py and attention.py.
 
 A recomputed layer keeps only its input (`s H` bytes per token). An offloaded layer keeps its input
 in host memory. Layers with 8-bit weights also keep the inputs of their projections, because
@@ -77,8 +78,8 @@ class Prediction:
     """Moment of the peak: `head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
     """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
-    layer_inputs, workspace, attention_workspace, logits. If it was measured, there is also the item
-    `allocator`: freed bytes that the host's allocator has not returned to the kernel."""
+    layer_inputs, workspace, attention_workspace, logits. After a measurement, there is also the
+    item `allocator`: freed bytes that the host's allocator has not returned to the kernel."""
     by_layer: tuple[int, ...] = ()
     """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
@@ -217,9 +218,9 @@ def _stock_attention_kept(
 ) -> float:
     """Bytes that the attention of transformers and PEFT keeps for backward.
 
-    The attention keeps the norm's input and output, rotated q and k, v, the attention output and
-    the softmax sums. If rows are padded, the attention also keeps the mask in the compute dtype and
-    a copy of k and v for each query head."""
+    The attention keeps the norm's input and output, q and k after rotation, v, the attention output
+    and the softmax sums. If rows are padded, the attention also keeps the mask in the compute dtype
+    and a copy of k and v for each query head."""
     e, h, q = tuning.compute_bytes, shape.hidden, shape.q
     inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     noise = 1 if engine.on_gpu else 4

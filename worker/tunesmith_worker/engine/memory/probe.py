@@ -4,10 +4,10 @@ The trial pass does not change the run: it removes gradients, restores the rando
 optimiser step.
 
 On a GPU, the trial pass reads the allocator's statistics. On a CPU, torch's profiler records every
-tensor allocation, even inside operations. It does not record the operations, which would take much
-longer. On a CPU, resident memory is larger than the tensors, because glibc keeps
-freed blocks and memory becomes fragmented. On a CPU, a second forward and backward pass, without
-the profiler, measures the peak of resident memory.
+tensor allocation, even inside operations. The profiler does not record the operations, because
+recording them would take much longer. On a CPU, resident memory is larger than the tensors, because
+glibc keeps freed blocks and memory becomes fragmented. On a CPU, a second forward and backward
+pass, without the profiler, measures the peak of resident memory.
 """
 
 from __future__ import annotations

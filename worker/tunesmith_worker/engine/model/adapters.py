@@ -97,7 +97,7 @@ def _without(targets: str | list[str], whole: WholeMatrices | None) -> str | lis
 
 @dataclass(frozen=True, kw_only=True)
 class SavedAdapter:
-    """Size of a saved adapter, and its difference from the model in memory."""
+    """Size of a saved adapter, and the change of the model's logits when the adapter is rounded."""
 
     bytes: int
     """Bytes of adapter_model.safetensors."""

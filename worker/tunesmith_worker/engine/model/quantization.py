@@ -43,8 +43,8 @@ def quantization_config(kind: Literal["nf4", "int8"], dtype: torch.dtype) -> Unt
 def fix_nf4_layout(model: Untyped) -> None:
     """Keep NF4 weights in the standard layout of bitsandbytes.
 
-    On some CPUs, bitsandbytes would repack the weights and round their scales to bf16 in a layer's
-    first evaluation.
+    On some CPUs, bitsandbytes would repack the weights and round their scales to bf16 when a layer
+    is first used.
 
     Raises RunError if bitsandbytes computes a layer wrongly on a CPU.
     """

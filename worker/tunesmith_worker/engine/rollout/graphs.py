@@ -5,8 +5,8 @@ Without a CUDA graph, launching the kernels of a step takes longer than running 
 A CUDA graph repeats the same kernels at the same memory addresses. The newest tokens and the cached
 lengths change between steps, so a recorded step reads these values from device tensors. A recorded
 step reads the whole cache and masks unused entries. When the cache gets new tensors, its version
-number changes, and the recording is no longer valid. The next step then compiles kernels without a
-recording, and the second step is recorded.
+number changes, and the recording is no longer valid. The next step then runs without a recording,
+to compile the kernels; the step after it is recorded.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ class Completion:
 
 
 OnCompletion = Callable[[int, Completion], None]
-"""Callback that receives a request's index and its completion (the object that `generate`
-returns)."""
+"""Callback that receives a request's index and completion. `generate` later returns the same
+object."""
 
 
 class RolloutEngine(Protocol):

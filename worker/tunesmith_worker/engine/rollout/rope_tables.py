@@ -53,9 +53,9 @@ class RopeTables:
         self._tables: dict[tuple[str | None, int], RopeTable] = {}
         limits = [self._limit(name) for name in by_type]
         self.stable_length: int | None = min((n for n in limits if n is not None), default=None)
-        """Greatest sequence length before the frequencies change; None if they never change. In a
-        longer sequence, the training forward uses other frequencies than the steps that sampled the
-        earlier tokens."""
+        """Greatest sequence length before the frequencies change; None if they never change. The
+        earlier tokens of a longer sequence were sampled with other frequencies than the training
+        forward uses."""
 
     def rope_key(self, length: int) -> int:
         """Return the key of the RoPE frequencies for a sequence of `length` tokens."""
@@ -65,8 +65,8 @@ class RopeTables:
         return length if dynamic else self.stable_length + 1
 
     def table(self, layer_type: str | None, rope_key: int, length: int) -> RopeTable:
-        """Return a table with at least `length` positions. If `rope_key` is valid for fewer
-        positions, the table has only the valid positions."""
+        """Return a table with at least `length` positions. If the frequencies of `rope_key` are
+        valid for fewer positions, the table has only these positions."""
         key = (layer_type if layer_type in self._kinds else None, rope_key)
         length = min(length, self._max_positions(*key))
         table = self._tables.get(key)

@@ -82,7 +82,8 @@ def _directions(weight: torch.Tensor) -> torch.Tensor:
 def _near_another(
     weight: torch.Tensor, places: torch.Tensor, at: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Return the rows that have another row within the distance `limit`, as indices of `places`.
+    """Find the rows that have another row within the distance `limit`. `places` has the row numbers
+    in `weight`; return the indices of the found rows in `places`.
 
     `at` [n, directions]: random projections of the rows. Rows with similar projections are in the
     same cell of a grid (locality-sensitive hashing, Datar et al. 2004,
