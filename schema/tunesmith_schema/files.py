@@ -178,7 +178,7 @@ class FileUse(Response):
     """Name of the job, or the suffix if the job has no name. Null for an evaluation, and for a job
     without name and suffix."""
     role: Literal["training_file", "validation_file", "file"] | str
-    """Field of the job or the evaluation that has the file's id."""
+    """Name of the field, in the job or the evaluation, that has the file's id."""
     created_at: int
     """Time of creation, Unix seconds."""
     status: str

@@ -35,7 +35,8 @@ class Channel(filesystem.Channel):  # type: ignore[misc]  # kombu is untyped
 
     def _get(self, queue: str) -> Untyped:
         """Return the next message of a queue. Files that are damaged, for example by a power cut,
-        are dropped. A dropped message does no harm, because the janitor sends the message again."""
+        are dropped. A dropped message does no harm, because the server's janitor (a periodic task)
+        sends the message again."""
         while True:
             try:
                 return super()._get(queue)

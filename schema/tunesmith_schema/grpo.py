@@ -51,8 +51,8 @@ class GRPORecipe(Request):
     """Upper clipping bound: the probability ratio is clipped to at most 1 + `epsilon_high`, or to
     at most `epsilon_high` with `cispo`. `epsilon_high=None` means the value of `epsilon`."""
     delta: Annotated[float, Field(gt=1.0, le=1e6, allow_inf_nan=False)] | None = None
-    """Upper bound of the probability ratio in the loss term that `epsilon` and `epsilon_high` do
-    not clip (two-sided clipping); None sets no bound."""
+    """Upper bound of the probability ratio in the unclipped term of the loss (two-sided clipping);
+    None sets no bound."""
     num_iterations: int = Field(default=1, ge=1, le=64)
     """Number of optimiser steps on the same completions."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
@@ -104,11 +104,11 @@ class RolloutRecipe(Request):
     installed, else our own engine, else transformers."""
     importance_sampling: ImportanceSampling = "auto"
     """Correction for an engine whose log-probs differ from the trainer's: weight each token or
-    completion by the ratio of both probabilities. Modes with `_truncate` limit ratios to at most 3.
+    completion by the probability ratio trainer / engine. Modes with `_truncate` limit ratios to 3.
     Modes with `_mask` exclude tokens or completions with ratios above 3 from the loss. `"auto"` is
     `off` without vLLM. With vLLM, `"auto"` is `sequence_mask`, or `token_truncate` with
     `loss_type="vespo"`. For long completions, `token_mask` excludes fewer tokens than
     `sequence_mask`."""
     shared_prompt: bool | Literal["auto"] = "auto"
     """Compute a group's prompt once in the training forward pass instead of once per completion.
-    `"auto"` computes the prompt once if one computation is expected to save time."""
+    `"auto"` computes the prompt once if this is expected to save time."""

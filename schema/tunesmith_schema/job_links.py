@@ -12,8 +12,8 @@ DAY_SECONDS = 86_400
 
 
 class JobLink(Response):
-    """A link that shows a job's name, state, last loss or reward, and small curve without a
-    sign-in. A link stops working when the API key that created the link expires or is revoked."""
+    """A link that shows, without a sign-in, a job's name, its state, its last loss or reward, and a
+    small curve. A link stops working when the API key that created it expires or is revoked."""
 
     id: str
     object: Literal["fine_tuning.job.link"] = "fine_tuning.job.link"

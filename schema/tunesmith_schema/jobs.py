@@ -104,7 +104,7 @@ class JobCreate(Request):
     recipe: Annotated[Recipe, AfterValidator(check_job_fit)] = Field(default_factory=Recipe)
     """Training settings with the names of PEFT and TRL; every field has a default."""
     scheduling: Scheduling | None = None
-    """Priority, lane, and requirements on the worker."""
+    """Priority of the job, and requirements on its worker."""
 
     @model_validator(mode="after")
     def _no_integrations(self) -> Self:
@@ -198,7 +198,7 @@ class JobCurve(Response):
     name: str
     """Name of the metric: `train_loss`, or `reward` for a reinforcement job."""
     steps: list[int]
-    """Last step of each point. Each point is a mean over several steps."""
+    """Last step of each point."""
     values: list[float]
     """Mean of the metric over the steps of each point."""
 
@@ -312,7 +312,7 @@ class Job(Response):
     """Summary of the evaluation at the end of the job; null before the evaluation, or if there is
     none. See `GET /v1/fine_tuning/jobs/{id}/evaluation`."""
     scheduling: Scheduling = Field(default_factory=Scheduling)
-    """Priority, lane, and requirements on the worker."""
+    """Priority of the job, and requirements on its worker."""
     queue_position: int | None = None
     """Position in the queue: 1 is the next job. Null in a list, or if the job is not queued."""
     waiting_because: WaitingBecause | None = None

@@ -14,7 +14,7 @@ from .recipe import Auto
 
 
 class Hyperparameters(Request):
-    """OpenAI's three hyperparameters. To set absolute values, for example a learning rate, use
+    """OpenAI's three hyperparameters. To set the learning rate itself, not a multiplier, use
     `recipe`."""
 
     n_epochs: Annotated[int, Field(ge=1, le=1000)] | Auto = "auto"

@@ -54,7 +54,7 @@ class ModelUse(Response):
     without name and suffix."""
     role: Literal["base_model", "model", "against"] | str
     """Use of the model. `base_model`: a job starts from the model; `model`: an evaluation measures
-    the model; `against`: an evaluation compares another model with the model."""
+    the model; `against`: an evaluation compares another model with this one."""
     created_at: int
     """Time of creation, Unix seconds."""
     status: str

@@ -68,7 +68,7 @@ class ProjectUpdate(Request):
     """Request to change a project. A missing field stays unchanged."""
 
     name: Name | None = None
-    """Name of the project. The names of tuned models do not change."""
+    """Name of the project; a new name does not change the names of tuned models."""
     max_bytes: Bytes | None = None
     """Quota of stored bytes; null removes the quota."""
     base_models: BaseModels | None = None

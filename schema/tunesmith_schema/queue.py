@@ -7,7 +7,7 @@ from typing import Any
 TRAIN_QUEUE = "train"
 """Queue of training jobs; each training worker runs one job at a time."""
 LIGHT_QUEUE = "light"
-"""Queue of short CPU tasks for light workers."""
+"""Queue of short CPU tasks, for example the validation of a file."""
 
 TRAIN_TASK = "tunesmith.train"
 """Task that wakes a training worker; the worker then claims the best eligible job or evaluation.

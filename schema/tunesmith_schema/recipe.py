@@ -138,7 +138,7 @@ class Recipe(Request):
     the text of a new token into tokens. The embedding of the new token starts as the mean of the
     embeddings of these tokens."""
     embedding_learning_rate: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
-    """Peak learning rate of the embedding, the head and the rows of added tokens; `"auto"` is a
+    """Peak learning rate of the embedding, the head and the added tokens' vectors; `"auto"` is a
     tenth of `learning_rate`. With `tuning: "full"`, all weights use `learning_rate`."""
     allow_full_embeddings: bool = False
     """Allow the embedding or the head in `lora.target_modules`. The adapter then contains whole

@@ -60,8 +60,7 @@ class PhaseName(StrEnum):
     EVALUATION = "evaluation"
     """Evaluating on the validation file."""
     CHECKPOINTING = "checkpointing"
-    """Writing checkpoints during training. The upload of checkpoints runs at the same time and does
-    not count."""
+    """Writing checkpoints during training, without their upload, which runs in the background."""
     LOGGING = "logging"
     """Reading the loss from the device and writing metrics."""
     TRAIN = "train"
@@ -146,7 +145,7 @@ class Rollouts(Response):
     rounds: int
     """Number of generation rounds."""
     num_iterations: int
-    """Number of optimiser steps per round (`recipe.grpo.num_iterations`)."""
+    """Number of optimiser steps per generation round (`recipe.grpo.num_iterations`)."""
     completions: int
     """Number of generated completions."""
     generated_tokens: int
@@ -316,8 +315,8 @@ class RunReport(Response):
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds per phase (see `PhaseName`) in run order; the sum is `wall_seconds`."""
     paused_seconds: float = 0.0
-    """Time during which the trainer was suspended because the server was unreachable. The paused
-    time is also part of the current phase."""
+    """Time during which the trainer was suspended because the server was unreachable. This
+    time also counts in the phase that was suspended."""
     steps: int = 0
     """Number of completed optimiser steps."""
     total_steps: int | None = None
@@ -351,8 +350,8 @@ class RunReport(Response):
     advice: Advice
     """Change with the largest expected gain."""
     first_step: str | None = None
-    """Text about the comparison of the attempt's first step with plain torch, including the values
-    that were not compared. Null before the first step of the attempt, or with `recipe.self_check:
+    """Result of comparing the attempt's first step with plain torch, with the values that were not
+    compared. Null before the first step of the attempt, or with `recipe.self_check:
     false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""

@@ -37,12 +37,12 @@ class ProjectStorage(Response):
 
 
 class JanitorStatus(Response):
-    """Last runs of the janitor, in any API process. Times are Unix seconds; None if it has not
-    happened yet."""
+    """Last runs of the janitor, the server's periodic task, in any API process. Times are Unix
+    seconds; a time is None if its event has not happened yet."""
 
     round_at: int | None
-    """Start of the last round, which deletes expired rows and the parts of closed uploads. Stored
-    at most once a minute."""
+    """Start of the last round, which deletes expired rows and the parts of closed uploads. The
+    server stores this time at most once a minute."""
     round_seconds: float | None
     """Duration of this round."""
     every_seconds: float

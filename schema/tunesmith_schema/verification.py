@@ -33,7 +33,8 @@ class Verification(Request):
     step: int
     """Optimiser step of the weights."""
     base_model: str
-    """Name of the base model. For a LoRA adapter, adapter_config.json has the same name."""
+    """Name of the base model. A LoRA adapter's adapter_config.json contains the same
+    name."""
     base_fingerprint: str | None
     """Hash of the base model's files; of a large file, only samples are hashed. None for a model on
     the Hugging Face Hub."""

@@ -1,4 +1,7 @@
-"""Messages between workers and the server under `/internal`."""
+"""Messages between workers and the server under `/internal`.
+
+A training worker runs jobs and evaluations; a light worker validates uploaded files.
+"""
 
 from __future__ import annotations
 

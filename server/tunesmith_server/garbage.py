@@ -16,7 +16,8 @@ from . import installation
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
 """Maximum time to mark content as "being deleted". If marking takes longer, this garbage collection
-does not delete the content: five minutes after its mark, writers may use the content again."""
+does not delete the content, because writers may use the content again five minutes after it was
+marked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ class _Progress:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Protocol of one connection. The guard calls the method `check` once per second."""
+    """Protocol of one connection. `guard` calls the method `check` once per second."""
 
     def __init__(self, *args: Any, guard: ConnectionGuard, **options: Any) -> None:
         # Any: uvicorn's own arguments

@@ -39,8 +39,8 @@ def entry_of(
 ) -> Entry | None:
     """Return the audit log's entry for a request, or None if the log does not record the request.
 
-    `method`: HTTP method to record. A form of the portal can only send POST, so its entry has the
-              method of the /v1 route with the same effect.
+    `method`: HTTP method to record. Browsers send every form of the portal by POST, but the
+              entry has the method of the /v1 route with the same effect.
     """
     method = method or request.method
     action = f"{method} {path.removeprefix('/v1')}"

@@ -164,8 +164,8 @@ def _audited(session: Session, endpoint: Endpoint, arguments: dict[str, Any]) ->
 
 
 def _serialized(result: Any, arguments: dict[str, Any]) -> Any:  # Any: the endpoint's own types
-    """Serialize a model in the route's thread. Without this function, FastAPI would validate the
-    model a second time and block the event loop."""
+    """Serialize a pydantic object in the route's thread. Without this function, FastAPI would
+    validate the object a second time and block the event loop."""
     if not isinstance(result, BaseModel):
         return result
     response = Response(result.model_dump_json(), media_type="application/json")

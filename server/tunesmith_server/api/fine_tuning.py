@@ -62,6 +62,6 @@ def compare(
     """Compare two to eight jobs, given by comma-separated ids. The answer has the results of the
     jobs, the differences of their settings and of the values chosen for `auto`, and curves over
     steps, trained tokens or hours. A curve has at most `points` values. `from` and `to` limit
-    curves and best values to a range of steps."""
+    the curves and the best values of metrics to a range of steps."""
     rows = comparison.find(session, jobs_.split(","))
     return comparison.compare(session, rows, axis=axis, points=points, first=first, last=last)

@@ -79,8 +79,8 @@ def start(
     body: JobCreate,
     requester: job_create.Requester,
 ) -> tuple[Job, bool]:
-    """Create a job if the caller's rights and limits allow it. If this request already created a
-    job, return that job and True."""
+    """Create a job if the caller's rights and limits allow it. If the request repeats an earlier
+    request, return the job of the earlier request and True."""
     _require_priority(principal, body.scheduling.priority if body.scheduling else 0)
     return job_create.create(session, state.settings, state.wake_ups, body, requester)
 

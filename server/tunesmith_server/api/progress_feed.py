@@ -41,7 +41,7 @@ def to_json(progress: JobProgress) -> bytes:
 
 @dataclass(frozen=True)
 class Change:
-    """Changed job, with its number in the feed."""
+    """A change of a job; the changes of a feed are numbered."""
 
     number: int
     progress: JobProgress
@@ -111,7 +111,7 @@ class _News:
 
 
 class ProgressHub:
-    """Feeds of all projects with watchers."""
+    """Feeds of all projects that have watchers."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,7 +1,8 @@
 """Wake-ups for workers: Celery messages, sent after the commit.
 
 A lost, repeated or late message is harmless: workers act on the database's state, and the janitor
-sends another message. A thread sends the messages, so that no request waits for the broker.
+(a periodic task) sends another message. A thread sends the messages, so that no request waits for
+the broker.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     inference_child: bool = False
     """Start an inference process on first use; set by `tunesmith serve`."""
     project: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")
-    """PROJECT in the model names (`ft:BASE:PROJECT:...`) of the default project."""
+    """Name of the default project in model names, PROJECT in `ft:BASE:PROJECT:...`."""
     max_file_bytes: int = Field(default=512 * 1024**2, ge=1024)
     """Largest upload in one request, in bytes."""
     base_models: str = ""
@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=180.0, ge=1.0)
     """Time after which a job is taken back from a worker that sends no reports."""
     janitor_seconds: float = Field(default=5.0, gt=0.0)
-    """Time between two rounds of the janitor."""
+    """Time between two rounds of the janitor, the server's periodic task."""
     max_losses: int = Field(default=3, ge=1)
     """Number of failed attempts after which a job fails instead of being queued again. An attempt
     counts if its worker was lost, or if it failed with an error that another attempt may avoid."""
