@@ -148,9 +148,9 @@ def summary(
 
 
 def ratios(above: list[Run], below: list[Run], of: Callable[[Run], float]) -> list[float]:
-    """Return `of(run of above) / of(run of below)` for each round.
+    """Return the value of `above` divided by the value of `below` for each round.
 
-    Each list has one run per round."""
+    Each list has one run per round; `of` computes the value of a run."""
     return [of(a) / of(b) for a, b in zip(above, below, strict=True)]
 
 

@@ -223,7 +223,7 @@ def run_directory(task: Task, folder: Path) -> Path:
 
 
 class LengthsByEnd(transformers.LogitsProcessor):  # type: ignore[misc]  # transformers is untyped
-    """End each completion exactly at its length. Changes `scores` in place."""
+    """Force the end token at the length of each completion. Changes `scores` in place."""
 
     def __init__(self, prompt: int, lengths: list[int], ends: list[int]) -> None:
         self._prompt, self._ends = prompt, ends

@@ -5,10 +5,10 @@
 `loss`: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
 (`tunesmith run`): 300 steps of tiny-math on GSM8K.
 
-`cost`: CPU-seconds of one optimizer step on a Llama of 12.4 million parameters, for our optimizer
-and for torch's fused fp32 AdamW. The benchmark alternates between the two optimizers. `cost`
-divides the difference of the two times by the time of a whole training step (2 x 1,024 tokens in
-bf16 with our kernels). The benchmark also counts the bytes of weights and optimizer state.
+`cost`: CPU-seconds of one step of our optimizer minus those of torch's fused fp32 AdamW, divided by
+the time of a whole training step (2 x 1,024 tokens in bf16 with our kernels). The model is a Llama
+of 12.4 million parameters. The benchmark alternates between the optimizers, and also counts the
+bytes of weights and optimizer state.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.

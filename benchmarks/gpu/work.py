@@ -26,7 +26,7 @@ class Work:
     attention: float = 0
     """Number of multiplications and additions in attention. BLAS has no attention routine."""
     words: str
-    """Formula as text, for readers of the results."""
+    """Formula of the numbers above, as text for readers of the results."""
     barred: bool = True
     """True if the operation has a required rate."""
 

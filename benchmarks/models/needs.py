@@ -25,7 +25,7 @@ _GATE = r"gate_proj|g_proj|attn_gate|gate|output_gate"
 
 
 def needs(causal: Untyped) -> list[str]:
-    """Return the missing mechanisms of a causal language model; [] if there are none."""
+    """Return the mechanisms of a model that our kernels lack; [] if they lack none."""
     layers = decoder_layers(causal)
     if not layers:
         return ["a list of decoder layers"]

@@ -43,9 +43,8 @@ def scripts() -> dict[str, float]:
 
 
 def visits() -> list[Visit]:
-    """Return the page visits of the browser tests that are measured.
-
-    Error pages, pages with model answers, and pages after a click are not measured."""
+    """Return the visits to measure: those of the browser tests, without error pages, pages with
+    model answers, and pages after a click."""
     own = [visit for visit in VISITS if visit.axe and visit.status == 200 and not visit.click]
     own = [visit for visit in own if not visit.is_state]
     return [visit for visit in own if visit.ready != "#answers"]

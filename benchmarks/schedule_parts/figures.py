@@ -79,7 +79,9 @@ def _use(week: Week, record: Record, start: float, end: float) -> float:
 
 
 def doubled(record: Record) -> int:
-    """Return the number of (job, fence) pairs that were claimed more than once."""
+    """Return the number of (job, fence) pairs that were claimed more than once.
+
+    The fence is the number of the job's claim."""
     claims = Counter((job_id, fence) for _, _, job_id, fence in record.claims)
     return sum(count > 1 for count in claims.values())
 

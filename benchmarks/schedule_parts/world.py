@@ -90,7 +90,7 @@ class Record:
     """Recorded claims, waits and end times of the jobs of a simulation."""
 
     claims: list[tuple[float, str, str, int]] = field(default_factory=list)
-    """Monotonic time, device, job and fence of each claim."""
+    """Monotonic time, device, job and fence (number of the job's claim) of each claim."""
     held: dict[str, float] = field(default_factory=dict)
     """Device-seconds used, by project."""
     waits: dict[str, float] = field(default_factory=dict)

@@ -197,8 +197,8 @@ def slow_readers(attack: Attack) -> dict[str, Any]:
 
 
 def creates(attack: Attack) -> dict[str, Any]:
-    """Send 1,000 create requests at 100 a second. The CPU time of the API includes the probe's
-    requests."""
+    """Send 1,000 create requests at 100 a second. The CPU time of the API includes the requests
+    of attack_probe.py, which run at the same time."""
     service = attack.service
     target = Target(host=service.host, port=service.port, key=service.api_key)
     load = Load(
