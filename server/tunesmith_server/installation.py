@@ -21,8 +21,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of blobs to look up in a store that has no id: the newest blobs in the database. A store
-that has none of the newest blobs is the wrong store."""
+"""Number of the database's newest blobs to look up in a store that has no id. A store that has none
+of them is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"

@@ -75,8 +75,8 @@ class Janitor(threading.Thread):
         self.join(timeout=5)
 
     def round(self) -> None:
-        """Run all steps, each in its own transaction. If a step fails, for example at a damaged
-        row, the other steps still run."""
+        """Run all steps, each in its own transaction. If a step fails, for example because a
+        row is damaged, the other steps still run."""
         with self._recorded("round") as run:
             self._repair(run)
             self._delete_parts(run)
@@ -143,8 +143,8 @@ class Janitor(threading.Thread):
         return steady >= self._may_take_back
 
     def _delete_parts(self, run: janitor_runs.Run) -> None:
-        """Delete parts from storage outside a transaction, then delete their rows. If a crash
-        prevents the second deletion, the next round repeats both deletions."""
+        """Delete the parts of closed uploads from storage, then delete their rows in a transaction.
+        If a crash prevents the second deletion, the next round repeats both deletions."""
         with self._database.read() as session:
             parts = upload_completion.leftover_parts(session)
         for part_id, size in parts.items():
@@ -165,7 +165,7 @@ class Janitor(threading.Thread):
 
     @contextmanager
     def _recorded(self, kind: Literal["round", "sweep"]) -> Iterator[janitor_runs.Run]:
-        """Measure a round or a sweep, and store its end for `GET /v1/organization/storage`."""
+        """Measure a round or a sweep, and store its result for `GET /v1/organization/storage`."""
         run, started = janitor_runs.Run(kind), time.monotonic()
         try:
             yield run

@@ -34,8 +34,8 @@ def create(session: Session, settings: Settings, body: ProjectCreate) -> Project
 
 
 def slug_of(name: str) -> str:
-    """Return the name of the project inside model names. The name inside model names never changes,
-    so a project's models keep their names."""
+    """Return the text that stands for the project in model names. A project keeps this text, so its
+    models keep their names."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "project"
 
 

@@ -20,11 +20,11 @@ _KINDS = re.compile(
     r"LoRA rank|is unsupported LoRA weight|vLLM does not (yet )?support |"
     r"vLLM only supports modules_to_save|Adapter bias is not supported"
 )
-"""Parts of the reasons with which vLLM refuses an adapter. Other error texts of vLLM are not shown:
-they may be faults, or may name files of vLLM's host."""
+"""Texts in vLLM's error messages about an adapter that it refuses. Other messages of vLLM are not
+shown: they may be faults, or may name files of vLLM's host."""
 _OTHER_MODULES = "LoRA module is correct"
-"""Part of vLLM's reason for an adapter on unsupported modules. The whole reason is not shown,
-because it names a folder of vLLM's host."""
+"""Text in vLLM's message about an adapter that changes unsupported modules. The whole message is
+not shown, because it names a folder of vLLM's host."""
 _OWN_PROCESS = "or leave TUNESMITH_INFERENCE_URL empty: our own process loads every model"
 
 

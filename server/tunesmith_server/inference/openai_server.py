@@ -95,8 +95,9 @@ class OpenAIServer:
         await self._client.aclose()
 
     async def _check_base(self, model: ServedModel) -> None:
-        """Refuse an adapter on another base model: vLLM would load it if the shapes are equal, and
-        answer nonsense. Servers that list no models are not checked."""
+        """Refuse an adapter whose base model the server does not have. vLLM would load the adapter
+        on its own base model if the shapes are equal, and answer nonsense. Servers that list no
+        models are not checked."""
         if model.base is None or model.base.kind != "base":
             return
         try:

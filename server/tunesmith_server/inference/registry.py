@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Seconds before a model is registered again if the inference server does not know the registered
-model. Requests for the model fail during these seconds."""
+"""Seconds that requests for a model fail after the inference server did not know the registered
+model. Then the model is registered again."""
 
 _SERVE_BASE = (
     "start the inference server with this base model and this name (vLLM: --served-model-name), or "

@@ -14,7 +14,7 @@ from .audit import AuditRow
 from .event import EventRow
 
 _CHANGES = "changes"
-"""Key in `session.info` of the session's changes."""
+"""Key under which `session.info` has the session's changes."""
 _NOT_SHOWN = {"sha256", "request_key", "recipe", "hyperparameters", "method", "files", "labels"}
 """Columns that the audit log leaves out, because they contain hashes of keys or large documents."""
 _MAX_TEXT = 500

@@ -31,7 +31,7 @@ class FileRow(Owned, Base):
     readings: Mapped[int] = mapped_column(Integer, default=0)
     """Number of times that a worker was lost while it read and validated the file."""
     reader: Mapped[str | None] = mapped_column(String(128))
-    """Id of the light worker that reads and validates the file."""
+    """Id of the worker that reads and validates the file."""
     reading: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims of the file: only the worker with the newest claim may report a result."""
     reading_until: Mapped[float | None] = mapped_column(Double)

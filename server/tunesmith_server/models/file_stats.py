@@ -1,5 +1,5 @@
-"""Table of statistics about the rows of data sets. A light worker sends the statistics of a file
-with its validation result."""
+"""Table of statistics about the rows of data sets. The worker that validates a file sends the
+statistics with its result."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .owned import Owned
 from .project import ModelPermissionRow
 
 _LIMITS = "project_limits"
-"""Key in `session.info` of the session's ProjectLimits."""
+"""Key under which `session.info` has the session's ProjectLimits."""
 _ALL = "all_projects"
 """Execution option of a statement that reads rows of all projects."""
 
@@ -81,8 +81,8 @@ def _limit_statement(state: ORMExecuteState) -> None:
 
 @event.listens_for(Session, "before_flush")
 def _own_new_rows(session: Session, context: UOWTransaction, objects: object) -> None:
-    """Set the session's project in new rows without a project. Raises an error if a row has no
-    project, or another project than the session."""
+    """Set the session's project in new rows without a project. Raises an error if neither the row
+    nor the session has a project, or if their projects differ."""
     project_id = project_of(session)
     for row in session.new:
         if not isinstance(row, Owned):

@@ -9,8 +9,8 @@ To add a page:
 
 1. Write `pages/NAME.py`: a function that takes a `Visit` and returns a response. The function reads
    the query, calls service functions, puts the result into a frozen dataclass and calls
-   `visit.show`. At the end of the module, `PAGES` lists the page's addresses. Each address also
-   lists API routes; only visitors who may use these routes see the page.
+   `visit.show`. At the end of the module, `PAGES` lists the page's addresses. It also lists API
+   routes for each address; only visitors who may use these routes see the page.
 2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
    with a leading underscore. Print numbers and times with the filters of `view.py`.
 3. Add the module to `_MODULES` in `pages/__init__.py`. A top-level page appears in the navigation

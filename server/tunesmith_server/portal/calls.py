@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """API call that returns the data of a page; the call contains the ids of this page."""
+    """API call that returns the data of a page, with the ids filled in, such as the job's id."""
 
     path: str
     """Path and query, for example `/v1/fine_tuning/jobs?state=running`."""

@@ -13,7 +13,7 @@ UNKNOWN = "\N{EN DASH}"
 
 
 class State(NamedTuple):
-    """A state in words, and its tone: a class in app.css that sets colour and sign."""
+    """A state in words, and its tone: the last part of the class `is-...` in app.css."""
 
     label: str
     tone: str
@@ -168,7 +168,7 @@ def sparkline(values: Sequence[float | None], width: int = 96, height: int = 24)
 
 def path(points: Iterable[tuple[float, float] | None], digits: int = 1) -> str:
     """Return the attribute `d` of an SVG path through `points`, rounded to `digits` decimals; None
-    gives a gap. The path has the differences between points, which are shorter than the points."""
+    gives a gap. The path has the differences between points, which need fewer digits."""
     scale = 10**digits
     parts, pen_is_down, x, y = [], False, 0, 0
     for point in points:

@@ -21,8 +21,7 @@ def active() -> ColumnElement[bool]:
 
 
 def names_of(worker_id: str, worker: WorkerRow | None) -> dict[str, str]:
-    """Return the names that select the reservations of a worker, as query parameters: the worker's
-    id and its host."""
+    """Return the query parameters that select the reservations of a worker: its id and its host."""
     return {"worker": worker_id, "host": worker.host if worker else worker_id}
 
 

@@ -110,8 +110,8 @@ def is_kept(session: Session, name: str, younger_than: timedelta) -> int | None:
 
 
 def unreferenced(session: Session, older_than: timedelta) -> dict[str, int]:
-    """Return the contents that no row refers to and that were not used recently: size in bytes by
-    name."""
+    """Return the contents that no row refers to and that were not used recently. The keys are
+    names, the values are sizes in bytes."""
     in_use = set(_references(session))
     old = session.execute(select(BlobRow.name, BlobRow.bytes).where(*_expired(older_than)))
     return {name: size for name, size in old if name not in in_use}

@@ -40,8 +40,8 @@ class Run:
 
 
 def store(session: Session, run: Run, seconds: float, next_sweep_at: float) -> None:
-    """Store the end of a run. A run that deleted nothing or had no error leaves the stored deletion
-    or error unchanged."""
+    """Store the end of a run. If the run deleted nothing, the last deletion stays stored; if it had
+    no error, the last error stays stored."""
     values: dict[str, Any] = {  # Any: column values
         f"{run.kind}_at": run.started_at,
         f"{run.kind}_seconds": seconds,

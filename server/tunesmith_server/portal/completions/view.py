@@ -38,7 +38,8 @@ class CompletionsView:
     row: int | None
     """Row of the training data whose prompt is followed across steps."""
     place: int
-    """Number of the followed completion within its group, from 0."""
+    """Number, from 0, of the completion that each step shows, among all completions of the
+    prompt."""
     after: str
     """Id of the last item of the previous page."""
     sample: str

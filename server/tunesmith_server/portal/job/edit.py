@@ -61,8 +61,8 @@ def save(visit: Visit) -> Response:
 
 def _is_changed(visit: Visit, job: Job, name: str) -> bool:
     """Return True if the visitor changed this text. Raises BadRequest if another visitor changed
-    the text too, after the form was opened. A text that is sent as it was shown keeps its invisible
-    characters."""
+    the text too, after the form was opened. The form shows symbols in place of invisible
+    characters; these symbols alone are no change."""
     if name not in visit.form:
         return False
     opened, stored = visit.field(f"{name}_mark"), _mark(_shown(job, name))

@@ -1,5 +1,5 @@
-"""Curves for the charts of a page, in a short form: differences of steps, and values with the
-digits that a chart shows."""
+"""Curves for the charts of a page, in a short form. Steps become differences, and values have only
+the digits that a chart shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .charts import Curves
 _LEVELS = 1000
 """Number of different heights that a chart can show."""
 _MIN_DIGITS = 4
-"""Significant figures of the values in a chart's key (`number` in job.js)."""
+"""Significant figures of the values beside the names of a chart's curves (`number` in job.js)."""
 _MAX_DIGITS = 6
 _SMALLEST_SPAN = 1e-300
 """`_LEVELS` divided by a smaller span can be infinite."""
@@ -21,8 +21,8 @@ _SMALLEST_SPAN = 1e-300
 def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: bool) -> Any:
     """Return the JSON object that chart.js reads.
 
-    `void`: stretches of `MetricColumns`. `finer`: True if a request for a range of steps returns
-    more points and digits of this range. If `finer` is False, the values keep all their digits.
+    `void`: stretches of `MetricColumns`. `finer`: True if the browser can request more points
+    and digits for a range of steps. If `finer` is False, the values keep all digits.
     """
     stretches = [{**stretch, "curves": _packed(stretch["curves"], finer)} for stretch in void]
     return {"curves": _packed(curves, finer), "void": stretches, "finer": finer}
@@ -39,16 +39,16 @@ def _packed(curves: Curves, finer: bool) -> dict[str, Any]:  # Any: JSON
 
 
 def _steps(steps: Sequence[float]) -> dict[str, Any]:  # Any: JSON
-    """Return whole steps as `by`, the differences from their predecessors; other steps, such as
-    hours, as `steps`."""
+    """Return an object for chart.js. If all steps are whole numbers, `by` has the difference of
+    each step from the previous step. Otherwise, for example for hours, `steps` has the steps."""
     if not all(step == int(step) for step in steps):
         return {"steps": steps}
     return {"by": [int(step - before) for step, before in zip(steps, [0, *steps], strict=False)]}
 
 
 def _values(values: Sequence[float | None]) -> Sequence[float | None]:
-    """Return the values with as many significant figures as their chart can show, but at least 4.
-    The values of a curve have at most 6."""
+    """Round the values to the significant figures that their chart can show, but at least 4. If 6
+    or more are needed, return the values unchanged, because a curve's values have at most 6."""
     known = [value for value in values if value is not None]
     span = max(known) - min(known) if known else 0.0
     if not _SMALLEST_SPAN < span < math.inf:

@@ -19,8 +19,8 @@ IN_SIGHT = (
 """Recipe fields that are always shown; the other fields appear after a click."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
-"""Recipe object that a checkbox turns on. The checkbox is needed because an object with only
-default values also has an effect."""
+"""Recipe object that a checkbox adds to the recipe. The checkbox is needed because an object with
+only default values also turns early stopping on."""
 ON = "on"
 """Value of a checked checkbox."""
 _GROUPS = {

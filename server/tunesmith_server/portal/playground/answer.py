@@ -1,5 +1,5 @@
-"""Answer of one model. The inference server's events become pieces of text and figures, which the
-model's column shows."""
+"""Answer of one model. The inference server's events become pieces of text, and numbers such as
+tokens per second; the model's column shows both."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _runs(points: Sequence[tuple[int, float | None]]) -> list[list[tuple[int, fl
 
 
 def _columns(run: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Return the row of the line in each column."""
+    """Return the line's height in each column of pixels, as a row of pixels."""
     rows = dict(run)
     for (left, start), (right, end) in pairwise(run):
         for column in range(left + 1, right):

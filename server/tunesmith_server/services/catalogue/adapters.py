@@ -167,8 +167,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return the text that names a job in a message to the project `project_id`. A job of another
-    project is not named.
+    """Return a text about a job for a message to the project `project_id`. The text has no id if
+    the job belongs to another project.
     """
     if user.project_id != project_id:
         return "a job of another project"

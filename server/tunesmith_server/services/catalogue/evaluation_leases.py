@@ -242,7 +242,7 @@ def renew(
 def model_file(
     session: Session, settings: Settings, evaluation_id: str, lease: EvaluationLease, sha256: str
 ) -> StoredFile:
-    """Return a file of the claimed models."""
+    """Return a file of the models that the claimed evaluation needs."""
     held = _held(session, evaluation_id, lease, lock=False)
     claimed = _claim_of(session, settings, held)
     for model in (claimed.model, claimed.against):

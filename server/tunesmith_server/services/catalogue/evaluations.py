@@ -141,9 +141,9 @@ def refusal(row: FileRow, *, has_grader: bool) -> str | None:
 
 
 def _against(session: Session, settings: Settings, body: EvaluationCreate) -> str | None:
-    """Return the name of the model to compare with; by default, the base of a tuned model. Return
-    None for a base model, for weights trained from scratch, and if the default is a tuned model
-    that another project has not shared. Raises NotFound."""
+    """Return the name of the model to compare with: `against` of the request, or else the base
+    model of a tuned model. Return None for a base model, for weights trained from scratch, and if
+    the base model is a tuned model that another project has not shared. Raises NotFound."""
     if body.against is not None:
         served_models.resolve(session, settings, body.against, param="against")
         return body.against

@@ -22,8 +22,8 @@ from . import base_models, model_folders
 from .base_models import CHECKPOINT_MARK
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""Number of bytes at which a page of models ends. A page of models may be larger than a page of
-other lists, because the `openai` client reads only the first page of models."""
+"""Maximum size in bytes of a page of models. A page of models may be larger than a page of other
+lists, because the `openai` client reads only the first page of models."""
 
 Kind = Literal["base", "tuned", "lora", "full"]
 """Kind of the listed models; `tuned` means adapters and full weights."""

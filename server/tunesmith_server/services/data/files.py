@@ -100,8 +100,8 @@ def record(
     expires_in: int | None,
     counted: bool = False,
 ) -> FileRow:
-    """Insert the row for content that is already stored; see `create`. `counted`: an upload has
-    already counted the bytes for the quota."""
+    """Insert the row for content that is already stored; see `create`. `counted`: True if an
+    upload has already counted the bytes for the quota."""
     if not counted:
         quotas.check(session, size)
     blobs.use(session, {sha256: size})

@@ -23,8 +23,8 @@ from .. import blobs
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Seconds between the expiry of an upload and its mark as expired. The delay lets a completion end
-that started before the expiry."""
+"""Seconds after its expiry until an upload is marked as expired. In this time, a completion that
+started before the expiry can still end."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""
@@ -163,7 +163,8 @@ def expire(session: Session) -> None:
 
 
 def leftover_parts(session: Session) -> dict[str, int]:
-    """Return the parts of closed uploads, at most MAX_DELETED: size in bytes by id."""
+    """Return at most MAX_DELETED parts of closed uploads. The keys are ids of parts, the values are
+    sizes in bytes."""
     query = (
         select(UploadPartRow.id, UploadPartRow.bytes)
         .join(UploadRow, UploadRow.id == UploadPartRow.upload_id)

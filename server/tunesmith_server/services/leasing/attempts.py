@@ -40,8 +40,8 @@ BACK_OFF_FACTOR = 3.0
 MAX_BACK_OFF_SECONDS = 600.0
 _MAX_LISTED = 10
 _MAX_LAST = 1200
-"""Maximum length of the last failure's message before the list of all failures, which leaves room
-for `_MAX_LISTED` lines in JobFailure's message."""
+"""Maximum length of the last failure's message in JobFailure's message. The rest has room for
+`_MAX_LISTED` lines, one for each failure."""
 _MAX_LINE = 200
 
 
