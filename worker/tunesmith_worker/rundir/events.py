@@ -99,11 +99,11 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
 
 
 _ROOM = 4096
-"""Maximum bytes of the list `left_out`."""
+"""Bytes of an event that are reserved for the list `left_out`."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""Clock phase of a `phase` block whose name is not itself a clock phase, keyed by the block's name.
+"""Clock phase at the start of each `phase` block whose name is not a clock phase.
 
-During training, the trainer switches the clock itself."""
+In the block `train`, the trainer switches the clock to further phases."""
 
 JsonData = Mapping[str, JsonValue]
 

@@ -11,8 +11,8 @@ _WHOLE = 64 * 2**20
 """Maximum size in bytes of a file that is hashed completely."""
 _BLOCK = 64 * 1024
 _BLOCKS = 256
-"""Number of evenly spaced blocks to hash in a larger file. The hash detects trained weights,
-because training changes every block."""
+"""Number of evenly spaced blocks to hash in a larger file. Training the weights changes the
+hash, because training changes every block."""
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".model", ".txt"})
 
 

@@ -1,7 +1,8 @@
 """Protocol to hand a run over to a warm trainer, through the trainer's stdin socket.
 
-The trainer sends READY after its imports. After READY, the supervisor sends one `HandOver` line.
-The trainer answers TAKEN, or exits without an answer.
+A warm trainer is a process that does its imports before it gets a run. The trainer sends READY
+after its imports. After READY, the supervisor sends one `HandOver` line. The trainer answers TAKEN,
+or exits without an answer.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class ClaimRecord:
     def close(self, *, reported: bool) -> None:
         """Unlock the record.
 
-        `reported`: True to remove the record too. A record is no longer needed if the server has
-        the outcome or has given the job to another worker."""
+        `reported`: True if the server has the outcome or has given the job to another worker. The
+        record is then no longer needed, and is removed."""
         if self._file is not None:
             self._file.close(remove=reported)
 

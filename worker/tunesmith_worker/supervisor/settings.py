@@ -34,8 +34,8 @@ class WorkerSettings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of all data that has no setting of its own. Other users must not have access to this
-    folder."""
+    """Folder of all data that no other setting places elsewhere. Other users must not have access
+    to it."""
     server_url: str = "http://127.0.0.1:8000"
     """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None
@@ -53,9 +53,9 @@ class WorkerSettings(BaseSettings):
     """Python interpreter for trainers, which needs Tunesmith with the extra [trainer] (transformers
     5.17 to 5.23). Default: the worker's own interpreter."""
     rollout_url: str = Field(default="", repr=False)
-    """URL of a vLLM server that generates the completions of reinforcement jobs. A job with another
-    base model than the server uses another engine (docs/how-to/vllm.md). Default: completions are
-    generated in the trainer's process."""
+    """URL of a vLLM server that generates the completions of reinforcement jobs. If the server
+    has another base model, the job uses another engine (docs/how-to/vllm.md). Default: completions
+    are generated in the trainer's process."""
     rollout_token: SecretStr = SecretStr("")
     """API key of the vLLM server at TUNESMITH_ROLLOUT_URL."""
     warm_trainer: bool = True

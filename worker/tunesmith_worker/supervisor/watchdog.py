@@ -2,12 +2,12 @@
 
 Progress is a new event, a progress mark of the trainer (`rundir/progress.py`) or any other write in
 the run directory. Before the first step, CPU time counts as progress too, because imports, loading,
-tokenising and compiling write no file for a long time. CPU time alone counts only up to
-`CPU_FACTOR` times the limit. After the first step, CPU time no longer counts, because a process
-that waits for a hung GPU uses a whole core.
+tokenising and compiling write no file for a long time. After the first step, CPU time no longer
+counts, because a process that waits for a hung GPU uses a whole core.
 
 The limit is `FLOOR_SECONDS` or, if longer, `FACTOR` times the longest interval between two signs of
-progress in this attempt. Time in which the supervisor has paused the trainer does not count.
+progress in this attempt. A trainer that uses CPU time but writes nothing is stalled after
+`CPU_FACTOR` times the limit. Time in which the supervisor has paused the trainer does not count.
 """
 
 from __future__ import annotations

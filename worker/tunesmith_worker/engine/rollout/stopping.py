@@ -40,7 +40,8 @@ class StopChecker:
     def check(self, token: int) -> tuple[FinishReason, int | str | None] | None:
         """Add the next token.
 
-        If the token ends the completion, return the finish reason and the stop reason.
+        If the token ends the completion, return the finish reason, and the stop token or stop text
+        that ended the completion (None at the length limit).
         """
         self._count += 1
         if token in self._request.stop_token_ids:

@@ -199,7 +199,7 @@ def _embedding(model: Architecture) -> TensorFunction:
 
 
 def _linear_head(head: Untyped) -> Untyped | None:
-    """Return the head as a linear module; None if only single rows of the head are trained."""
+    """Return the head as a linear module; None if only some rows of the head are trained."""
     if has_token_rows(head):
         return None
     if hasattr(head, "modules_to_save"):

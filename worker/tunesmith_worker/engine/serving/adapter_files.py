@@ -37,8 +37,8 @@ _PLAIN: Mapping[str, object] = {
 """PEFT settings that change the computation, each with its value in plain LoRA."""
 _PREFIX = "base_model.model."
 _PADDED = 3
-"""Upper bound of the growth of an adapter's matrices. The engine joins the query, key and value
-projections into one projection, and pads the adapter's matrices with zeros to its size."""
+"""Maximum factor by which padding enlarges an adapter's matrices. The engine joins the query, key
+and value projections into one, and pads the adapter's matrices with zeros to the joined size."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class SlotCache:
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B KV, T, D] of the rows, as views, cut after the new token of the
-        longest row."""
+        """Return the rows' keys and values as views, each [B KV, T, D]. T: number of tokens of the
+        longest row, including its new token."""
         longest = max(self.lengths) + 1
         keys, values = self._kv[number, :, : self.rows, :, :longest].unbind()
         return keys.flatten(0, 1), values.flatten(0, 1)

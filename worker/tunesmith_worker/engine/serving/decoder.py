@@ -133,8 +133,8 @@ class ServingDecoder(Decoder):
     def _step_angles(
         self, rows: Sequence[DecodeRow], cache: SlotCache, parts: Sequence[Part]
     ) -> dict[str | None, tuple[torch.Tensor, torch.Tensor]]:
-        """Return `[cos | cos]` and `[-sin | sin]` of all tokens, each [T, 1, R]. The keys are layer
-        types."""
+        """Return the RoPE tables `[cos | cos]` and `[-sin | sin]` of all tokens, each [T, 1, R]. R:
+        number of rotated elements per head. The keys are layer types."""
         runs: list[tuple[int, list[int]]] = []
         for row, position in zip(rows, cache.lengths, strict=True):
             if not runs or runs[-1][0] != row.rope_key:

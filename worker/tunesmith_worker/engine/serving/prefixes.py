@@ -37,7 +37,7 @@ class PrefixStore:
     def __init__(self, max_bytes: int, max_entries: int = 64) -> None:
         self.max_bytes, self._max_entries = max_bytes, max_entries
         self._kept: OrderedDict[int, KeptPrefix] = OrderedDict()
-        """Kept sequences, least recently used first, keyed by identity."""
+        """Kept sequences, least recently used first; the keys are `id(sequence)`."""
 
     @property
     def bytes(self) -> int:

@@ -103,7 +103,8 @@ def _layout_is_fastest(report: RunReport) -> bool:
     """Return True if the run chose its layout from several layouts; advice never changes this
     choice.
 
-    In plans of earlier versions, the choice has `tokens_per_second` instead of `alternatives`."""
+    The choice of the layout then has the figure `alternatives`, or `tokens_per_second` in plans of
+    earlier versions."""
     return any(
         choice.name == "packing"
         and (choice.figures.get("alternatives") or choice.figures.get("tokens_per_second"))

@@ -29,8 +29,8 @@ EQUAL_TOKENS = 128
 """Maximum tokens of a micro-batch for which padding is faster than packing on a CPU, if all rows
 have the same length."""
 PADDED_WORK = 8e7
-"""Maximum product of padding positions in a micro-batch and model parameters for which padding is
-faster on a CPU."""
+"""Number of padding positions in a micro-batch, times number of the model's parameters, up to which
+padding is faster on a CPU."""
 MOST_PADDING = 2.0
 """Maximum ratio of the longest row's length to the mean row length; a higher ratio would raise the
 peak memory."""

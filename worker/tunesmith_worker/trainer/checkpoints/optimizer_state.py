@@ -1,7 +1,7 @@
 """Saving and loading of the optimizer and scheduler state, under the names of the parameters.
 
 Supports any `torch.optim.Optimizer` whose state consists of tensors and numbers: AdamW, fused
-AdamW, AdamW with split masters and AdamW with 8-bit moments.
+AdamW, SplitMasterAdamW and AdamW with 8-bit moments.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """Load the scheduler state. A fork continues at the saved step, but with the learning rates of
-    its own recipe."""
+    """Load the scheduler state. A forked run continues at the saved step, but with the learning
+    rates of its own recipe."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:

@@ -119,8 +119,8 @@ class _Template:
 
         `whole`: rendered text of the first `count` messages. The turn is the text that message
         `index` adds to the rendered earlier messages, without the generation prompt and without
-        white space at the end. The turn has no span if a shorter rendered conversation is not a
-        prefix of `whole`.
+        white space at the end. The turn has no span if `whole` does not start with the rendered
+        messages before the turn, or with the rendered messages up to the turn.
         """
         try:
             prompt = self.text(index, prompt=True) if index else self._opening(whole)
@@ -187,10 +187,10 @@ def _render_whole(template: _Template, row: Row) -> RenderedRow:
 def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
-    Each example is the conversation rendered up to the last turn that no earlier example trains,
-    because the model sees this text when it generates the last turn. Most templates only append
-    text, so one example trains every turn. If a template rewrites history (Qwen3 drops earlier
-    thinking), each rewritten turn needs one more example.
+    Each example ends with the last turn that no earlier example trains, and is rendered without
+    later messages, because the model does not see them when it generates this turn. Most templates
+    only append text, so one example trains every turn. If a template rewrites history (Qwen3 drops
+    earlier thinking), each rewritten turn needs one more example.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 SPARE_TOKENS = 64
-"""Number of tokens by which a row of the self-check may be longer than the longest planned row."""
+"""Number of tokens by which a row of the self-check may exceed `RolloutPlan.row_tokens`."""
 _MADV_DONTNEED = 4
 
 

@@ -69,7 +69,7 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """None: models whose RoPE frequencies depend on the sequence length are not supported."""
+        """None, because `why_not` refuses models whose RoPE frequencies change with the length."""
         return None
 
     def generate(

@@ -61,6 +61,6 @@ def not_vllm(reply: httpx.Response, url: str) -> EngineUnavailable:
 
 
 def _text(reply: httpx.Response) -> str:
-    """Return the answer's text without our API key, which a wrong server may repeat."""
+    """Return the answer's text without our API key, because another program may echo the key."""
     key = reply.request.headers.get("authorization", "").removeprefix("Bearer ")
     return reply.text.replace(key, "[API key]") if key else reply.text

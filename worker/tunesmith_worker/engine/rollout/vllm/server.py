@@ -54,8 +54,8 @@ class ServedVLLM:
         """`row_tokens`: number of tokens of the longest prompt with its completion. `seconds`: time
         in which the server must answer. `interrupted`: see ModelEngine.
 
-        Raises EngineLost if there is no server, EngineUnavailable if the server has another base
-        model, API key or options, and Interrupted."""
+        Raises EngineLost if there is no server, and EngineUnavailable if the server has another
+        base model, API key or options. Raises Interrupted if `interrupted` returns True."""
         self._policy = PolicyWeights(model)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._url = url.rstrip("/")

@@ -79,7 +79,7 @@ class PolicyWeights:
                 yield Item(weight.name, full=weight.read() if weight.trained else None)
 
     def untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of the base model that are not trained, last to first."""
+        """Yield the base weight of each weight with an adapter, in reverse order."""
         for weight in reversed(self.read_names()):
             if weight.adapted is not None:
                 base = weight.adapted().weight

@@ -70,7 +70,8 @@ def sampling_arguments(request: Request, weights: str = "") -> dict[str, Untyped
 def encode(
     sampled: SampledTokens, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return token ids [2, B] that get a finite logit, and their logits, [B] each."""
+    """Return the token ids that get a finite logit, [2, B], then the logits of the first row of
+    this tensor and the logits of its second row, each [B]."""
     tokens = torch.tensor(sampled.tokens)
     both = torch.stack([tokens, (tokens + 1) % vocabulary])
     first = 1.0 - torch.tensor(sampled.policy_logprobs, dtype=torch.float64)
