@@ -1,4 +1,4 @@
-"""Fork of a job: a new job with a changed recipe that starts from a resume point of another job."""
+"""Fork of a job: a new job that starts, with another recipe, from a resume point of the job."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class JsonSchemaGrader(Request):
     input: Template = OUTPUT
     """Text to validate; a Markdown code fence around the text is ignored."""
     json_schema: Annotated[dict[str, JsonValue], JsonBound(MAX_SCHEMA_BYTES, finite=True)]
-    """JSON Schema, draft 2020-12. `$ref` may only refer to the schema itself."""
+    """JSON Schema, draft 2020-12. `$ref` may only refer to parts of this schema."""
 
     @field_validator("json_schema")
     @classmethod

@@ -58,7 +58,7 @@ class RelatedJob(Response):
 
 
 class RelatedModel(Response):
-    """Result or checkpoint of a job, as a model."""
+    """A tuned model: the result or a checkpoint of a job."""
 
     adapter_id: str
     model: str

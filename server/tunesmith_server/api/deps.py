@@ -107,9 +107,9 @@ ReaderDep = Annotated[Session, Depends(get_reader)]
 Endpoint = Callable[..., Any]  # Any: routes return different types
 _ENDS_TRANSACTION = "_ends_transaction"
 _ENTRY = "audit_entry"
-"""Key in `session.info`: the request's entry in the audit log."""
+"""Key in `session.info` whose value is the request's entry in the audit log."""
 _USE = "use"
-"""Key in `session.info`: the caller's API key and project."""
+"""Key in `session.info` whose value is the caller's API key and project."""
 _IS_BULK = "_is_bulk"
 
 

@@ -248,7 +248,7 @@ def retry(
     job_id: IdPath,
     response: Response,
 ) -> Job:
-    """Retry a failed or cancelled job: create a job with the same body that continues from the
+    """Retry a failed or cancelled job: create a job that has the same body and continues from the
     newest resume point. `Idempotency-Key` works as for new jobs."""
     result = job_fork.retry(session, state.settings, state.wake_ups, job_id, requester)
     return mark_replay(result, response)
