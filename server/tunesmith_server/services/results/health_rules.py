@@ -57,7 +57,8 @@ LOST_SHARE = 0.9
 curve."""
 
 EQUAL_SHARE = 0.9
-"""Minimum share of groups with equal rewards at which a run counts as having no reward spread."""
+"""A run has no reward spread if at least this share of its groups (completions of one prompt) have
+equal rewards."""
 NOTICEABLE_SPREAD, USEFUL_SPREAD, COLLAPSE_SPREAD = 0.1, 0.25, 0.5
 """Changes of the mean reward, in standard deviations of the reward within a group.
 NOTICEABLE_SPREAD is the smallest rise that counts as learning. USEFUL_SPREAD is the rise that a
@@ -251,10 +252,10 @@ def _finite(points: Sequence[Point]) -> list[tuple[int, float]]:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Estimate the standard deviation of the noise between points. A wrong estimate is usually too
+    """Estimate the standard deviation of the noise in `values`. A wrong estimate is usually too
     large.
 
-    The estimate uses second differences, because a steady trend does not change them. Two estimates
+    The estimate uses second differences, because a steady trend does not affect them. Two estimates
     are made, and the larger one counts. The first estimate is the median over the whole curve; a
     fast fall at the start does not affect it. The second estimate is a high quantile over the
     second half of the curve; a few unusual batches do not affect it.

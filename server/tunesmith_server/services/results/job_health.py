@@ -32,7 +32,7 @@ cannot compute their mean without an overflow error."""
 
 
 def update(session: Session, job: JobRow) -> None:
-    """Derive the health of a job that this transaction has locked, if enough steps are new."""
+    """Derive the health of a job that this transaction has locked, if it has enough new steps."""
     known = stored(job.health)
     if known is None or not known.step <= job.step < known.step * GROWTH:
         derive(session, job)

@@ -74,7 +74,7 @@ def _data_files(session: Session, job: JobRow) -> Iterator[JobFile]:
 
 
 def _weights(session: Session, job: JobRow) -> Iterator[JobFile]:
-    """Yield each result and checkpoint as one archive, with its verification.json."""
+    """Yield each result and checkpoint as an archive, and its verification.json if there is one."""
     rows = session.scalars(
         select(AdapterRow)
         .where(AdapterRow.job_id == job.id)

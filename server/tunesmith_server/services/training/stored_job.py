@@ -1,5 +1,5 @@
-"""Reading of a job's row: its documents (recipe, hyperparameters, method), which any release may
-have written, and the job as the API returns it. A row that this release cannot read is shown with
+"""Read a job's row, which any release may have written: its documents (recipe, hyperparameters,
+method), and the whole job as the API returns it. A row that this release cannot read is shown with
 the error `unreadable`."""
 
 from __future__ import annotations
