@@ -65,7 +65,7 @@ def _gb(gigabytes: float) -> str:
 def whole_matrices(
     model: Untyped, targets: str | Sequence[str], *, allowed: bool, adapter_itemsize: int
 ) -> WholeMatrices | None:
-    """Return the embedding or head named in `targets`, or None.
+    """Return the matrices named in `targets` (embedding, head or both); None if it names none.
 
     The function uses only shapes, so `model` may be on the meta device. If `allowed` is False,
     raises a RunError that states the size.
