@@ -111,8 +111,8 @@ def variable(name: str, field: FieldInfo) -> str:
 
 
 def settings_row(name: str, uses: list[tuple[str, FieldInfo, str]]) -> str:
-    """Return the table row of a variable. Values that differ between processes are listed for each
-    process."""
+    """Return the table row of a variable. If default, limits or meaning differ between processes,
+    the cell lists them for each process."""
 
     def joined(values: list[str], separator: str = "; ") -> str:
         if len(set(values)) == 1:

@@ -84,10 +84,10 @@ def _gathered(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """x[index], with a backward pass in fp32.
+    """x[index]; the backward pass adds the gradients in fp32, or in float64 for float64 inputs.
 
     If several completions use the keys of one prompt, the gradient of a key is the sum of several
-    gradients, computed in at least fp32.
+    gradients.
     """
 
     @staticmethod

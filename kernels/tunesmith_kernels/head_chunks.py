@@ -161,9 +161,9 @@ def hidden_gradients(
 
 
 def row_gradients(chunk: Chunk, trained: TrainedRows) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of the log-prob and of the entropy with respect to the head's outputs of
-    the trained rows, [n, k] each. Multiply the results by the hidden states to get the gradients of
-    the trained rows.
+    """Return the gradients of the log-prob and of the entropy with respect to the k outputs that
+    the trained rows compute, [n, k] each. These gradients times the hidden states are the gradients
+    of the trained rows.
     """
     factor = chunk.other_probs()
     at_target = chunk.target_slope() * _is_target(chunk, trained)

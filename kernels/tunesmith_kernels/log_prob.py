@@ -265,7 +265,8 @@ def _scaled_rows(
     unit_entropy: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Multiply the saved gradients of each row by the upstream gradients, and add the products."""
+    """Return for each row the sum of two products: the saved gradients of its log-prob and of its
+    entropy, each multiplied by the upstream gradient."""
     parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
     terms = [
         part * upstream[:, None]

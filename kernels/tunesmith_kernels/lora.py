@@ -5,7 +5,7 @@ single projection:
 
     h   = prologue(x)                           RMSNorm, a gated activation, or x itself
     y_i = h W_i' + b_i + s_i (h A_i') B_i'      https://arxiv.org/abs/2106.09685, equation 3
-    y   = residual + m [y_1 | y_2 | ...]        if there is a residual
+    y   = residual + m [y_1 | y_2 | ...]        m = residual_scale; the residual is optional
 
 The gradients use d = m dy and e_i = s_i d_i B_i, where d_i are the columns of d that belong to y_i.
 The matrices e and A are the concatenations of all e_i and of all A_i:
@@ -296,7 +296,7 @@ def _prologue_backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
     """Return h, the gradient of x and the gradient of the norm's weight.
 
-    The value of h is None if this function does not compute h."""
+    h is None for RMSNorm, whose backward pass does not compute h."""
     if spec.norm is not None and norm_weight is not None and rstd is not None:
         kind = spec.norm[1]
         dx, d_norm = rms_norm_backward(dh, rows, norm_weight, rstd, kind, weight_grad=need_norm)

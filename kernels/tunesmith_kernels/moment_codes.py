@@ -6,12 +6,13 @@ A block has 256 elements; the last block may have fewer. A block of m has the sc
     m = s_m c |c| / 127^2        c in [-127, 127]     int8,  nearest
     v = s_v (c / 255)^4          c in [0, 255]        uint8, stochastic, c >= 1 where v > 0
 
-Due to the powers of c, the codes of small elements are denser. Linear codes would store most v of a
-block as 0, and AdamW's steps for v = 0 have no bound. To bound AdamW's steps, c is at least 1 if v
-> 0. A step changes v by about a thousandth of v, and rounding to the nearest code would lose this
-change. Stochastic rounding, c = floor(c' + u) with a random u in [0, 1), keeps small changes of v
-on average. Block-wise 8-bit moments are from https://arxiv.org/abs/2110.02861. A scale below the
-smallest normal fp32 number is stored as 0, and all elements of its block are then decoded as 0.
+Due to the powers of c, more codes represent small elements than large ones. Linear codes would
+store most v of a block as 0, and AdamW's steps for v = 0 have no bound. To bound AdamW's steps, c
+is at least 1 if v > 0. A step changes v by about a thousandth of v, and rounding to the nearest
+code would lose this change. Stochastic rounding, c = floor(c' + u) with a random u in [0, 1), keeps
+small changes of v on average. Block-wise 8-bit moments are from https://arxiv.org/abs/2110.02861. A
+scale below the smallest normal fp32 number is stored as 0, and all elements of its block are then
+decoded as 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Add the version of a job's documents, and leases for reading uploaded files.
+"""Add the version of a job's stored JSON documents, and leases for reading uploaded files.
 
 Drop the column with the hash of a job's request: only `Idempotency-Key` identifies a repeated
 request.

@@ -1,4 +1,4 @@
-"""Add the table of the janitor's last runs."""
+"""Add the table of the last runs of the janitor, the server's periodic clean-up."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from pydantic_core import PydanticCustomError
 from .descriptions import describe_fields
 
 DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
-"""Build the validator of a model at its first use: most processes use a tenth of the models, and
-building all took a fifth of the start of every command. Before pydantic 2.14, this was not safe if
-two threads use a model first."""
+"""Build the validator of a model at its first use. Most processes use a tenth of the models, and to
+build all of them took a fifth of each command's start time. Before pydantic 2.14, this was not safe
+if two threads used a model for the first time at once."""
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""

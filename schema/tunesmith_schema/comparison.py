@@ -79,4 +79,5 @@ class JobComparison(Response):
     null for a job without a report. The keys are dotted names such as `versions.torch`."""
     axis: Axis
     curves: dict[str, list[AlignedCurve]]
-    """Curves by metric. A job without the metric, or without positions on the axis, is left out."""
+    """Curves by metric. A job without values of the metric, or without values of `axis` (such as
+    trained tokens), is left out."""

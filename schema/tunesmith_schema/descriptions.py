@@ -1,7 +1,7 @@
 """Descriptions of fields from the docstrings below them.
 
 `use_attribute_docstrings` of pydantic gives the same descriptions, but searches and parses the
-source of each class, which took a fifth of the start of every command. Here each module is parsed
+source of each class, which took a fifth of each command's start time. Here each module is parsed
 once.
 """
 

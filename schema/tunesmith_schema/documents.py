@@ -42,8 +42,8 @@ class Unreadable(ValueError):
 
 
 def upgraded(document: Json, version: int = 1) -> Json:
-    """Return a document in the current form. A newer version is returned unchanged. If the row is
-    damaged and the version is not a number, the version counts as 1."""
+    """Return a document in the current form. A newer version is returned unchanged. A version that
+    is not a number, because the stored data are damaged, counts as 1."""
     first = max(1, version) if type(version) is int else 1
     for step in range(first, DOCUMENT_VERSION):
         document = UPGRADES[step](document)
@@ -51,8 +51,8 @@ def upgraded(document: Json, version: int = 1) -> Json:
 
 
 def upgraded_file(document: Json) -> Json:
-    """Return a document in the current form. The field `document_version` of the document has the
-    version."""
+    """Return a document from a file in the current form. Its version is in its field
+    `document_version`."""
     if not isinstance(document, dict):
         return document
     version = document.get(VERSION_FIELD)

@@ -1,4 +1,4 @@
-"""Early stopping settings, and the metric that compares evaluations."""
+"""Early stopping settings, and the metric by which evaluations are compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EarlyStoppingRecipe(Request):
 
 
 def selection_metric(rule: EarlyStoppingRecipe | None, method: MethodName) -> Metric:
-    """Return the metric that compares evaluations."""
+    """Return the metric by which evaluations are compared."""
     if rule is not None and rule.metric != "auto":
         return rule.metric
     return "valid_reward" if method == "reinforcement" else "valid_loss"

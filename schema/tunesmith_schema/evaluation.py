@@ -12,16 +12,16 @@ from pydantic import Field
 from .base import Response
 
 MAX_ANSWERS = 8
-"""Maximum number of answers in an evaluation."""
+"""Maximum number of prompts whose answers an evaluation contains."""
 MAX_TEXT = 2000
-"""Maximum characters of a prompt or an answer; the rest is left out."""
+"""Maximum length of a prompt or an answer, in characters; the rest is left out."""
 
 ModelName = Literal["base", "tuned", "best", "last", "model", "against"]
 """Compared models. At the end of a job, `base` is the model before training and `tuned` is the
-job's result. `best` is the best checkpoint. `best` is evaluated only if the result is another step.
-`last` has the weights of the last step. `last` exists only with LoRA, and only if the result is
-from an earlier step. In an evaluation on demand, `model` and `against` are the models of the
-request."""
+job's result. `best` is the best checkpoint. `best` is evaluated only if the job's result is from
+another step. `last` has the weights of the last step. `last` exists only with LoRA, and only if the
+result is from an earlier step. In an evaluation on demand, `model` and `against` are the models of
+the request."""
 EvaluatedOn = Literal["validation_file", "validation_split", "training_file", "file"]
 """Origin of the rows. `training_file`: a sample of rows that the model was trained on, so the
 scores show the fit, not the generalisation. `file`: the file of an evaluation on demand."""
@@ -65,8 +65,8 @@ class ModelComparison(Response):
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval. The level is chosen so that all intervals of an evaluation
-    together contain the true differences with 99 % probability."""
+    """Confidence level of the interval. With this level, all intervals of an evaluation contain
+    their true differences with a joint probability of 99 %."""
     outcome: Outcome
     """Outcome of the comparison. `no_difference` means that the rows show no difference: the
     interval contains 0, or there are fewer than 8 rows."""
@@ -90,7 +90,7 @@ class EvaluatedAnswer(Response):
 
 
 class EvaluationSummary(Response):
-    """Result of an evaluation in one sentence."""
+    """Main result of an evaluation."""
 
     verdict: str
     """Verdict of the first comparison, with the number of evaluated rows and their source."""
@@ -103,10 +103,10 @@ class EvaluationSummary(Response):
     rows: int
     """Number of rows."""
     base: float | None = None
-    """Metric of the base model, or of `against` in an evaluation on demand; null if the metric was
-    not measured or is not finite."""
+    """Value of `metric` for the base model, or for `against` in an evaluation on demand; null if
+    the value was not measured or is not finite."""
     tuned: float | None = None
-    """Metric of the tuned model, or of `model` in an evaluation on demand."""
+    """Value of `metric` for the tuned model, or for `model` in an evaluation on demand."""
 
 
 class Evaluation(EvaluationSummary):

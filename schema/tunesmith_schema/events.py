@@ -81,9 +81,10 @@ class MetricPoint(Response):
 
     About once a second, a step also has `step_seconds`, `data_wait_share` and `padding_share`. The
     values of these metrics are averages over the time since the previous values. `data_wait_share`
-    is a share of the time without evaluations and checkpoints. `padding_share` is the share of
-    batch positions without a token. About once a second, a step also has the current memory in
-    bytes: `memory_rss`, and on a GPU `memory_allocated`, `memory_reserved` and `memory_pinned`.
+    is the share of time in which the trainer waits for batches; the time of evaluations and
+    checkpoints does not count. `padding_share` is the share of batch positions without a token.
+    About once a second, a step also has the current memory in bytes: `memory_rss`, and on a GPU
+    `memory_allocated`, `memory_reserved` and `memory_pinned`.
 
     A reinforcement step also has `reward`, `reward_std`, `kl`, `entropy` (nats per token) and
     `clip_ratio`. With several graders, a step has `score_<grader>` for each grader. After an
@@ -91,14 +92,14 @@ class MetricPoint(Response):
     rewards, among groups with rewards. `ungraded_share` is the share of completions without a
     reward. `truncated_share` is the share of completions that were cut at the length limit.
     `completion_length` (mean) and `completion_length_max` are in tokens. `rollout_gap` is the mean
-    absolute difference of a token's log-prob between generation and training.
+    absolute difference between a token's log-prob at its generation and its log-prob in training.
 
     With `recipe.rollout.importance_sampling`, a step has `importance_ratio` (mean) and
     `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
     once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
-    `log_probs_share`, `forward_share` and `backward_share`. The metrics that end in `_share` are
-    shares of the time without evaluations and checkpoints. `idle_share` is the share of the time in
-    which the trainer waits for batches or graders, writes metrics, or runs its loop.
+    `log_probs_share`, `forward_share` and `backward_share`. These six metrics are shares of the
+    time without evaluations and checkpoints. `idle_share` is the share of this time in which the
+    trainer waits for batches or graders, writes metrics, or runs its loop.
     `generated_tokens_per_second` covers only the time of generation.
     """
 
