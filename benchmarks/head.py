@@ -1,4 +1,4 @@
-"""Compare our language-model head with full logits, TRL's chunked function and Liger.
+"""Compare our language-model head with plain torch, TRL's chunked function and Liger.
 
     OMP_NUM_THREADS=1 python -m benchmarks.head --vocabulary 131072 --rows 1024
 
@@ -7,8 +7,8 @@ hidden states and, with --trainable-head, of the head. All implementations run a
 process. The result of an implementation is its shortest time of --repeats rounds. On a CPU, times
 are CPU-seconds of one thread; on a GPU, they are seconds between two synchronizations. A separate
 process for each implementation measures the peak memory minus the memory of the inputs. `full` is
-F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and top-1.
-Prints one JSON line, which also contains the environment variables that configure malloc.
+plain torch: F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and
+top-1. Prints one JSON line, which also contains the environment variables that configure malloc.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ def lora_down_problem(shape: Shape, device: torch.device, dtype: torch.dtype) ->
 
 
 def log_prob_problem(shape: Shape, device: torch.device, dtype: torch.dtype) -> Problem:
-    """Log-prob of each row's token from a frozen head. The eager implementation computes full
-    logits in fp32. The upstream gradients of the log-probs differ, as in a preference loss."""
+    """Log-prob of each row's token from a frozen head. The eager implementation computes all
+    logits in fp32. Each log-prob has another upstream gradient, as in a preference loss."""
     hidden = leaf(shape.rows, shape.hidden, device=device, dtype=dtype)
     weight = _weight(shape.vocabulary, shape.hidden, device, dtype)
     targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)

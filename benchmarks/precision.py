@@ -41,9 +41,9 @@ from .sft_side import make_model
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
-"""Keys of the JSON line that differ from the name of the precision."""
+"""JSON key of each precision whose key is not its name."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
-"""Maximum relative difference of the final loss from the final fp32 loss."""
+"""Maximum relative difference between the final loss and the final loss in fp32."""
 COST_BAR = 0.05
 BYTES_BARS = {"bf16_error_word": 12.0, "bf16_sr8": 6.0}
 

@@ -1,11 +1,11 @@
 """Measure ways to load a new adapter into a rollout engine, for rollout.py.
 
-Prints one JSON line. `--side` selects a way to load the adapter. `fold` writes the merged weights
-into the training weights, and restores the training weights after the rollout. `merged` writes
-merged weights to the native engine's copy. `vllm-merged` loads merged weights into vLLM.
-`vllm-lora` passes the matrices A and B to vLLM, which applies them at each token. The first sync is
-not counted. The time of a sync is the shortest time of the next four syncs. The speed is from the
-fastest of three rollouts of 8 rows.
+Prints one JSON line. `--side` selects a way to load the adapter. Merged weights are base weights
+plus adapter. `fold` writes merged weights into the training weights, and restores the training
+weights after the rollout. `merged` writes merged weights to the native engine's copy. `vllm-merged`
+loads merged weights into vLLM. `vllm-lora` passes the matrices A and B to vLLM, which applies them
+at each token. The first sync is not counted. The time of a sync is the shortest time of the next
+four syncs. The speed is from the fastest of three rollouts of 8 rows.
 """
 
 from __future__ import annotations

@@ -94,8 +94,7 @@ def _truths(problem: Problem, upstream: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def relative_error(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the RMS of the error divided by the RMS of `truth`, computed in the dtype of
-    `truth`."""
+    """Return the RMS of `actual - truth` divided by the RMS of `truth`, in the dtype of `truth`."""
     return float((actual.detach().to(truth.dtype) - truth).norm() / truth.norm())
 
 

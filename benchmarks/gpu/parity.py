@@ -146,8 +146,7 @@ def step(model: Untyped, batch: dict[str, Untyped]) -> Gradients:
 
 
 def relative_rms(actual: torch.Tensor, truth: torch.Tensor) -> float:
-    """Return the RMS of the error divided by the RMS of the exact values; NaN if a tensor has
-    NaN."""
+    """Return the RMS of `actual - truth` divided by the RMS of `truth`; NaN if a tensor has NaN."""
     return float((actual.double() - truth.double()).norm() / truth.double().norm())
 
 

@@ -40,7 +40,7 @@ def needs(causal: Untyped) -> list[str]:
 
 
 def decoder_layers(causal: Untyped) -> list[torch.nn.Module]:
-    """Return the longest list of layers with parameters."""
+    """Return the list of layers that has the most parameters; [] if no list has any."""
     lists = [list(m) for m in causal.modules() if isinstance(m, torch.nn.ModuleList)]
     full = [layers for layers in lists if layers and any(True for _ in layers[0].parameters())]
     return max(
