@@ -1,6 +1,6 @@
-"""Bounds of a key that another key creates.
+"""Bounds of a new API key, set by the key that creates it.
 
-The new key has no more rights than the key that creates it (its maker), and does not live longer. A
+The new key has no more rights than its maker (the key that creates it), and does not live longer. A
 limit of a key applies to this key alone; a limit of the project applies to all its keys together.
 """
 

@@ -92,9 +92,9 @@ class NativeEngine:
             ) from None
 
     async def _request(self, method: str, path: str, **options: object) -> httpx.Response:
-        """Send a request. If the process has ended, start a new process and send the request once
-        more. A request that the process had received is not repeated, because the request may have
-        crashed the process."""
+        """Send a request. If the process ended before it received the request, start a new process
+        and send the request once more. A request that the process had received is not repeated,
+        because the request may have crashed the process."""
         for may_repeat in (True, False):
             client = await self._connected()
             request = client.build_request(method, path, **options)  # type: ignore[arg-type]  # httpx checks them

@@ -35,7 +35,7 @@ class Start:
 class _Ledger:
     """Simulated usage of the projects during the forecast.
 
-    The forecast charges a project when a claim or a report would charge it.
+    The forecast charges a project at the times at which claims and reports would charge it.
     """
 
     def __init__(self, projects: dict[str, Project]) -> None:

@@ -32,7 +32,7 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """Reference from a job or a usage row to the project or API key that has the limits."""
+    """Column of a job or a usage row with the id of the project or API key that has the limits."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow

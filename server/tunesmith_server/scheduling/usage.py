@@ -1,10 +1,10 @@
 """Device-time of projects: the decayed usage that orders the queue, and the totals of each day.
 
-Without new device-time, the usage of a project halves in a day. A project's usage at time t is the
-integral of 2**((s - t) / day) over the device-time s that it used. `projects.usage_log` stores the
-logarithm of the usage at the fixed time t = 0 (1970), so the stored value changes only when the
-project uses a device. At any time, the stored values put the projects in the same order as their
-decayed usage. The logarithm does not overflow (decision 0035).
+Without new device-time, the usage of a project halves in a day. In a project's usage at time t, a
+second of device-time that was used at time s counts 2**((s - t) / day). `projects.usage_log`
+stores the logarithm of the usage at the fixed time t = 0 (1970), so the stored value changes only
+when the project uses a device. At any time, the stored values put the projects in the same order as
+their decayed usage. The logarithm does not overflow (decision 0035).
 """
 
 from __future__ import annotations

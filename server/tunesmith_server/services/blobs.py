@@ -98,7 +98,7 @@ def _not_being_deleted() -> ColumnElement[bool]:
 
 
 def is_kept(session: Session, name: str, younger_than: timedelta) -> int | None:
-    """Return the size of content that is durably stored and will not be deleted soon, or None."""
+    """Return the size of content that is stored and will not be deleted soon; otherwise None."""
     return session.scalar(
         select(BlobRow.bytes).where(
             BlobRow.name == name,

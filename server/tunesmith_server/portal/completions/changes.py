@@ -12,8 +12,8 @@ MOST_WORDS = 300
 """Maximum number of words of a completion that are compared; later words are shown without
 marks."""
 _MOST_PAIRS = 5_000
-"""Maximum number of pairs of equal words in two texts. Texts with more pairs are not compared,
-because the comparison of texts that repeat a phrase takes cubic time."""
+"""Maximum number of pairs of equal words, one word from each text. Texts with more pairs are not
+compared, because the comparison of texts that repeat a phrase takes cubic time."""
 _PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 
 

@@ -87,8 +87,8 @@ def show(visit: Visit) -> Response:
 
 
 def rows(visit: Visit) -> Response:
-    """Show a page of rows. The page starts at a line or after a position, or has only rows that
-    contain a text."""
+    """Show a page of rows. The page starts at a line or after a position; in a search, it has only
+    rows that contain the text."""
     file = files.retrieve(visit.session, visit.param("file_id"))
     text = _text(visit)
     part = _read(visit, file, _ROWS)

@@ -28,7 +28,7 @@ _WARNS = (
     HealthState.BARELY_MOVED,
     HealthState.NO_REWARD_SPREAD,
 )
-"""States of health that need attention."""
+"""Health states of jobs that need attention."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from itertools import accumulate
 MOST_WORDS = 1500
 """Maximum number of words of an answer that are compared."""
 MOST_PAIRS = 20_000
-"""Maximum number of pairs of equal words. Two answers with more pairs, for example because they
-repeat a phrase, would take too long to compare."""
+"""Maximum number of pairs of equal words, one word from each answer. Two answers with more pairs,
+for example because they repeat a phrase, would take too long to compare."""
 _WORD = re.compile(r"\S+")
 
 

@@ -104,8 +104,8 @@ def _check_format(storage: Storage, file: FileRow) -> None:
 def _skip(storage: Storage, file: FileRow, start: Position, offset: int) -> Position:
     """Return the position after the first `offset` lines.
 
-    If the wanted position is too far away or beyond the end of the file, return an earlier
-    position.
+    If this position is more than MAX_SKIP_BYTES after `start` or beyond the end of the file, return
+    an earlier position.
     """
     if start.lines >= offset:
         return start

@@ -1,7 +1,7 @@
 """Lengths and duplicates of a data set, and its overlap with another one.
 
-A light worker computes statistics and row hashes while it validates a file. A comparison of two
-files uses only their row hashes.
+The worker that validates a file computes its statistics and row hashes. A comparison of two files
+uses only their row hashes.
 """
 
 from __future__ import annotations

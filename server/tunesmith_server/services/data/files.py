@@ -58,8 +58,8 @@ def create(
     expires_in: int | None = None,
     request_key: str | None = None,
 ) -> tuple[FileObject, bool]:
-    """Insert the database row of a file whose content is already stored. After the commit, a light
-    worker validates a data set. If a request with the same `request_key` already created the file,
+    """Insert the database row of a file whose content is already stored. After the commit, a worker
+    validates a data set. If a request with the same `request_key` already created the file,
     return that file and True."""
     if request_key and (earlier := _created_earlier(session, request_key)):
         if (earlier.sha256, earlier.purpose) != (sha256, purpose):

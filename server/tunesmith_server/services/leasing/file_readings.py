@@ -1,7 +1,7 @@
-"""Leases of uploaded files, which light workers read and validate. A worker claims a file, renews
-its lease, and reports a result or releases the file. While the lease is valid, no other worker
-reads the file. Only the janitor ends an expired lease, and then counts one more lost worker for the
-file.
+"""Leases of uploaded files, which workers of the queue `light` read and validate. A worker claims a
+file, renews its lease, and reports a result or releases the file. While the lease is valid, no
+other worker reads the file. Only the janitor ends an expired lease, and then counts one more lost
+worker for the file.
 """
 
 from __future__ import annotations
