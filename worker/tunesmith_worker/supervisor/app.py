@@ -107,7 +107,7 @@ def _after_pool(start: Callable[[Pool], None]) -> type[bootsteps.StartStopStep]:
 
 
 class ThreadedPoolWorker(Worker):  # type: ignore[misc]  # celery is untyped
-    """Worker with threads instead of an event loop around its pool.
+    """Celery worker that feeds its pool from threads instead of an event loop.
 
     While the broker is unreachable, Celery's event loop stops, and the pool gets no input."""
 

@@ -160,7 +160,7 @@ class SampleUploads:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._sending: deque[tuple[RunEvent, Future[list[StoredFile]]]] = deque()
         self._stored: deque[RunEvent] = deque()
-        """Events that the server may not have accepted yet; their files are stored."""
+        """Events whose files are stored, but which the server may not have accepted yet."""
         self._last_seq = 0
 
     def update(self) -> None:

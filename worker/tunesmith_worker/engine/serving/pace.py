@@ -9,7 +9,7 @@ _SMALLEST = 16
 _WEIGHT = 0.1
 """Weight of the newest step in the running averages."""
 _SHARE = 0.8
-"""Maximum time that prompt tokens may add to a step, divided by the mean time of a step without
+"""Maximum time that prompt tokens may add to a step, as a share of the mean time of a step without
 prompt tokens."""
 
 

@@ -1,9 +1,9 @@
 """Continuous batching: in each step, rows join and leave the batch.
 
 A step computes one token of every decoding row. The step also computes prompt tokens, but only so
-many that the step takes at most about twice as long. So a long prompt delays other requests only a
-little. If older rows need the memory of a newer row, the newer row returns to the queue and is
-computed again."""
+many that the step takes at most about twice as long as without them. So a long prompt delays other
+requests only a little. If older rows need the memory of a newer row, the newer row returns to the
+queue and is computed again."""
 
 from __future__ import annotations
 

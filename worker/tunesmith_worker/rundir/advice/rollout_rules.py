@@ -12,7 +12,7 @@ from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 from .bound import phase_seconds
 
 MOSTLY = 0.50
-"""A rule applies if more than this share of the groups or completions has a problem."""
+"""The rules `zero_std` and `truncated` apply above this share of the groups or completions."""
 _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 

@@ -223,6 +223,6 @@ RULES: tuple[Rule, ...] = (
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
 """All advice rules, with name, measured value, threshold and suggestion. Most values are shares of
-the wall time. Some values are shares of training time (data_wait), batch slots (padding), steps
-(host), predicted step time (recompute), groups (zero_std), completions (ungraded, truncated) or
-generation time (grading)."""
+the wall time. The values of the rules in parentheses are shares of training time (data_wait), token
+positions (padding), steps (host), predicted step time (recompute), groups (zero_std), completions
+(ungraded, truncated) or generation time (grading)."""

@@ -143,8 +143,8 @@ def plan_layouts(
 
 
 def padded_slots_per_token(lengths: Sequence[int], rows: int, rows_per_step: int) -> float:
-    """Estimate the number of token positions divided by the number of tokens in padded
-    micro-batches. The estimate uses steps with randomly chosen rows."""
+    """Estimate the number of token positions per data token in padded micro-batches. The estimate
+    uses steps with randomly chosen rows."""
     draw = random.Random(0)
     filled = tokens = 0
     for _ in range(_SIMULATED_STEPS):

@@ -31,8 +31,8 @@ class NamedWeight:
     adapted: Callable[[], Projection] | None
     """Function that returns the base weight and the adapter; None if the weight has no adapter."""
     group: str
-    """Name of the module that contains the weight's module. vLLM joins the weights of a group, for
-    example q, k and v, so the weights of a group are loaded together."""
+    """Name of the parent of the weight's module. vLLM joins weights with the same parent, for
+    example q, k and v, so these weights are loaded together."""
 
 
 class PolicyWeights:
