@@ -21,8 +21,8 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""If R is more than this number of times the sum of the ranks of the adapters that a batch uses, the
-layer multiplies by each used adapter separately."""
+"""If R is more than this number of times the sum of the ranks of the adapters that a batch uses,
+the layer multiplies by each used adapter separately."""
 
 
 @dataclass(frozen=True)
