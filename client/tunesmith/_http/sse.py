@@ -22,7 +22,7 @@ class ServerSentEvent:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield lines without line ends. An incomplete last line is dropped, because the standard
+    """Yield lines without line ends. An incomplete last line is dropped, because the SSE standard
     requires this."""
     rest = b""
     first = True

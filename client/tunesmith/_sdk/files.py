@@ -253,7 +253,7 @@ class Files:
 
 def _is_reusable(file: File) -> bool:
     """Return True if the file has no expiry, has not failed validation, and was validated for every
-    method. Older servers validated files for fewer methods."""
+    training method. Older servers validated files for fewer methods."""
     if file.status == "error" or file.expires_at is not None:
         return False
     if file.validation is None:

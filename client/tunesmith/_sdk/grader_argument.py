@@ -13,7 +13,7 @@ def with_grader(
     arguments: dict[str, Any],  # Any: JSON, or models of the schema
     grader: Any,  # Any: JSON, or a model of the schema
 ) -> dict[str, Any]:
-    """Move `grader` and the hyperparameters into `method`. Other fields of a job do not accept
+    """Move `grader` and the hyperparameters into `method`, because only `method` accepts the
     hyperparameters of reinforcement."""
     if grader is None:
         return arguments

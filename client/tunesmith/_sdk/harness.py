@@ -114,7 +114,7 @@ def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  #
 def _numbers(items: Iterable[tuple[str, object]]) -> Iterable[tuple[str, float]]:
     """Yield the metrics with finite values.
 
-    In results of lm-eval, a metric's name contains a comma and the name of a filter.
+    In results of lm-eval, a metric's name ends in a comma and the name of a filter: `acc,none`.
     """
     for name, value in items:
         if "," not in name or isinstance(value, bool) or not isinstance(value, int | float):

@@ -68,7 +68,7 @@ class Jobs(JobOutput):
     ) -> Job:
         """Start a job. After all arguments have been checked, local files are uploaded with
         `client.files.create`. `grader` replaces `method` and selects reinforcement. `scheduling`
-        has the priority, the lane, and requirements on the worker.
+        sets the priority, makes the job interactive, or names requirements on the worker.
 
         A second call with the same `idempotency_key` returns the job of the first call. With an
         `idempotency_key`, pass file ids instead of paths, because a path may get a new file id in

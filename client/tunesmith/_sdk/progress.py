@@ -110,7 +110,7 @@ class ProgressView:
             self._draw()
 
     def show_connection(self, problem: TunesmithError | None) -> None:
-        """Show that the connection to the server is lost; with None, show that the connection is
+        """Show that the connection to the server is lost; if `problem` is None, show that it is
         back."""
         with self._lock:
             if self._is_lost != (problem is not None):
@@ -190,8 +190,8 @@ class ProgressView:
             yield f"{_short(speed)} tok/s"
 
     def _rewards(self) -> Iterator[str]:
-        """Yield the progress fields of a reinforcement job, without the loss, which does not show
-        progress."""
+        """Yield the progress fields of a reinforcement job. The loss is left out, because it does
+        not show the progress of reinforcement."""
         reward, spread = _number(self._latest["reward"]), _number(self._latest.get("reward_std"))
         yield f"reward {reward:.3g}" + ("" if spread is None else f" ± {spread:.2g}")
         if (valid := _number(self._latest.get("valid_reward"))) is not None:

@@ -22,7 +22,7 @@ Group = Literal["project", "user", "model", "day"]
 
 
 class Queue:
-    """Running and waiting jobs, and the shares of projects."""
+    """Running and waiting jobs, and the projects' shares of the devices."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -110,7 +110,7 @@ class Usage:
     def retrieve(
         self, *, days: int | None = None, group_by: Sequence[Group] | None = None
     ) -> DeviceUsage:
-        """Return the device-seconds of the last `days` days (default: 30), grouped by project or by
-        the values of `group_by`."""
+        """Return the device-seconds of the last `days` days (default: 30), grouped by the fields in
+        `group_by` (default: project)."""
         groups = None if group_by is None else list(group_by)
         return self._http.get(DeviceUsage, "usage", {"days": days, "group_by": groups})

@@ -21,8 +21,8 @@ class Sessions:
         )
 
     def create(self, *, name: str) -> DisplaySessionCreated:
-        """Create a read-only session for a screen. Only this method returns the `path` of the
-        session's link."""
+        """Create a read-only session for a screen that shows the portal, for example in an office.
+        Only this method returns the `path` of the session's link."""
         return self._http.post(DisplaySessionCreated, path_of("sessions"), json={"name": name})
 
     def delete(self, session_id: str) -> PortalSessionDeleted:
