@@ -183,8 +183,8 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., H] as [R, n, H], as a view if the strides allow it.
 
-    The value of n is 1 if all rows have the same distance in memory. For other strides, n is the
-    size of the dimension before H.
+    n is 1 if neighbouring rows always have the same distance in memory. Otherwise, n is the size of
+    the dimension before H.
     """
     x = _last_contiguous(x)
     if x.dim() > 3:

@@ -31,7 +31,7 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torc
     """Convert transformers' cos and sin to contiguous fp32 tables [T, R/2] or [B T, R/2].
 
     Row i of a table is for token i of the flattened batch. The arguments `cos` and `sin` are [T,
-    R], [1, T, R] or [B, T, R], and their last dimension has two equal halves."""
+    R], [1, T, R] or [B, T, R], and the two halves of their last dimension are identical."""
     half = cos.shape[-1] // 2
     cos, sin = (x[..., :half].float().reshape(-1, half).contiguous() for x in (cos, sin))
     return cos, sin
