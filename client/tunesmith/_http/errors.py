@@ -130,7 +130,8 @@ class InternalServerError(APIStatusError):
 
 
 class WaitTimeoutError(TunesmithError, TimeoutError):
-    """Waiting took longer than `timeout`. The job or the validation continues on the server."""
+    """Waiting took longer than `timeout`. The job, evaluation or validation continues on
+    the server."""
 
 
 class UploadError(TunesmithError, OSError):

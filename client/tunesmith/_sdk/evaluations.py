@@ -23,8 +23,8 @@ from tunesmith_schema import (
 from .files import DataFile, Files, Order
 
 _CHECKED_LATER = "file-"
-"""Placeholder for the file id while the other arguments are checked. If the argument is a path, the
-file is uploaded only after the check of the other arguments."""
+"""Placeholder for the file id while the other arguments are checked. If `file` is a local path, the
+file is uploaded only after this check."""
 _FIRST_POLL, _SLOWEST_POLL = 0.25, 2.0
 
 

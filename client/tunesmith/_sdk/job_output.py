@@ -139,9 +139,9 @@ class JobOutput:
     ) -> Page[Sample]:
         """List a reinforcement job's completions and scores, newest first. `step` selects one step,
         `row` selects one prompt in all steps, and `q` selects samples by a part of their text.
-        `sort="spread"` lists the prompts of a step with the widest range of rewards first. A page
-        has at most 100 samples; iterating over a page also fetches the following pages. A filtered
-        page may be empty although `has_more` is true."""
+        `sort="spread"` orders the prompts of a step by the range of their rewards, widest first. A
+        page has at most 100 samples; iterating over a page also fetches the following pages. A
+        filtered page may be empty although `has_more` is true."""
         path = path_of("fine_tuning", "jobs", job_id, "samples")
         filters: dict[str, str | int | float | None] = {
             "step": step,

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from .progress import ProgressView
 
 _CHECKED_LATER = "file-"
-"""Placeholder for a file while the other arguments are checked. If the argument is a path, the file
-is uploaded only after the check of the other arguments."""
+"""Placeholder for a file while the other arguments are checked. If the caller passes a local path,
+the file is uploaded only after this check."""
 
 
 class Jobs(JobOutput):
@@ -342,7 +342,7 @@ class FineTuning:
         first: int | None = None,
         last: int | None = None,
     ) -> JobComparison:
-        """Compare the results, the different settings and the curves of two to eight jobs. `axis`
+        """Compare two to eight jobs: results, curves, and the settings that differ. `axis`
         is the x axis of the curves: `step` (default), `tokens` or `hours`. A curve has at most
         `points` values (default 500). Curves and best values are limited to the steps from `first`
         to `last`."""
