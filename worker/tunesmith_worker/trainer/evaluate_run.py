@@ -95,8 +95,8 @@ def reinforcement_evaluation(
 def keep_last_weights(context: RunContext, ready: PreparedRun, step: int) -> Path | None:
     """Save the weights of the last step for the evaluation, and return their folder.
 
-    In full tuning, if the result is from an earlier `step`, the weights are saved, because reading
-    the result back replaces the weights of the last step in memory. In all other cases, save
+    In full tuning, reading the result back replaces the weights in memory. Therefore, the weights
+    of the last step are saved if the result is from an earlier `step`. In all other cases, save
     nothing and return None.
 
     If saving the weights fails, no error is raised, and the evaluation leaves the last step out."""

@@ -74,8 +74,8 @@ def load(context: RunContext) -> LoadedModel:
 
 
 def _find_unused(context: RunContext, base: Base) -> tuple[str, ...]:
-    """Return the names of the modules that the loss on text does not use; in full tuning, the names
-    of the parameters."""
+    """Return the names of the modules that the loss on text does not use. In full tuning, return
+    the names of the parameters that the loss does not use."""
     full = context.spec.recipe.tuning == "full"
     names = tuple((unused_parameters if full else unused_modules)(base.model))
     if names:

@@ -51,7 +51,8 @@ def read_back(
     step: int,
     saved: SavedWeights,
 ) -> bool:
-    """Read the result back, compare it with the probe and write verification.json.
+    """Read the result back, compare it with the record of the trained model
+    (engine/model/probe.py), and write verification.json.
 
     The kernels are removed from the model and not added again, because an error in adding the
     kernels could hide a mismatch. After the call, a fully tuned model has the weights from the

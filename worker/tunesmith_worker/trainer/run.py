@@ -74,7 +74,7 @@ def main(
 ) -> int:
     """Train a run directory, write result.json and return the exit status.
 
-    `waited`: delay of the run's start as measured by a warm trainer; None without a warm trainer.
+    `waited`: delay of the run's start; None unless a warm trainer (wait_for_run.py) runs it.
     `show`: function that prints a line for each event. `rewards`: reward functions from the command
     line, each `FILE.py:NAME[=WEIGHT]`."""
     with TrainerUse() as device_use:

@@ -43,7 +43,7 @@ class ParsedPrompt:
     """One row of a prompt file."""
 
     row: Row
-    """The prompt. `row.text` is None for a conversation, and empty for any other prompt."""
+    """The prompt, without an answer: `row.text` is None for a conversation, else empty."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 

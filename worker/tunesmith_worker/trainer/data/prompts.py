@@ -87,8 +87,8 @@ def read_prompts(
     *,
     max_prompt_tokens: int | None,
 ) -> Prompts:
-    """Return the prompts of the spec's files. Prompts over the limit are dropped or raise an error,
-    depending on `recipe.overlong`.
+    """Return the prompts of the spec's files. Prompts with more than `max_prompt_tokens` tokens are
+    dropped or raise an error, depending on `recipe.overlong`.
 
     Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not match
     the model, or if the grader reads a field that a row lacks.

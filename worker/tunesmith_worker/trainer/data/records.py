@@ -57,7 +57,7 @@ class Record:
 
 
 def read_records(path: Path, filename: str) -> Iterator[Record]:
-    """Yield all records of `path`. `filename`: the user's name of the file."""
+    """Yield all records of `path`. `filename`: name that the user gave the file."""
     kind = file_kind(path, Path(filename).suffix.lower())
     if problem := unsupported_kind(path):
         yield Record(1, problem=f"the file {problem}")

@@ -24,7 +24,7 @@ def validate_file(
     path: Path, filename: str, statistics: RowStatistics | None = None
 ) -> FileValidation:
     """Return the methods that can use the file, and the first 20 bad rows; add each row to
-    `statistics`. `filename`: the user's name of the file."""
+    `statistics`. `filename`: name that the user gave the file."""
     rows, prompts = RowChecker(), PromptChecker()
     supervised, reinforcement = _MethodCheck(rows), _MethodCheck(prompts)
     checks: dict[MethodName, _MethodCheck] = {

@@ -36,7 +36,8 @@ from .stored_models import StoredModel
 from .supervised import EvaluationRows, SupervisedEvaluation
 
 SECONDS = 600.0
-"""Maximum seconds for losses or for rewards; a longer evaluation uses fewer rows."""
+"""Maximum seconds for computing losses, and the same for rewards. If the time is too short for all
+rows, fewer rows are used."""
 _SEED = 0
 """Seed of the choice of rows: every evaluation of a large file uses the same rows."""
 _UNLIMITED = 1_000_000

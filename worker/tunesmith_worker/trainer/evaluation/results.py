@@ -55,7 +55,8 @@ def conclude(
 ) -> Evaluation:
     """Add the verdict of the first comparison to the evaluation, and return the evaluation.
 
-    `values`: compared metric of each measured model. `models`: models that should be measured."""
+    `values`: mean loss or mean reward of each measured model. `models`: models that should be
+    measured."""
     base, tuned = values.get("base"), values.get("tuned", values.get("model"))
     update: dict[str, object] = {
         "base": finite(values.get("against", base)),

@@ -71,7 +71,7 @@ def _rows(step: Batch) -> list[_TokenRow]:
 
 
 def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]:
-    """Put the row indices of every `examples` consecutive examples into one group."""
+    """Group the row indices: each group has the rows of `examples` consecutive examples."""
     bounds = [0, *accumulate(rows_of_examples)]
     edges = [*bounds[::examples]]
     if edges[-1] != bounds[-1]:

@@ -39,7 +39,8 @@ from .safe_step import Resumable, SafeStep
 
 Untyped = Any  # Any: transformers and TRL are not typed
 _BUFFER = "rollouts."
-"""Prefix of the names of tensors in a resume point that store completions for later steps."""
+"""A resume point stores the completions for later steps in tensors whose names begin with this
+prefix."""
 
 
 class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ignore[misc]  # TRL is untyped

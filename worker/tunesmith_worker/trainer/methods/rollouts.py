@@ -77,7 +77,8 @@ class RolloutRunner:
         log_warning: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """`write_samples`: function that stores the samples of a step, numbered from 1.
+        """`write_samples`: function that takes a step number, starting at 1, and stores the step's
+        samples.
 
         `record_figures`: function that receives the measurements of each step. `stop_requested`:
         function that returns True if generation should be interrupted.

@@ -28,8 +28,8 @@ class SafeStep(transformers.Trainer):  # type: ignore[misc]  # transformers is u
         """Set up the mixin; call this method last in the constructor.
 
         `save`: function to call after each step; it writes the checkpoints that are due.
-        `embedding_rate`: peak learning rate of embedding, head and token rows; None means that all
-        parameters have the same learning rate.
+        `embedding_rate`: peak learning rate of the trained parameters in embedding and head; None
+        means that all parameters have the same learning rate.
         """
         self.guard, self._save, self.embedding_rate = guard, save, embedding_rate
 

@@ -164,7 +164,7 @@ def used_row_gradients(
     """Return the trained rows of each embedding matrix in this step, and each row's largest
     gradient element.
 
-    Rows are given as token ids; the largest gradient elements are a tensor [k] on the device.
+    Rows are given as token ids; the gradient elements are a tensor with one element per row.
     `predicting`: ids of tokens that predict a labelled token. The result has only the rows of
     tokens in `predicting`, because each of these rows must have a gradient.
     """

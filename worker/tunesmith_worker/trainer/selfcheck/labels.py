@@ -24,8 +24,8 @@ SAMPLE = 256
 TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
-"""Number of rows to read at the start of the file, in addition to the number of dropped rows, in
-the search for the rows of the first examples."""
+"""Number of rows to read at the start of the file, to find the rows of the first examples. If rows
+were dropped, their number is added."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7

@@ -30,8 +30,8 @@ SHARE = 0.25
 """Minimum size of an element's first update, divided by the learning rate. A correct first update
 is at least half of the learning rate."""
 CHANCES = 40.0
-"""Minimum expected number of weights that stochastic rounding changes; with fewer, no change is
-required. With 40 expected changes, the probability of no change at all is e^-40."""
+"""A tensor must change only if stochastic rounding is expected to change more than this number of
+its copied weights. With 40 expected changes, the probability of no change at all is e^-40."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,8 +135,10 @@ class Numerics:
         return [rows, compare_with_stock(ours, stock, limits, computed_in=precision)]
 
     def _compare_in_fp32(self) -> list[Outcome]:
-        """Compare our kernels with the stock model in fp32, and the 16-bit gradients of our kernels
-        and of the stock model with the stock model's fp32 gradients."""
+        """Compare our kernels with the stock model, in fp32 and in 16 bits.
+
+        In 16 bits, the gradients of our kernels and of the stock model are each compared with the
+        stock model's fp32 gradients."""
         context, sample, trainer = self.context, self.sample, self.context.trainer
         patched, limits = context.patched, self._limits
         ours_16 = self._run(backward=True) if patched else None

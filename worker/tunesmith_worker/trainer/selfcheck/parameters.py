@@ -134,8 +134,8 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Return the names without those of tensors that may train: biases if the recipe trains biases,
-    token rows, and whole matrices."""
+    """Return the names of tensors that must not train. Token rows and whole matrices may train, and
+    biases if the recipe trains biases."""
     biases = config.bias != "none"
     return [
         name

@@ -266,7 +266,8 @@ def _whole_distance(run: ModelRun, truth: ModelRun) -> float:
 
 
 def _distance(run: ModelRun, truth: ModelRun, name: str) -> tuple[float, float]:
-    """Return the norms of the gradient difference and of `truth`'s gradient for a tensor.
+    """Return two norms for a tensor: of the difference between both runs' gradients, and of the
+    gradient in `truth`.
 
     A missing gradient counts as zero."""
     a, b = run.gradients.get(name), truth.gradients.get(name)

@@ -22,9 +22,11 @@ longer, a row of OWN_TOKENS tokens is checked instead."""
 def longest_row(
     config: Untyped, longest: int, dtype: torch.dtype, device: torch.device, *, more: int = 0
 ) -> int:
-    """Return the number of tokens of the longest row to check: the maximum of the attention window
-    + 2, two tiles of our attention kernel + 2, and the run's longest row (up to OWN_TOKENS). The
-    last token predicts nothing, so window + 2 tokens give window + 1 predictions.
+    """Return the number of tokens of the longest row to check.
+
+    The number is the largest of three: the attention window + 2; two tiles of our attention
+    kernel + 2; the run's longest row, but at most OWN_TOKENS. The last token predicts nothing, so
+    window + 2 tokens give window + 1 predictions.
 
     `longest`: tokens of the longest row or prompt of the run. `more`: number of completion tokens
     that follow the row. Rows longer than the model's context, or long enough to change its RoPE

@@ -88,9 +88,9 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
     """Return short parts of some rows, and one row of `longest` tokens. The short parts come from
     evenly spaced rows; each part contains the first label of its row.
 
-    The long row has most of the labels and comes last, so that a fault that lets rows attend to
-    earlier rows changes most labels' results. Rows without a label are skipped; `check_labels`
-    fails if no row has a label."""
+    The long row has most of the labels and comes last. Therefore, if a fault lets rows attend to
+    earlier rows, the results of most labels change. Rows without a label are skipped;
+    `check_labels` fails if no row has a label."""
     count = len(SHORT) + 1
     spread = [len(dataset) * i // count for i in range(count)]
     windows: list[IdsAndLabels] = []

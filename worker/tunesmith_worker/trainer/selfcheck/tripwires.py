@@ -32,10 +32,10 @@ FIRST_FACTORS = (3, 11)
 """Steps at which rows of LoRA's A are copied. At step 3, LoRA's B is not 0, even in a warm-up that
 starts at a learning rate of 0."""
 GAP_FAULT = 10
-"""The run ends if the gap between sampling and training log-probs exceeds the gap for a warning by
-this factor.
+"""The run ends if the gap between sampling and training log-probs is more than GAP_FAULT times the
+limit for a warning.
 
-A wrong sampling temperature, stale weights or a detached adapter cause gaps above the limit, but
+A wrong sampling temperature, stale weights or a detached adapter cause such large gaps, but
 rounding does not.
 """
 EQUAL_REWARDS = 0.8

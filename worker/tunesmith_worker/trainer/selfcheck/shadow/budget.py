@@ -57,8 +57,8 @@ class TimeLimit:
 
 
 def share_of_step(context: SupervisedContext | ReinforcementContext) -> float:
-    """Return the share of a step that may be compared. The comparison may take at most SHARE of the
-    run's remaining time."""
+    """Return the share of a step that can be compared within SHARE of the run's remaining time. The
+    result may exceed 1."""
     steps: int = context.train_plan.total_steps - context.trainer.state.global_step
     return SHARE * steps / COST
 

@@ -17,8 +17,8 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Maximum error of a least-squares fit of the run's gradient: norm of the difference, divided by
-the norm of the gradient. No cause is derived from a fit with a larger error."""
+"""Maximum relative difference between the run's gradient and the gradient that the fit gives. With
+a larger difference, no cause is derived from the fit."""
 
 
 def name_cause(
@@ -59,8 +59,8 @@ def name_cause(
 
 
 def _rest(run: Gradients, parts: Sequence[ExpectedStep], factors: Sequence[float]) -> float:
-    """Return the error of a fit: norm of the difference, divided by the norm of the run's
-    gradient."""
+    """Return the norm of the difference between the run's gradient and the sum of `parts`, each
+    times its factor. The norm is divided by the norm of the run's gradient."""
     rest = {name: gradient.float().clone() for name, gradient in run.items()}
     for part, factor in zip(parts, factors, strict=True):
         for name, gradient in part.gradients.items():

@@ -88,8 +88,8 @@ class LaterUpdate:
     def _excess(
         self, kept: _Kept, rates: Callable[[str, torch.nn.Parameter], Rates]
     ) -> float | None:
-        """Return the largest difference of a compared weight, divided by its tolerance; None for
-        8-bit moments."""
+        """Return the largest difference between a weight and its expected value, divided by the
+        tolerance; None for 8-bit moments."""
         state = self._optimizer.state.get(kept.parameter, {})
         if "exp_avg" not in state:
             return None

@@ -39,8 +39,8 @@ LOG_PROB = 1e-4
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""Minimum ratio of two distances of the reference's 16-bit log-probs: from the policy's log-probs,
-and from the log-probs of the model before training."""
+"""The reference counts as the policy if its distance from the policy is less than NEARER times its
+distance from the model before training. Distances are RMS differences of log-probs."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 

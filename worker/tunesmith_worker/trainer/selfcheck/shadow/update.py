@@ -137,8 +137,8 @@ class FirstUpdate:
             )
 
     def _difference(self, kept: _Kept, wanted: Rates) -> tuple[float, float]:
-        """Return two ratios: the largest difference of an element to its tolerance, and the actual
-        change of the tensor to the expected change."""
+        """Return two ratios: the largest difference between an element and its expected value,
+        divided by the tolerance; and the tensor's change, divided by its expected change."""
         state = self._optimizer.state.get(kept.parameter, {})
         after = master_weights(kept.parameter, self._optimizer, len(kept.before))
         gradient = kept.gradient.double()
