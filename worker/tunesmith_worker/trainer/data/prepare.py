@@ -95,7 +95,7 @@ class Prepared:
 
     @property
     def trained_rows(self) -> int:
-        """Number of rows with an example that is trained."""
+        """Number of rows that have at least one example in the training set."""
         return self.training.counts.kept - len(self.held_out)
 
     def unpacked_sets(self) -> tuple[Any, Any]:

@@ -231,7 +231,8 @@ def _fault(check: str, message: str, param: Literal["packing", "patches"]) -> Fi
 
 
 def change(actual: torch.Tensor, expected: torch.Tensor, limits: Limits) -> float:
-    """Return the difference of log-probabilities [N], to compare with `limits.log_prob`."""
+    """Return the largest difference between two results' log-probabilities; the RMS difference if
+    `limits.single` is False."""
     apart = _apart(actual, expected)
     return float(apart.max() if limits.single else apart.pow(2).mean().sqrt())
 

@@ -54,7 +54,7 @@ def check_equals_stock(
 ) -> Outcome:
     """Check `rollout_equals_stock` for log-probabilities [N].
 
-    `cause`: start of the message if the log-probabilities differ."""
+    `cause`: fault that `find_cause` named, for the message if the log-probabilities differ."""
     name = "rollout_equals_stock"
     apart = change(rollout, stock, limits)
     findings = []
@@ -81,7 +81,7 @@ def check_equals_training(
 ) -> Outcome:
     """Check `rollout_equals_training`: trainer, engine and stock model give equal log-probs.
 
-    `cause`: start of the message if the trainer and the stock model differ.
+    `cause`: fault that `find_cause` named, for the message if trainer and stock model differ.
     """
     name = "rollout_equals_training"
     from_rollout, from_stock = (change(training, scores, limits) for scores in (rollout, stock))

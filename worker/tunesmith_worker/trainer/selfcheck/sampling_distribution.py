@@ -80,7 +80,7 @@ class _Fit:
     log_prob_distance: float
     """Largest error of a reported log-probability: absolute below 1 nat, relative above 1 nat."""
     allowed: float
-    """Maximum number of tokens that may be wrong without a fault."""
+    """Number of wrong tokens that rounding may cause; more wrong tokens are a fault."""
 
     @property
     def is_good(self) -> bool:

@@ -25,7 +25,7 @@ SHARE = 0.015
 COST = 3.0
 """Assumed maximum time of a step in plain torch, divided by the run's time for the same step.
 
-COST is also the assumed maximum if the run's own code repeats the step
+The same factor is assumed if the run's own code repeats the step
 (docs/contributing/log/numerics.md).
 """
 MEMORY_SHARE = 0.5
