@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import Route
 
 from .conftest import OpenPage
 from .service import Service
@@ -24,3 +25,24 @@ def test_jobs_are_searched_by_keyboard_and_the_address_keeps_it(
     page.reload()
     assert page.get_by_label("Search jobs").input_value() == "night-run"
     assert page.locator(f"#jobs a[href*='{service.world.jobs['paused']}']").count() > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "found"),
+    [("/portal/jobs?*", "/", "#jobs"), ("/portal/find?*", "Control+k", "#found")],
+    ids=["list", "find"],
+)
+def test_the_last_text_is_searched_while_an_answer_is_slow(
+    page_of: OpenPage, service: Service, path: str, key: str, found: str
+) -> None:
+    page, _ = page_of()
+    page.goto("/portal/jobs")
+    held: list[Route] = []
+    page.route(f"**{path}", lambda route: held.append(route), times=1)
+    page.keyboard.press(key)
+    for part in ("ni", "ght", "-run"):
+        page.keyboard.type(part)
+        page.wait_for_timeout(400)  # longer than the form waits for more text
+    page.wait_for_selector(f"{found} a[href*='{service.world.jobs['paused']}']")
+    assert page.locator(f"{found} a[href*='{service.world.jobs['running']}']").count() == 0
+    held[0].abort()

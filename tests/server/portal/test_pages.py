@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import time
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 from sqlalchemy import update
 
@@ -21,6 +23,7 @@ from .hostile import TEXTS
 from .page_checks import Document, check_links, check_page
 
 STATIC = files("tunesmith_server.portal") / "static"
+TEMPLATES = Path(str(files("tunesmith_server.portal") / "templates"))
 TO_COME = ("/portal/jobs/",)
 
 
@@ -233,3 +236,14 @@ def test_a_table_is_inert_in_a_spreadsheet() -> None:
     table = tables.as_csv("a/b", ["=1", "name"], [["@x", 2], [None, "+3"]])
     assert bytes(table.body) == b"'=1,name\r\n'@x,2\r\n,'+3\r\n"
     assert table.headers["content-disposition"] == 'attachment; filename="a_b.csv"'
+
+
+def test_a_new_input_replaces_the_request_of_an_earlier_one() -> None:
+    """By default, htmx drops all but the first input that arrives during a request."""
+    triggers = [
+        (path.name, tag)
+        for path in sorted(TEMPLATES.rglob("*.html"))
+        for tag in re.findall(r'hx-trigger="[^"]*\b(?:input|change)\b[^>]*', path.read_text())
+    ]
+    assert len(triggers) >= 10
+    assert [(name, tag) for name, tag in triggers if 'hx-sync="replace"' not in tag] == []
