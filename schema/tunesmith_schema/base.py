@@ -7,7 +7,6 @@ import difflib
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
-    VERSION,
     BaseModel,
     ConfigDict,
     Field,
@@ -16,13 +15,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-
-from .descriptions import describe_fields
-
-DEFER = tuple(map(int, VERSION.split(".")[:2])) >= (2, 14)
-"""Build the validator of a model at its first use. Most processes use a tenth of the models, and to
-build all of them took a fifth of each command's start time. Before pydantic 2.14, this was not safe
-if two threads used a model for the first time at once."""
 
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
 """Text that every database can store: valid Unicode without NUL."""
@@ -54,27 +46,13 @@ def with_example(example: dict[str, Any]) -> ConfigDict:  # Any: JSON
     return ConfigDict(json_schema_extra={"additionalProperties": False, "examples": [example]})
 
 
-class Described(BaseModel):
-    """Model whose fields are described by the docstrings below them."""
-
-    model_config = ConfigDict(defer_build=DEFER, use_attribute_docstrings=not DEFER)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: object) -> None:
-        if not DEFER:  # pydantic has described the fields and built the model
-            return
-        describe_fields(cls)
-        if Described not in cls.__bases__:
-            # FastAPI hides warnings only while a route is declared: build its adapters then.
-            cls.model_config["defer_build"] = False
-
-
-class Request(Described):
+class Request(BaseModel):
     """Object that a caller sends. An unknown key raises an error, which names the nearest valid
     key."""
 
     model_config = ConfigDict(
         extra="ignore",  # only with FROM_SERVER; else the validator below refuses unknown keys
+        use_attribute_docstrings=True,
         json_schema_extra={"additionalProperties": False},
     )
 
@@ -110,10 +88,10 @@ class Request(Described):
         return value
 
 
-class Response(Described):
+class Response(BaseModel):
     """Object that the service returns. An older client ignores keys that a newer server adds."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
 T = TypeVar("T")

@@ -192,6 +192,60 @@ class LengthGrader(Request):
         return self
 
 
+class MultiGrader(Request):
+    """Reward computed from the scores of several graders."""
+
+    type: Literal["multi"]
+    """Kind of grader."""
+    name: Name = "multi"
+    """Name of the reward."""
+    graders: Annotated[
+        Annotated[SingleGrader, Tag("<one>")]
+        | Annotated[
+            dict[Name, SingleGrader],
+            Field(min_length=1, max_length=MAX_GRADERS),
+            at_most(MAX_GRADERS),
+            Tag("<named>"),
+        ],
+        Discriminator(_one_or_named),
+    ]
+    """Graders by name; the formula uses these names. A single grader may be given without a key;
+    the formula then uses the grader's field `name`."""
+    calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
+    and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the
+    graders' names."""
+
+    @property
+    def by_name(self) -> dict[str, SingleGrader]:
+        """Return the graders by their names in the formula."""
+        return _by_name(self.graders)
+
+    @field_validator("graders")
+    @classmethod
+    def _can_be_named(
+        cls, value: SingleGrader | dict[str, SingleGrader]
+    ) -> SingleGrader | dict[str, SingleGrader]:
+        for name in _by_name(value):
+            if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS:
+                raise ValueError(
+                    f"'{name}' cannot be used in a formula: use letters, digits and _, start with "
+                    "a letter or _, and avoid Python's keywords and the names of functions"
+                )
+        return value
+
+    @field_validator("calculate_output")
+    @classmethod
+    def _formula_fits(cls, value: str, info: ValidationInfo) -> str:
+        if "graders" in info.data:  # missing if the graders are invalid
+            parse_formula(value, _by_name(info.data["graders"]))
+        return value
+
+
+def _by_name(graders: SingleGrader | dict[str, SingleGrader]) -> dict[str, SingleGrader]:
+    return graders if isinstance(graders, dict) else {graders.name: graders}
+
+
 _REFUSED = {
     "python": "it runs the caller's code, and the server has no sandbox for that: use a grader "
     "without code, or `tunesmith run` with a reward function on your own machine",
@@ -247,62 +301,6 @@ SingleGrader = Annotated[
     Discriminator(_tag),
     BeforeValidator(_is_single),
 ]
-
-
-class MultiGrader(Request):
-    """Reward computed from the scores of several graders."""
-
-    type: Literal["multi"]
-    """Kind of grader."""
-    name: Name = "multi"
-    """Name of the reward."""
-    graders: Annotated[
-        Annotated[SingleGrader, Tag("<one>")]
-        | Annotated[
-            dict[Name, SingleGrader],
-            Field(min_length=1, max_length=MAX_GRADERS),
-            at_most(MAX_GRADERS),
-            Tag("<named>"),
-        ],
-        Discriminator(_one_or_named),
-    ]
-    """Graders by name; the formula uses these names. A single grader may be given without a key;
-    the formula then uses the grader's field `name`."""
-    calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
-    and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the
-    graders' names."""
-
-    @property
-    def by_name(self) -> dict[str, SingleGrader]:
-        """Return the graders by their names in the formula."""
-        return _by_name(self.graders)
-
-    @field_validator("graders")
-    @classmethod
-    def _can_be_named(
-        cls, value: SingleGrader | dict[str, SingleGrader]
-    ) -> SingleGrader | dict[str, SingleGrader]:
-        for name in _by_name(value):
-            if not name.isidentifier() or keyword.iskeyword(name) or name in FUNCTIONS:
-                raise ValueError(
-                    f"'{name}' cannot be used in a formula: use letters, digits and _, start with "
-                    "a letter or _, and avoid Python's keywords and the names of functions"
-                )
-        return value
-
-    @field_validator("calculate_output")
-    @classmethod
-    def _formula_fits(cls, value: str, info: ValidationInfo) -> str:
-        if "graders" in info.data:  # missing if the graders are invalid
-            parse_formula(value, _by_name(info.data["graders"]))
-        return value
-
-
-def _by_name(graders: SingleGrader | dict[str, SingleGrader]) -> dict[str, SingleGrader]:
-    return graders if isinstance(graders, dict) else {graders.name: graders}
-
-
 Grader = Annotated[
     Annotated[StringCheckGrader, Tag("<string_check>")]
     | Annotated[TextSimilarityGrader, Tag("<text_similarity>")]
@@ -315,6 +313,7 @@ Grader = Annotated[
     BeforeValidator(_is_offered),
 ]
 BoundedGrader = Annotated[Grader, JsonBound(MAX_GRADER_BYTES)]
+MultiGrader.model_rebuild()
 
 
 def reads_completion(grader: Grader) -> bool:
