@@ -137,9 +137,13 @@ class Campaign:
             time.sleep(0.1)
 
     def _left_alone(self, recipe: str) -> Weights:
-        """Return the weights of a job whose only attempt was never killed. Train one if there is
-        none."""
-        done = [t for t in self._load.tracks if t.recipe == recipe and _claims(t) == 1]
+        """Return the weights of a job that succeeded in one attempt, so that it never resumed.
+        Train one if there is none. Other processes may have been killed while the job ran."""
+        done = [
+            track
+            for track in self._load.tracks
+            if track.recipe == recipe and track.state == "succeeded" and _claims(track) == 1
+        ]
         track = done[0] if done else self._load.create(recipe)
         self._wait_for([track])
         job = self._client.fine_tuning.jobs.retrieve(track.job_id)

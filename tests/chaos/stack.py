@@ -17,7 +17,7 @@ class Stack(ABC):
     name: ClassVar[str]
     targets: ClassVar[tuple[str, ...]]
     train_workers: ClassVar[int]
-    """Number of training workers. One job more is unfinished at a time, and waits."""
+    """Number of training workers. There is one more unfinished job than workers; it waits."""
 
     def __init__(self, root: Path, models: Path) -> None:
         self.root, self.models = root, models

@@ -57,10 +57,11 @@ def job(running: Service, strict: OpenAI, rows: Path, lengths: list[int]) -> tun
     for name in ("tiny", "other"):
         assert strict.completions.create(model=name, prompt="a", max_tokens=1).choices
     end = threading.Event()
+    patient = strict.with_options(max_retries=2)  # while the job takes memory
 
     def chat(most: int) -> None:
         while not end.is_set():
-            chunks = strict.chat.completions.create(
+            chunks = patient.chat.completions.create(
                 model="tiny", messages=QUESTION, max_tokens=most, n=4, stream=True
             )
             lengths.append(sum(1 for _ in chunks))

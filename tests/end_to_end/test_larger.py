@@ -43,6 +43,7 @@ def larger(
         "TUNESMITH_BROKER_URL": redis_url,
         "TUNESMITH_STORAGE_URL": s3.new_url(),
         "TUNESMITH_PRESIGNED_SECONDS": "60",
+        "TUNESMITH_MAX_LOSSES": "9",
     }
     folder = tmp_path_factory.mktemp("larger") / "data"
     running = Service(folder, model_dir, **QUICK, **parts, **s3.environment)

@@ -32,8 +32,7 @@ ONE_VALUE_ON_POSTGRESQL = {
     *("test_errors", "test_file_names", "test_file_ranges", "test_file_rows", "test_files"),
     *("test_job_validation", "test_jobs_create", "test_models", "test_recipe_errors"),
     *("test_reinforcement_jobs", "test_upload_limits", "test_uploads"),
-    *("test_attempts", "test_control", "test_inference_servers", "test_planes"),
-    *("test_roles", "test_route_matrix", "test_unreadable_rows"),
+    "test_inference_servers",
     # Connections, keys and headers.
     *("test_authentication", "test_connections", "test_log_lines", "test_sse", "test_tls"),
     "test_unfinished_bodies",
@@ -69,7 +68,10 @@ ON_SQLITE_ALONE = {
     "test_sdk_uploads.py": {ALL},
     # CPU time and memory of this process: PostgreSQL is another process.
     "test_answer_times.py": {ALL},
-    "test_chat_load.py": {ALL},
+    "test_chat_load.py": {
+        "test_large_requests_cost_little_memory_while_they_wait",
+        "test_streams_that_nobody_reads_delay_no_heartbeat",
+    },
     "test_portal_cost.py": {ALL},
 }
 """Tests with the same statements as other tests, which run on both databases. Their assertions

@@ -25,7 +25,10 @@ CONFIG = """
 hooks = "{hooks}"
 
 [checks]
-negative_data_rejection.expected-statuses = ["4xx", "5xx"]  # 413: a body of megabytes
+# The default and 413, the status of a body of megabytes.
+negative_data_rejection.expected-statuses = [
+    "400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx",
+]
 
 [parameters]
 file_id = "{file}"

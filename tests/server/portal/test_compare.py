@@ -245,9 +245,12 @@ def test_the_number_of_queries_does_not_grow_with_the_jobs(server: Server) -> No
     statements = statements_of(server)
 
     def queries(path: str) -> int:
-        statements.clear()
-        browser.page(path)
-        return len(statements)
+        counts = []
+        for _ in range(2):  # a slow request may also store when the session was last seen
+            statements.clear()
+            browser.page(path)
+            counts.append(len(statements))
+        return min(counts)
 
     for axis in ("step", "tokens", "hours"):
         for part in ("", "/parts", "/curves", "/curves.csv"):

@@ -100,7 +100,7 @@ def to_wire(row: JobRow, now: float | None = None) -> Job:
     try:
         return _to_wire(row, now)
     except READ_ERRORS as error:
-        return _unreadable(row, error)
+        return _unreadable(row, error, now)
 
 
 def _to_wire(row: JobRow, now: float | None) -> Job:
@@ -214,7 +214,7 @@ def _owner_name(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
     return keys.name_of(session, row.owner) if session else None
 
 
-def _unreadable(row: JobRow, cause: Exception) -> Job:
+def _unreadable(row: JobRow, cause: Exception, now: float | None) -> Job:
     """Return a job whose row this release cannot read: its readable values, its state if this
     release knows the state, and the error `unreadable`. Settings that cannot be read are shown as
     defaults."""
@@ -250,9 +250,9 @@ def _unreadable(row: JobRow, cause: Exception) -> Job:
         ),
     }
     try:
-        return Job(**values, **plain_columns(row))
+        return Job(**values, **plain_columns(row, now))
     except ValidationError as error:
-        plain = {**values, **plain_columns(row)}
+        plain = {**values, **plain_columns(row, now)}
         return Job(**{**plain, **{name: _SHOWN_INSTEAD.get(name) for name in bad_fields(error)}})
 
 
