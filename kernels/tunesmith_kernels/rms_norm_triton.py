@@ -192,8 +192,8 @@ def launch_backward(
 
 
 def _most_programs(x: torch.Tensor) -> int:
-    """Return the maximum number of programs: 8 per multiprocessor. In the interpreter, the maximum
-    is 2, so that tests run the loop over blocks."""
+    """Return the maximum number of programs: 8 per multiprocessor. On a CPU, Triton's
+    interpreter runs at most 2, so that each program of a test handles several blocks."""
     if not x.is_cuda:
         return 2
     return 8 * torch.cuda.get_device_properties(x.device).multi_processor_count

@@ -24,7 +24,8 @@ NO_PREFIX = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A row with at least one token, and the range of its prefix."""
+    """A row with at least one token, and the tokens of an earlier row that precede it (its prefix).
+    All fields are indices of tokens in the concatenated rows."""
 
     start: int
     stop: int

@@ -27,7 +27,8 @@ class FileRow(Owned, Base):
     status_details: Mapped[str | None] = mapped_column(Text)
     validation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last validation message; the janitor sends another message after 30 s."""
+    """Time of the last message that asked a worker to validate the file. The janitor repeats this
+    message after 30 s."""
     readings: Mapped[int] = mapped_column(Integer, default=0)
     """Number of times that a worker was lost while it read and validated the file."""
     reader: Mapped[str | None] = mapped_column(String(128))

@@ -54,7 +54,7 @@ class _Kept:
     name: str
     parameter: torch.nn.Parameter
     before: torch.Tensor
-    """fp32 [n]: the first weights of the tensor."""
+    """fp32 [n]: copy of the first n elements of the parameter before the update."""
     gradient: torch.Tensor
     updates: int
     moments: tuple[torch.Tensor, torch.Tensor] | None
