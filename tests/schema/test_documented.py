@@ -54,6 +54,12 @@ def test_a_json_schema_can_be_made(model: type[BaseModel]) -> None:
     assert made["type"] == "object"
     if issubclass(model, Request):
         assert made["additionalProperties"] is False
+    if model is not Page:
+        for name, field in model.model_fields.items():
+            shown = made["properties"][field.alias or name]
+            if "description" not in shown:  # left out if it equals that of the referenced model
+                shown = made.get("$defs", {}).get(shown.get("$ref", "").rpartition("/")[2], {})
+            assert shown.get("description") == field.description or not field.description, name
 
 
 def test_every_public_name_exists_once_and_in_order() -> None:
