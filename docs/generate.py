@@ -37,8 +37,8 @@ def recipe_page() -> str:
         "OpenAI's hyperparameters keep their meaning. If `recipe` sets a different value for the "
         "same setting, the request fails with an error.\n",
         table("hyperparameters", Hyperparameters),
-        "The same fields (`batch_size` is then a number of prompts) and those below are fields of "
-        "`method.reinforcement.hyperparameters`:\n",
+        "`method.reinforcement.hyperparameters` has the same fields (its `batch_size` is a number "
+        "of prompts) and those below:\n",
         head("key", "value", "default", "meaning")
         + fields(ReinforcementHyperparameters, without=Hyperparameters),
     ]

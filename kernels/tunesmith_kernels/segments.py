@@ -67,7 +67,7 @@ class Prefixes:
         for number, ((start, stop), (first, after)) in enumerate(zip(rows, ranges, strict=True)):
             if (first, after) != NO_PREFIX and not _in_a_row(first, after, bounds[: number + 1]):
                 raise ValueError(
-                    f"the prefix of row {number} must be tokens of one row before it, "
+                    f"the prefix of row {number} must be tokens of a single earlier row, "
                     f"got [{first}, {after}) before {start}"
                 )
             parts = [(first, after), (start, stop)] if stop > start else []  # else: no keys

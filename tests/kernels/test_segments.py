@@ -61,7 +61,9 @@ def test_a_row_says_what_it_sees_before_its_own_tokens() -> None:
 @pytest.mark.parametrize("wrong", [(3, 5), (4, 6), (0, 4), (2, 1), (-2, 1), (1, 1), (9, 10)])
 def test_a_prefix_is_part_of_one_earlier_row(wrong: tuple[int, int]) -> None:
     """Itself, a later one, two rows, nothing, outside."""
-    with pytest.raises(ValueError, match=r"the prefix of row 1 must be tokens of one row before"):
+    with pytest.raises(
+        ValueError, match=r"the prefix of row 1 must be tokens of a single earlier row"
+    ):
         Segments.from_lengths([3, 2, 4], prefixes=[NO_PREFIX, wrong, NO_PREFIX])
 
 

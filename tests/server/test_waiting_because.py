@@ -53,7 +53,7 @@ def test_a_job_says_what_it_waits_for(server: Server) -> None:
     assert (code, "the next attempt starts in" in message) == ("backing_off", True)
     server.worker.report_reply(claim, events=[event(1)])
     unread = server.create_job(server.upload())
-    assert why(server, unread) == ("validating_files", "no light worker validates files")
+    assert why(server, unread) == ("validating_files", "no worker that validates files is running")
 
 
 def test_a_list_leaves_the_reason_out(server: Server) -> None:

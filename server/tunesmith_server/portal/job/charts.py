@@ -84,7 +84,7 @@ _REWARD = Chart(
     series=(("reward", "Reward"), ("valid_reward", "Held out")),
 )  # fmt: skip
 _RATIOS = Chart(
-    title="Training against generation (ratio of probabilities)",
+    title="Probability ratio of training to generation",
     series=(
         ("importance_ratio", "Mean"), ("importance_ratio_max", "Largest"),
         ("importance_masked_share", "Share above the limit"),
@@ -92,9 +92,9 @@ _RATIOS = Chart(
 )  # fmt: skip
 _REINFORCEMENT = (
     Chart(
-        title="Equal groups, cut and ungraded completions (share)",
+        title="Groups with equal rewards, truncated and ungraded completions (share)",
         series=(
-            ("frac_reward_zero_std", "Equal reward"), ("truncated_share", "Cut"),
+            ("frac_reward_zero_std", "Equal rewards"), ("truncated_share", "Truncated"),
             ("ungraded_share", "Ungraded"),
         ),
     ),
@@ -105,7 +105,7 @@ _REINFORCEMENT = (
     ),
     Chart(title="Clip ratio (share)", series=(("clip_ratio", "Clipped"),)),
     Chart(
-        title="Generation against training (difference of log-probs)", may_be_log=True,
+        title="Log-prob difference between generation and training", may_be_log=True,
         series=(("rollout_gap", "Gap"),),
     ),
     Chart(title="Gradient norm", series=(("grad_norm", "Norm"),), may_be_log=True),

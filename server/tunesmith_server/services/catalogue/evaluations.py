@@ -255,7 +255,7 @@ def waiting_for(session: Session, row: EvaluationRow) -> str | None:
         return None
     file = session.get(FileRow, row.file or "")
     if file is not None and file.status == "uploaded":
-        return "the validation of its file, by a light worker"
+        return "the validation of its file"
     if not workers.ready(session).get("train"):
         return "a training worker: none is running"
     return "a free training worker that has the base model"

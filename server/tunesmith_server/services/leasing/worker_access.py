@@ -134,7 +134,7 @@ def check_file(session: Session, worker: Worker, file: FileRow) -> None:
             ErrorCode.FENCED_OUT,
             f"{worker.worker_id} ({worker.queue}) has no work that needs the file {file.id}",
             hint="a training worker may read the files of the jobs and evaluations that it holds; "
-            "a light worker may read the files that it has claimed",
+            "a worker of the queue `light` may read the files that it has claimed",
         )
 
 

@@ -106,7 +106,11 @@ def describe(session: Session, view: View, job: JobRow) -> dict[str, object]:
     job that is running or has ended."""
     if job.state == JobState.VALIDATING_FILES:
         light = workers.ready(session).get(LIGHT_QUEUE)
-        message = "its files are being validated" if light else "no light worker validates files"
+        message = (
+            "its files are being validated"
+            if light
+            else "no worker that validates files is running"
+        )
         because = WaitingBecause(code=WaitingCode.VALIDATING_FILES, message=message)
         return {"waiting_because": because}
     if job.state == JobState.PAUSED:

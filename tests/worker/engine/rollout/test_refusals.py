@@ -153,7 +153,7 @@ def test_a_merged_copy_is_taken_where_it_fits_and_else_the_adapter_is_folded() -
     tight = _plan(int((roomy.copy_bytes + 7 * roomy.row_bytes) / 0.8))
     assert tight.weights == "in_place"
     assert tight.max_rows == 7 + roomy.copy_bytes // roomy.row_bytes
-    assert "folded into the training weights" in tight.reason
+    assert "added to the training weights" in tight.reason
     between = _plan(int((roomy.copy_bytes + 9 * roomy.row_bytes) / 0.8) + 10)
     assert (between.weights, between.max_rows) == ("merged", 9)
     assert between.figures()["copy_bytes"] == roomy.copy_bytes

@@ -86,7 +86,7 @@ def plan_rollout(
         layout, left = "in_place", usable
         reason = (
             f"a merged copy of the weights needs {copy >> 20:,} MiB, but only {usable >> 20:,} MiB "
-            "are free: the adapter is folded into the training weights during generation"
+            "are free: the adapter is added to the training weights during generation"
         )
     fitting = left // max(1, row)
     if fitting < 1:

@@ -174,12 +174,15 @@ def _weights_to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
     pairs = []
     for part in map(read_projection, modules):
         if isinstance(part.weight, NF4Weight):
-            raise UnsupportedModel("an adapter cannot be folded into 4-bit weights")
+            raise UnsupportedModel("an adapter cannot be added to 4-bit weights")
         if part.adapter is not None:
             pairs.append((part.weight.detach(), part.adapter))
     tied = model.embedding.weight.data_ptr()
     if any(weight.data_ptr() == tied for weight, _ in pairs):
-        raise UnsupportedModel("an adapter on a head tied to the embedding cannot be folded")
+        raise UnsupportedModel(
+            "the weights of the output layer are also those of the embedding (tied), so its "
+            "adapter cannot be added to them"
+        )
     return pairs
 
 

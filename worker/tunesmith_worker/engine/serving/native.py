@@ -110,11 +110,15 @@ class NativeServing:
             elif module is self._head:
                 found["head"] = rows
             else:
-                raise UnsupportedAdapter(f"the adapter has token rows of {path}")
+                raise UnsupportedAdapter(
+                    f"the adapter has trained rows for single tokens in {path}"
+                )
         if tied:
             found.setdefault("head", found["embedding"])
         if getattr(self._head, "bias", None) is not None and "head" in found:
-            raise UnsupportedAdapter("the adapter has token rows of a head with a bias")
+            raise UnsupportedAdapter(
+                "the adapter has trained rows for single tokens in an output layer with a bias"
+            )
         device = self._embedding.weight.device
         return TrainedRows(
             ids=torch.tensor(adapter.token_ids, device=device),

@@ -47,7 +47,7 @@ def compare_folder(folder: Path, load: Callable[[], Untyped], arithmetic: Arithm
     except Exception as error:  # a wrong model can raise anything
         raise_unrelated(error)
         raise ResultMismatch(
-            f"the loaded model cannot compute the probe: {type(error).__name__}: {error}"
+            f"the loaded model cannot compute logits: {type(error).__name__}: {error}"
         ) from error
     largest = tolerance(model, probe.logits, arithmetic)
     difference = compare_logits(logits, probe.logits, largest)

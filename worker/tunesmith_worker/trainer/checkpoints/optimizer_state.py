@@ -74,7 +74,8 @@ def restore_optimizer(
     groups = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
     if groups != plain["groups"]:
         raise _misfit(
-            "the saved optimizer has other parameters or parameter groups", "recipe.weight_decay"
+            "the parameters or parameter groups of the saved optimizer are not those of this run",
+            "recipe.weight_decay",
         )
     states: dict[str, Json] = {name: dict(state) for name, state in plain["numbers"].items()}
     for key, tensor in tensors.items():

@@ -67,7 +67,7 @@ def check_equals_stock(
             )
         )
     detail = (
-        f"rollouts match the stock model within {scientific(apart, 0)} for {len(stock)} log-probs"
+        f"{len(stock)} log-probs of rollouts match the stock model within {scientific(apart, 0)}"
     )
     return make_outcome(name, findings, detail)
 

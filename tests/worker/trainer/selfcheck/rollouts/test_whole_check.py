@@ -100,7 +100,7 @@ def test_every_check_passes_and_is_told_in_one_event(
         "fresh_adapter": "not_applicable",
     }
     (message,) = [e.message for e in read_events(subject.folder) if "self-check:" in e.message]
-    assert "rollouts match the stock model within " in message
+    assert "log-probs of rollouts match the stock model within " in message
     assert "1 do not apply (fresh_adapter" in message
 
 

@@ -52,7 +52,10 @@ class PolicyWeights:
             if name != tied:
                 weights += _weights_of(name, module, causal.dtype)
             elif isinstance(module, peft.tuners.lora.LoraLayer):
-                raise UnsupportedModel(f"{name}: an adapter on a head tied to the embedding")
+                raise UnsupportedModel(
+                    f"{name}: the layer has an adapter, but its weights are also those of the "
+                    "embedding (tied)"
+                )
         return weights
 
     def everything(self) -> Iterator[tuple[str, torch.Tensor]]:
