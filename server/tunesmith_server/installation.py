@@ -1,4 +1,5 @@
-"""Installation id: a random id that the database and its store both contain.
+"""Installation id: a random id that an installation's database and its store
+(TUNESMITH_STORAGE_URL) both contain.
 
 Without the id, an API that was started with the wrong store or database would not notice the
 mistake. The first start writes the id to the database and to the store.
@@ -21,8 +22,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of the database's newest blobs to look up in a store that has no id. A store that has none
-of them is the wrong store."""
+"""Number of objects that are looked up in a store without an id: the most recently used objects of
+the table `blobs`. A store that has none of them is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"

@@ -1,8 +1,8 @@
 """Janitor: a thread in each API process that repairs the effects of crashes.
 
-The janitor takes jobs back from silent workers, resends lost wake-ups, and deletes expired files,
-parts of closed uploads and unreferenced content. Every round is idempotent, so several janitors may
-run.
+The janitor takes jobs back from silent workers, resends lost messages that wake workers, and
+deletes expired files, parts of closed uploads and unreferenced content. Every round is idempotent,
+so several janitors may run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ MAX_WAKE_UPS = 16
 IDEMPOTENCY_SECONDS = 24 * 3600.0
 SWEEP_SECONDS = 3600.0
 _RECORD_SECONDS = 60.0
-"""Time between two records of rounds that deleted nothing and had no error."""
+"""A round that deleted nothing and had no error is recorded only if the last record is at least
+this many seconds old."""
 
 Step = Callable[[Session], object]
 
@@ -76,7 +77,7 @@ class Janitor(threading.Thread):
 
     def round(self) -> None:
         """Run all steps, each in its own transaction. If a step fails, for example because a
-        row is damaged, the other steps still run."""
+        database row is damaged, the other steps still run."""
         with self._recorded("round") as run:
             self._repair(run)
             self._delete_parts(run)
@@ -155,7 +156,7 @@ class Janitor(threading.Thread):
                 upload_completion.delete_part_rows(session, list(parts))
 
     def sweep(self, older_than: timedelta = BLOB_GRACE) -> int:
-        """Delete the content that no row refers to; return the number of deleted blobs."""
+        """Delete the stored objects that no database row refers to; return their number."""
         with self._recorded("sweep") as run:
             found = garbage.collect(self._database, self._storage, older_than)
             run.objects, run.bytes = len(found.sizes), found.bytes
@@ -165,7 +166,8 @@ class Janitor(threading.Thread):
 
     @contextmanager
     def _recorded(self, kind: Literal["round", "sweep"]) -> Iterator[janitor_runs.Run]:
-        """Measure a round or a sweep, and store its result for `GET /v1/organization/storage`."""
+        """Measure the duration of a round or a sweep, and store its result for
+        `GET /v1/organization/storage`."""
         run, started = janitor_runs.Run(kind), time.monotonic()
         try:
             yield run

@@ -1,4 +1,4 @@
-"""Lists of the audit log for admins. services/audit.py writes and verifies it."""
+"""Lists of the audit log's entries, for admins. services/audit.py writes and verifies it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AuditFilters:
     action: str | None = None
     """Text with which the action starts, such as `DELETE ` or `POST /organization`."""
     object_id: str | None = None
-    """Id of an object in the path, or of a changed row."""
+    """Id of an object in the request's path, or of a changed database row."""
     created_after: int | None = None
     """Earliest time, Unix seconds."""
     created_before: int | None = None

@@ -2,7 +2,7 @@
 
 A link contains 256 random bits, and the database has only their hash. A copy of the database is
 therefore not enough to open a link. Each link is for one job, and has an expiry time. A link shows
-the job's name, state, last loss or reward, and small curve.
+the job's name and state, its last loss or reward, and a small curve of the loss or reward.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SharedJob:
     last: float | None
     """Last training loss, or last reward of a reinforcement job."""
     curve: tuple[float, ...]
-    """Small curve of the same metric; empty before the first metrics."""
+    """Values of the small curve of the loss or reward; empty before the first metrics."""
     expires_at: float
 
 

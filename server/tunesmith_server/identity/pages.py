@@ -27,8 +27,8 @@ def page_of(
     what: str,
     order: Order = "asc",
 ) -> Page[Item]:
-    """Return a page of `query`. `keys`: the columns that sort the items, a time and the id.
-    `after`: id of the last item of the previous page. `what`: word for an item in an error
+    """Return a page of `query`. `keys`: the columns by which the items are sorted (a time and the
+    id). `after`: id of the last item of the previous page. `what`: word for an item in an error
     message."""
     cursor = None
     if after:

@@ -131,8 +131,8 @@ RULES: dict[str, Verb] = {
 
 
 def require(principal: Principal, verb: Verb, resource: str) -> None:
-    """Raise Forbidden if the caller's key does not have `verb`. The error names the route
-    `resource`."""
+    """Raise Forbidden if the caller's key does not have `verb`. `resource`: route that the error
+    message names."""
     if verb in principal.verbs:
         return
     raise Forbidden(

@@ -1,4 +1,5 @@
-"""Projects: create, change, archive. Projects are never deleted, because rows refer to them."""
+"""Projects: create, change, archive. Projects are never deleted, because other database rows refer
+to them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def create(session: Session, body: UserCreate) -> OrganizationUser:
 
 
 def by_email(session: Session, email: str) -> UserRow | None:
-    """Return the user with this address, ignoring upper and lower case."""
+    """Return the user with this e-mail address, ignoring upper and lower case."""
     return session.scalar(select(UserRow).where(func.lower(UserRow.email) == email.lower()))
 
 

@@ -18,7 +18,8 @@ from types import FrameType
 from tunesmith_server.children import die_with_parent
 
 STOP_SECONDS = 10.0
-"""Time between SIGTERM and SIGKILL; shorter than the time that `tunesmith serve` waits."""
+"""Seconds that the child has to end after SIGTERM; then the guard kills it. `tunesmith serve` waits
+longer before it kills the guard."""
 
 
 def main() -> int:
@@ -40,8 +41,8 @@ def main() -> int:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM: make `main` leave `child.wait()` and end the group. A wait inside this
-    handler would not notice the end of the child."""
+    """Handle SIGTERM: raise SystemExit, so that `main` stops waiting for the child and ends the
+    process group. A wait inside this handler would not notice the end of the child."""
     raise SystemExit
 
 

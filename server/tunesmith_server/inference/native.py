@@ -163,7 +163,7 @@ async def _check(reply: httpx.Response) -> None:
 
 
 async def _pieces(storage: Storage, file: StoredFile) -> AsyncIterator[bytes]:
-    """Yield a stored file; each piece is read in a thread."""
+    """Yield the content of a stored file in pieces; a thread reads each piece."""
     pieces = await run_in(Plane.CHAT, partial(storage.stream, file.sha256, 0, file.bytes))
     while piece := await run_in(Plane.CHAT, partial(next, pieces, b"")):
         yield bytes(piece)

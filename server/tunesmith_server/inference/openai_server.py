@@ -95,9 +95,9 @@ class OpenAIServer:
         await self._client.aclose()
 
     async def _check_base(self, model: ServedModel) -> None:
-        """Refuse an adapter whose base model the server does not have. vLLM would load the adapter
-        on its own base model if the shapes are equal, and answer nonsense. Servers that list no
-        models are not checked."""
+        """Refuse an adapter whose base model the server does not have. If the weights of both base
+        models have the same shapes, vLLM would load the adapter on the wrong base model and answer
+        nonsense. Servers that list no models are not checked."""
         if model.base is None or model.base.kind != "base":
             return
         try:
@@ -119,7 +119,7 @@ class OpenAIServer:
             raise unreachable(self._url, error) from error
 
     def _remove_unused(self) -> None:
-        """Delete the files that no API process has loaded for `KEEP_SECONDS`."""
+        """Delete the files of adapters that no API process has loaded for `KEEP_SECONDS`."""
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             if _DIGEST.match(folder.name) and folder.stat().st_mtime < time.time() - KEEP_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -52,8 +52,8 @@ class EngineStatus:
 
 
 class Engine(Protocol):
-    """An inference server. All methods raise Unavailable if the inference server does not
-    answer."""
+    """An inference server. `send`, `register` and `forget` raise Unavailable if the inference
+    server does not answer."""
 
     async def send(self, path: str, body: bytes, request_id: str) -> httpx.Response:
         """Send a request and return the response before its body is read; the caller closes the

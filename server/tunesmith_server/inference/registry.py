@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""Seconds that requests for a model fail after the inference server did not know the registered
-model. Then the model is registered again."""
+"""If the inference server answers that it does not have a registered model, requests for the model
+fail for this many seconds. Then the model is registered again."""
 
 _SERVE_BASE = (
     "start the inference server with this base model and this name (vLLM: --served-model-name), or "
@@ -34,11 +34,12 @@ class Registry:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._registered: dict[str, tuple[str, int]] = {}
-        """Digest and registration number of each registered model; the keys are model names."""
+        """Digest of each registered model, and a number that is different for each registration.
+        The keys are model names."""
         self._registrations = count()
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
-        """Registered models that the inference server did not know; the keys are model names. Each
+        """Registered models that the inference server does not have; the keys are model names. Each
         value has the model's digest, the time of the next registration, and the error."""
 
     def __contains__(self, model_id: str) -> bool:
@@ -107,8 +108,8 @@ class Registry:
                 log.warning("inference keeps the deleted model %s: %s", model_id, error.message)
 
     def _refuse_absent(self, model: ServedModel) -> None:
-        """Raise the last error again if the inference server has answered within `ABSENT_SECONDS`
-        that it does not know this model."""
+        """Raise the previous error again if the inference server answered less than
+        `ABSENT_SECONDS` ago that it does not have this model."""
         digest, end, error = self._absent.get(model.id, ("", 0.0, None))
         if error is not None and digest == model.digest and time.monotonic() < end:
             raise error

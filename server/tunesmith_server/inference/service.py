@@ -35,8 +35,8 @@ MOST_OPEN_BYTES = 32 * 1024 * 1024
 """Maximum total size of the bodies of open requests, in bytes. A body stays in memory until its
 request is answered."""
 MOST_OF_KEY = 128
-"""Maximum number of open completions of one API key in one API process. A key without open
-completions may send one request for more."""
+"""Maximum number of open completions of one API key in one API process. A single request may ask
+for more completions if the key has no other open request."""
 FORGET_SECONDS = 30.0
 """Seconds between two checks whether registered models have been deleted."""
 

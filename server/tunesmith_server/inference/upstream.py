@@ -1,4 +1,5 @@
-"""HTTP connection to an inference server, and the conversion of its refusals to our errors."""
+"""HTTP connection to an inference server, and the conversion of its error responses to our
+errors."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def unreachable(url: str, error: Exception) -> Unavailable:
 
 
 async def error_of(response: httpx.Response) -> ErrorBody:
-    """Read the body of a refusal, and close the response."""
+    """Read the error in the body of an error response, and close the response."""
     content = bytearray()
     try:
         async for piece in response.aiter_bytes():
@@ -101,7 +102,7 @@ def _other_error(content: bytes, status: int) -> ErrorBody:
 
 
 def refusal(response: httpx.Response, error: ErrorBody) -> ServiceError:
-    """Return our error for a refusal of the inference server."""
+    """Return our error for an error response of the inference server."""
     status, message = response.status_code, error.message[:2000]
     if status in (401, 403):
         return Unavailable(

@@ -40,7 +40,8 @@ _FIRST_DELAY, _MAX_DELAY = 10.0, 600.0
 """Shortest and longest delay after a start that failed, in seconds."""
 _FIND_SECONDS = 60.0
 _ERROR = re.compile(rb"\b\w*(?:Error|Exception): [^\r\n]+|\berror: [^\r\n]+")
-"""First line of an error in vLLM's log. The first error in the log is the cause of later errors."""
+"""Pattern of the first line of an error in vLLM's log. The first error in the log is the cause of
+later errors."""
 _LOG_BYTES, _REASON_CHARACTERS = 1 << 20, 500
 
 

@@ -35,7 +35,7 @@ class AdapterRow(Owned, Base):
     step: Mapped[int] = mapped_column(Integer)
     bytes: Mapped[int] = mapped_column(BigInteger)
     files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """List of StoredFile, sorted by name."""
+    """Names, sizes and hashes of the files (StoredFile as JSON), sorted by name."""
 
 
 class CheckpointRow(Owned, Base):

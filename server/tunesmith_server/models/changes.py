@@ -1,4 +1,4 @@
-"""Rows that a session adds, changes and deletes, for the audit log."""
+"""Rows that a database session adds, changes and deletes, for the audit log."""
 
 from __future__ import annotations
 

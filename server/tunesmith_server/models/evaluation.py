@@ -36,14 +36,14 @@ class EvaluationRow(Owned, Base):
     """Evaluation as JSON."""
     task_results: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     fence: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of claims: only the worker with the newest claim may write."""
+    """Number of claims so far. Only the worker with the newest claim may write."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_until: Mapped[float | None] = mapped_column(Double)
     """End of the lease, Unix seconds of the database clock."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims that ended because the worker, or its evaluation process, was killed."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last wake-up message."""
+    """Time of the last message that asked a worker to claim the evaluation."""
     request_key: Mapped[str | None] = mapped_column(String(64), unique=True)
     """SHA-256 of the caller and of the request's Idempotency-Key; null without an
     Idempotency-Key."""

@@ -12,12 +12,12 @@ from tunesmith_server.core.database import Base
 from .owned import Owned
 
 NO_METRICS = text("kind <> 'metrics'")
-"""Condition of the index that contains all events except metrics.
+"""SQL condition of the index that contains all events except metrics.
 
 SQLite uses the index only for queries that contain the text of the condition.
 """
 NO_INFO = text("level <> 'info'")
-"""Condition of the index that contains only warnings and errors.
+"""SQL condition of the index that contains only warnings and errors.
 
 SQLite uses the index only for queries that contain the text of the condition.
 """

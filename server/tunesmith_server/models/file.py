@@ -34,7 +34,8 @@ class FileRow(Owned, Base):
     reader: Mapped[str | None] = mapped_column(String(128))
     """Id of the worker that reads and validates the file."""
     reading: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of claims of the file: only the worker with the newest claim may report a result."""
+    """Number of claims of the file so far. Only the worker with the newest claim may report a
+    result."""
     reading_until: Mapped[float | None] = mapped_column(Double)
     """End of the worker's lease, Unix seconds of the database clock; null if no worker reads the
     file."""

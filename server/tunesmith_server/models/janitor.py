@@ -15,14 +15,14 @@ class JanitorRow(Base):
 
     key: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False, default=1)
     round_at: Mapped[float | None] = mapped_column(Double)
-    """Start of the last recorded round."""
+    """Start of the last recorded round of repairs."""
     round_seconds: Mapped[float | None] = mapped_column(Double)
     sweep_at: Mapped[float | None] = mapped_column(Double)
     """Start of the last sweep."""
     sweep_seconds: Mapped[float | None] = mapped_column(Double)
     next_sweep_at: Mapped[float | None] = mapped_column(Double)
     removed_at: Mapped[float | None] = mapped_column(Double)
-    """Time when a round or a sweep last deleted stored objects."""
+    """Time when the janitor last deleted stored objects."""
     removed_objects: Mapped[int | None] = mapped_column(Integer)
     removed_bytes: Mapped[int | None] = mapped_column(BigInteger)
     error: Mapped[str | None] = mapped_column(String(200))

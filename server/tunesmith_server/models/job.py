@@ -67,7 +67,8 @@ class JobRow(Owned, Base):
     attempt: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims so far."""
     losses: Mapped[int] = mapped_column(Integer, default=0)
-    """Number of failed attempts. An attempt that the worker released is not a failed attempt."""
+    """Number of failed attempts. An attempt that ends because the worker releases the job, for
+    example at a pause, is not counted."""
     failures: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     """One object per failed attempt: `attempt`, `at` (Unix seconds) and JobFailure's fields."""
     not_before: Mapped[float | None] = mapped_column(Double)
@@ -78,7 +79,7 @@ class JobRow(Owned, Base):
     lease_until: Mapped[float | None] = mapped_column(Double)
     """End of the lease, Unix seconds of the database clock."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last wake-up message."""
+    """Time of the last message that asked a worker to claim the job."""
 
     last_seq: Mapped[int] = mapped_column(BigInteger, default=0)
     """Highest event number of the job."""
@@ -93,9 +94,9 @@ class JobRow(Owned, Base):
     last_metrics: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Last values of `train_loss`, `valid_loss`, `reward` and `valid_reward`."""
     health: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """JobHealth as JSON; null before the first metrics."""
+    """Health of the run (JobHealth) as JSON; null before the first metrics."""
     curve: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """JobCurve as JSON; stored together with `health`."""
+    """Small curve of the main metric (JobCurve) as JSON; stored together with `health`."""
     sealed_step: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     """The metrics of all steps below this step are also stored in packed chunks
     (services/results/curve_chunks.py)."""
@@ -123,14 +124,15 @@ class JobRow(Owned, Base):
     """Value of `step` at the newest claim, or the step from which the attempt continued."""
     measured_at: Mapped[float | None] = mapped_column(Double)
     """Time at which the first steps of the current attempt were reported, Unix seconds of the
-    database clock. The time before it includes the start-up, so speeds are measured from here."""
+    database clock. The start-up ends before this time, so the job's speed is measured from this
+    time."""
     measured_step: Mapped[int | None] = mapped_column(Integer)
     """Value of `step` at `measured_at`."""
     charged_until: Mapped[float | None] = mapped_column(Double)
     """Time up to which the project is charged for the current attempt; null without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
-    """Device-time of the ended attempts in seconds. The time of work that was lost when an attempt
-    failed is included."""
+    """Device-time of the ended attempts in seconds. The column includes time whose work was lost
+    when an attempt failed."""
     yield_reason: Mapped[str | None] = mapped_column(String(300))
     """Reason why the worker must save a resume point and free its device; null if the job may
     continue."""

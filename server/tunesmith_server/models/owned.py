@@ -11,8 +11,8 @@ project."""
 
 
 class Owned:
-    """Mixin of tables whose rows belong to a project. A session of a user's request sees only rows
-    of its project; see models/scope.py."""
+    """Mixin of tables whose rows belong to a project. The database session of a user's request sees
+    only rows of the request's project; see models/scope.py."""
 
     project_id: Mapped[str] = mapped_column(String(40), server_default=DEFAULT_PROJECT)
     """Project of the row. The column is no foreign key, because SQLite could add a foreign key only

@@ -21,4 +21,4 @@ class ResumePointRow(Base):
     """True if `recipe.keep_every` keeps this step."""
     bytes: Mapped[int] = mapped_column(BigInteger)
     files: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """List of StoredFile, sorted by name."""
+    """Names, sizes and hashes of the files (StoredFile as JSON), sorted by name."""

@@ -1,4 +1,5 @@
-"""Table of samples from reinforcement jobs; one stored file per step holds the texts."""
+"""Table of samples (completions with their rewards) from reinforcement jobs; one stored file per
+step holds the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scope of a session: a session of a user's request sees and writes only rows of one project.
+"""Scope of a database session: the session of a user's request sees and writes only one project's
+rows.
 
 The scope is part of the session, so no query can leave it out. SQLAlchemy adds the condition for
 the project to every SELECT, UPDATE and DELETE, also in subqueries. A query that needs rows of all
@@ -29,7 +30,7 @@ S = TypeVar("S", bound=Executable)
 
 
 def limit(session: Session, project: ProjectLimits) -> Session:
-    """Limit a new session to one project and return it."""
+    """Limit a new session to one project and return the session."""
     session.info[_LIMITS] = project
     return session
 

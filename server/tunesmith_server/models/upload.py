@@ -26,8 +26,8 @@ class UploadRow(Owned, Base):
     file_seconds: Mapped[int | None] = mapped_column(Integer)
     """Lifetime of the completed file in seconds; null means no expiry."""
     part_ids: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    """Ids of the parts in the request that completed the upload. A repeated request has the same
-    ids."""
+    """Ids of the parts in the request that completed the upload. If a later request has the same
+    ids, it is a repetition and gets the same answer."""
     file_id: Mapped[str | None] = mapped_column(String(40))
 
 

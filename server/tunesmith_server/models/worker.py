@@ -1,5 +1,5 @@
-"""Table of workers that have reported to the API. The table is used for readiness checks and for
-the choice of jobs for workers. The table does not determine the state of jobs."""
+"""Table of workers that have reported to the API. The table is used for readiness checks, and to
+choose the jobs that each worker gets. The table does not determine the state of jobs."""
 
 from __future__ import annotations
 

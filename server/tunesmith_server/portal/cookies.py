@@ -78,8 +78,8 @@ def set_hidden_columns(request: Request, response: Response, names: Sequence[str
 
 
 def home_visit(request: Request) -> tuple[int, int]:
-    """Return the time of the last visit of the home page, and the start of the absence whose
-    changes the page still shows. Both are Unix seconds; an unknown time is 0."""
+    """Return two Unix times: the last visit of the home page, and the start of the absence that the
+    page reports on (pages/away.py). An unknown time is 0."""
     seen, _, away = request.cookies.get(_VISIT, "").partition(".")
     if not all(part.isascii() and part.isdigit() and len(part) < 12 for part in (seen, away)):
         return 0, 0

@@ -40,10 +40,10 @@ MAX_TOPICS = 32
 """Maximum number of topics of one stream; for a browser with more topics, only the first ones are
 sent."""
 ROUND_SECONDS = 0.5
-"""Minimum time between two queries of the list."""
+"""Minimum time between two queries of the list of jobs."""
 PING_SECONDS = 10.0
 SESSION_SECONDS = 30.0
-"""Time between two checks of a stream's session."""
+"""Time between two checks that the session of a stream has not ended."""
 _ROWS = 50
 _WAITING = 64
 """Maximum number of SSE pieces that wait for a slow browser; at this number, the stream reads no
@@ -54,7 +54,7 @@ _PING = b"event: ping\ndata: {}\n\n"
 
 
 class Rows:
-    """Changed rows of the list of jobs, for the watchers of all projects."""
+    """Changed rows of the list of jobs, for the browsers of all projects."""
 
     def __init__(self) -> None:
         self._feeds: dict[str, _RowFeed] = {}
@@ -78,7 +78,8 @@ class Rows:
 
 
 class _RowFeed:
-    """Changed rows of the list of jobs in one project, for all watchers of this project."""
+    """Changed rows of the list of jobs in one project, for all browsers that show this project's
+    list."""
 
     def __init__(self, app: Starlette, principal: Principal) -> None:
         self.watchers: set[asyncio.Queue[bytes]] = set()
@@ -187,8 +188,8 @@ async def _stream(
     state: State, use: tuple[str, str], secret: str, feeds: Sequence[AsyncIterator[bytes]]
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of all feeds as they arrive. Stop when the session ends, its key is revoked,
-    or the process ends. `state.hub` checks every few seconds that the caller's key is still
-    valid."""
+    or the process ends. Every few seconds, `EventHub.check_keys` ends the streams of keys that are
+    no longer valid."""
     queue: asyncio.Queue[bytes] = asyncio.Queue(_WAITING)
     ends = asyncio.Event()
     tasks = [asyncio.create_task(_pump(feed, queue)) for feed in feeds]

@@ -51,7 +51,7 @@ def actions(verbs: Collection[str]) -> tuple[Entry, ...]:
 
 
 def offered(paths: frozenset[str], signed_in: SignedIn | None) -> frozenset[str]:
-    """Return the paths to which pages may link for this visitor. The form for a new job and the
+    """Return the paths that a page may show this visitor as links. The form for a new job and the
     playground are left out if the visitor may not use them. The main navigation links to all
     pages."""
     if signed_in is None:

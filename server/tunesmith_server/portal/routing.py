@@ -1,4 +1,5 @@
-"""Routes of pages: sign-in, rights, transaction, audit log and error pages."""
+"""Routes of pages, which check sign-in and rights, open a transaction, write the audit log and
+return error pages."""
 
 from __future__ import annotations
 
@@ -162,8 +163,8 @@ def _show(
     """Call the page's function in one transaction.
 
     The audit log gets an entry for each change and for each download of a file's content. The
-    transaction of the page also adds the audit entry. For a bulk page that changes nothing, another
-    transaction adds the audit entry afterwards.
+    transaction of the page also adds the audit entry. For a page that only reads contents of files
+    (`Page.is_bulk`), another transaction adds the audit entry afterwards.
     """
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):
@@ -193,7 +194,7 @@ def _entry(page: Page, request: Request, signed_in: SignedIn | None) -> audit.En
 
 def _entries(page: Page, visit: Visit) -> list[audit.Entry]:
     """Return the audit entries of a page that changes nothing: one entry for the page, and one for
-    each item of `visit.reads`."""
+    each further read that the page has listed in `visit.reads`."""
     if visit.signed_in is None:
         return []
     own = _entry(page, visit.request, visit.signed_in)

@@ -30,18 +30,18 @@ HEADERS = {
 
 HOME = "/portal"
 MOST_FAILURES = 10
-"""Maximum number of failed sign-ins of one address in `FAILURE_SECONDS`."""
+"""Maximum number of failed sign-ins of one client address in `FAILURE_SECONDS`."""
 FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
-"""If more addresses than this have failed sign-ins, addresses without recent failures are
-dropped."""
+"""Number of client addresses with failed sign-ins above which addresses without recent failures are
+forgotten."""
 _MAX_PATH = 2000
-"""Maximum length of an address to return to; proxies refuse long headers."""
+"""Maximum length of a path that `own_path` returns; proxies refuse long headers."""
 
 
 class DefaultHeaders:
-    """ASGI middleware that adds `HEADERS` to responses outside the API that lack these headers,
-    such as static files and pages that do not exist."""
+    """ASGI middleware for all responses except those of the API: adds each header of `HEADERS` that
+    is missing, for example to static files and to pages that do not exist."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,8 +65,8 @@ class DefaultHeaders:
 def is_cross_site(request: Request) -> bool:
     """Return True unless the browser's headers show that a page of this server sends the request.
     Old browsers do not send `Sec-Fetch-Site`. Over plain http, other browsers send `Sec-Fetch-Site`
-    only to a server on the same machine. Without `Sec-Fetch-Site`, the header `Origin` decides,
-    which browsers send with each request that changes data.
+    only to a server on the same machine. Without `Sec-Fetch-Site`, the header `Origin` decides;
+    browsers send it with each request that changes data.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -110,7 +110,8 @@ class FailedSignIns:
         self._lock = threading.Lock()
 
     def seconds_to_wait(self, address: str | None) -> int:
-        """Return the seconds until the address may try to sign in again; 0 if it may try now."""
+        """Return the seconds until the client `address` may try to sign in again; 0 if it may try
+        now."""
         with self._lock:
             moments = self._failures.get(network_of(address))
         if moments is None or len(moments) < MOST_FAILURES:

@@ -49,7 +49,8 @@ def words(name: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with four significant figures, commas, and an exponent below 0.001."""
+    """Return a number with four significant figures and commas; numbers below 0.001 get an
+    exponent."""
     if value is None:
         return UNKNOWN
     if math.isnan(value):

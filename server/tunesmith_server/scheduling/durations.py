@@ -43,7 +43,8 @@ class Durations:
     job."""
 
     def __init__(self, examples: Iterable[Example], *, factor: float = 1.0) -> None:
-        """`factor` multiplies the times of waiting jobs and of jobs without progress."""
+        """`factor` multiplies each time that is estimated from ended jobs, for an early or a late
+        forecast (view.py)."""
         groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for one in examples:
             for group in _groups(one):
@@ -67,9 +68,9 @@ class Durations:
         return max(MIN_REMAINING_SECONDS, left)
 
     def known_remaining(self, job: Running, now: float) -> float | None:
-        """Return the expected number of seconds until a running job ends, from its own speed or
-        from jobs that have ended. Return None if neither its own speed nor such jobs are known, or
-        if the job has already taken longer than these jobs."""
+        """Return the expected number of seconds until a running job ends. The estimate uses the
+        job's own speed, or else jobs that have ended. Return None if there is neither, or if the
+        job has already taken longer than the jobs that have ended."""
         per_step = seconds_per_step(job, now)
         if per_step is not None and job.total_steps:
             return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))

@@ -32,7 +32,8 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """Column of a job or a usage row with the id of the project or API key that has the limits."""
+    """Column with the id of the project or API key to which a job or a usage row belongs. The
+    limits are in `table`."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow
@@ -43,7 +44,8 @@ class _Link:
 
 
 class Project(Protocol):
-    """Columns of a project that the limits use, from a ProjectRow or from a row of a query."""
+    """Project with the columns that the limits use: a ProjectRow, or a row of a query with these
+    columns."""
 
     @property
     def id(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Weights, guarantees and limits of projects, and limits of keys."""
+"""Shares of the devices: weights, guarantees and limits of projects, and limits of keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .limits import HELD
 
 
 def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
-    """Return the shares of the active projects by name; `only`: id of one project, None for all."""
+    """Return the shares of the active projects, ordered by name, or only of the project with the id
+    `only`."""
     query = select(ProjectRow).order_by(ProjectRow.name)
     query = query.where(ProjectRow.archived_at.is_(None) if only is None else ProjectRow.id == only)
     rows = session.scalars(query).all()
@@ -35,7 +36,8 @@ def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
 
 
 def change_share(session: Session, project_id: str, body: ShareChange) -> ProjectShare:
-    """Change the fields that the request names. Later claims use the new values."""
+    """Change the fields of a project's share that the request names. Later claims use the new
+    values."""
     if session.get(ProjectRow, project_id) is None:
         raise NotFound(
             ErrorCode.NOT_FOUND,

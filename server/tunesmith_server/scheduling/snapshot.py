@@ -1,6 +1,7 @@
 """The state of the queue at one moment, read from the database: projects, live workers, running
 jobs and waiting jobs. Forecasts, reasons and pre-emption use a snapshot. `place` returns a job's
-place by the rules of `order.py`; a test checks that both give the same order.
+place by the rules of `order.py`; a test checks that `place` and the SQL of `order.py` give the same
+order.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from typing import Protocol
 
 
 class Measured(Protocol):
-    """Columns of a job that the speed needs, from a JobRow or from a row of a query."""
+    """Job with the columns from which its speed is computed: a JobRow, or a row of a query with
+    these columns."""
 
     @property
     def step(self) -> int: ...

@@ -34,7 +34,8 @@ NO_USAGE = -1e9
 
 
 class Project(Protocol):
-    """Columns of a project that the usage needs, from a ProjectRow or from a row of a query."""
+    """Project with the columns that the usage needs: a ProjectRow, or a row of a query with these
+    columns."""
 
     @property
     def id(self) -> str: ...
@@ -77,7 +78,8 @@ def database_now(session: Session) -> float:
 
 
 def begin(session: Session, project: Project, start: float, end: float) -> None:
-    """Charge the advance of a claim to the job's project. The caller has locked the project."""
+    """Charge a project in advance for the time from `start` to `end` of a job that a worker claims.
+    The caller has locked the project."""
     usage = added(project.usage_log, start, end)
     session.execute(_CHARGE, {"project": project.id, "usage": usage})
 
@@ -91,7 +93,8 @@ _CHARGE = (
 
 
 def continue_charging(session: Session, job: JobRow, now: float) -> None:
-    """Charge a running job that has used up its advance."""
+    """Charge a running job's project for more time in advance, if the time charged so far is
+    over."""
     if job.charged_until is None or now <= job.charged_until:
         return
     until = now + CHARGE_AHEAD_SECONDS
@@ -101,9 +104,9 @@ def continue_charging(session: Session, job: JobRow, now: float) -> None:
 
 
 def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
-    """Charge an ended attempt for its exact device-time, and add this time to the totals. If
-    `work_is_lost` is True, the project does not pay for the time after the attempt's newest resume
-    point."""
+    """Charge the project for the exact device-time of an ended attempt, and add this time to the
+    totals. If `work_is_lost` is True, the project does not pay for the time after the attempt's
+    newest resume point."""
     if job.charged_until is None or job.claimed_at is None:
         return
     end = max(job.claimed_at, database_now(session))
@@ -126,7 +129,7 @@ def settle(session: Session, job: JobRow, *, work_is_lost: bool) -> None:
 def charge(
     session: Session, project_id: str, owner: str, model: str, start: float, end: float
 ) -> None:
-    """Charge device-time of an evaluation, and add this time to the totals."""
+    """Charge the project for device-time of an evaluation, and add this time to the totals."""
     project = lock_project(session, project_id)
     project.usage_log = added(project.usage_log, start, end)
     for day, begun, stop in split_days(start, end):

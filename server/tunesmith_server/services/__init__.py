@@ -1,1 +1,1 @@
-"""Business rules, as functions that take a session. Only the routes commit a session."""
+"""Business rules, as functions that take a database session. Only the routes commit a session."""

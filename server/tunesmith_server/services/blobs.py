@@ -45,13 +45,13 @@ def announce(session: Session, name: str, size: int) -> None:
 def use(session: Session, sizes: dict[str, int]) -> None:
     """Record that content is stored, in the transaction that adds a row referring to the content.
 
-    `sizes`: size in bytes of each content, with its name as the key.
+    `sizes`: size of each content in bytes; the keys are the names of the contents.
     """
     _upsert(session, sizes, stored=True)
 
 
 def use_files(session: Session, files: Iterable[StoredFile]) -> None:
-    """Record the files of a report; see `use`."""
+    """Record that the files of a report are stored; see `use`."""
     use(session, {file.sha256: file.bytes for file in files})
 
 

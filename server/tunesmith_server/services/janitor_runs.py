@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 200
 
 @dataclass
 class Run:
-    """A round or a sweep of the janitor."""
+    """A run of the janitor: a round of repairs, or a sweep that deletes unused content."""
 
     kind: Literal["round", "sweep"]
     started_at: float = field(default_factory=time.time)
@@ -40,8 +40,8 @@ class Run:
 
 
 def store(session: Session, run: Run, seconds: float, next_sweep_at: float) -> None:
-    """Store the end of a run. If the run deleted nothing, the last deletion stays stored; if it had
-    no error, the last error stays stored."""
+    """Store the end of a run. If the run deleted nothing, the row keeps the values of the last
+    deletion. If the run had no error, the row keeps the last error."""
     values: dict[str, Any] = {  # Any: column values
         f"{run.kind}_at": run.started_at,
         f"{run.kind}_seconds": seconds,

@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Evaluation of the result of one compared job."""
+    """Evaluation of the model that one of the compared jobs trained."""
 
     number: int
     """Number of the job on the page, from 1."""

@@ -135,9 +135,9 @@ def read(session: Session, storage: Storage, view: CompletionsView) -> Completio
 def nearest(
     steps: Sequence[SampleStep], wanted: int | None, came_from: int | None = None
 ) -> SampleStep | None:
-    """Return the step of `steps` that is shown for the step `wanted`. If the slider moved up, the
-    result is the first step at or after `wanted`, else the last step at or before `wanted`. If
-    `wanted` is None, return the newest step."""
+    """Return the step with samples that the page shows if the visitor asks for the step `wanted`.
+    If the slider moved up, this is the first of `steps` at or after `wanted`, else the last one at
+    or before it. If `wanted` is None, return the newest step."""
     if not steps:
         return None
     if wanted is None:

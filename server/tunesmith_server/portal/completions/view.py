@@ -38,8 +38,7 @@ class CompletionsView:
     row: int | None
     """Row of the training data whose prompt is followed across steps."""
     place: int
-    """Number, from 0, of the completion that each step shows, among all completions of the
-    prompt."""
+    """At each step, the page shows the prompt's completion with this index, from 0."""
     after: str
     """Id of the last item of the previous page."""
     sample: str

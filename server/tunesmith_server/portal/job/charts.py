@@ -231,9 +231,9 @@ def _path(
 def _rows(
     columns: Sequence[Sequence[tuple[int, float]]],
 ) -> list[tuple[int, list[float | None]]]:
-    """Return at most `TABLE_ROWS` rows, with equally spaced steps and the last step. The steps are
-    those of the curve with the fewest points; if they are fewer than `TABLE_ROWS`, steps of the
-    first curve are added."""
+    """Return at most `TABLE_ROWS` rows, with equally spaced steps and the last step. The steps come
+    from the curve with the fewest points. If this curve has fewer than `TABLE_ROWS` points, steps
+    of the first curve are added."""
     known = [dict(column) for column in columns]
     steps = min((sorted(column) for column in known if column), key=len, default=[])
     if known and known[0] and len(steps) < TABLE_ROWS:

@@ -19,7 +19,7 @@ _SMALLEST_SPAN = 1e-300
 
 
 def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: bool) -> Any:
-    """Return the JSON object that chart.js reads.
+    """Return the JSON object that the portal's script chart.js reads.
 
     `void`: stretches of `MetricColumns`. `finer`: True if the browser can request more points
     and digits for a range of steps. If `finer` is False, the values keep all digits.
@@ -39,8 +39,9 @@ def _packed(curves: Curves, finer: bool) -> dict[str, Any]:  # Any: JSON
 
 
 def _steps(steps: Sequence[float]) -> dict[str, Any]:  # Any: JSON
-    """Return an object for chart.js. If all steps are whole numbers, `by` has the difference of
-    each step from the previous step. Otherwise, for example for hours, `steps` has the steps."""
+    """Return an object for the portal's script chart.js. If all steps are whole numbers, the field
+    `by` of the object has the difference of each step from the previous step. Otherwise, for
+    example if the axis shows hours, the field `steps` has the steps."""
     if not all(step == int(step) for step in steps):
         return {"steps": steps}
     return {"by": [int(step - before) for step, before in zip(steps, [0, *steps], strict=False)]}

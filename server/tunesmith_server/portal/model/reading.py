@@ -51,7 +51,7 @@ class Origin:
     """Checkpoints of the job, newest first."""
     curve: charts.Drawn
     marks: list[tuple[int, float]]
-    """Steps of the checkpoints, each with its position on the curve."""
+    """Steps of the checkpoints, each with its horizontal position in the drawing of the curve."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ IN_SIGHT = (
 """Recipe fields that are always shown; the other fields appear after a click."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
-"""Recipe object that a checkbox adds to the recipe. The checkbox is needed because an object with
-only default values also turns early stopping on."""
+"""Recipe object that has a checkbox of its own in the form. The checkbox is needed because even an
+object with only default values turns early stopping on."""
 ON = "on"
 """Value of a checked checkbox."""
 _GROUPS = {
@@ -65,7 +65,8 @@ def schema() -> dict[str, RecipeField]:
 
 @functools.cache
 def groups() -> dict[str, list[FormField]]:
-    """Return the fields that are shown only after a click, by the title of their group."""
+    """Return the fields that are shown only after a click; the keys are the titles of their
+    groups."""
     found: dict[str, list[FormField]] = {title: [] for title in _GROUPS.values()}
     for field in schema().values():
         if field.id not in (*IN_SIGHT, TUNING):

@@ -61,7 +61,7 @@ def show(visit: Visit) -> Response:
 
 
 def _of_job(visit: Visit) -> list[Entry]:
-    """Return the actions on the job whose page asks."""
+    """Return the actions on the job whose page opened the dialog."""
     on = _ON_JOB.fullmatch(visit.request.headers.get("hx-current-url", ""))
     if on is None or "write" not in visit.principal.verbs:
         return []

@@ -29,7 +29,8 @@ zoom, the page fetches the points of the shown range."""
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves `names` between the steps `from` and `to` in the format of chart.js."""
+    """Return the curves `names` between the steps `from` and `to` in the format of the portal's
+    script chart.js."""
     measured = from_json(_columns(visit, _POINTS))
     document = packed.document(measured["curves"], measured["void"], finer=True)
     return rendering.compressed(visit.request, to_json(document), "application/json")

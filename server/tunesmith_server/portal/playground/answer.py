@@ -1,5 +1,5 @@
-"""Answer of one model. The inference server's events become pieces of text, and numbers such as
-tokens per second; the model's column shows both."""
+"""Answer of one model. The module converts the events of the inference server to what the model's
+column shows: pieces of text, and numbers such as tokens per second."""
 
 from __future__ import annotations
 

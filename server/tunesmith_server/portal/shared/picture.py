@@ -83,7 +83,8 @@ def _runs(points: Sequence[tuple[int, float | None]]) -> list[list[tuple[int, fl
 
 
 def _columns(run: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Return the line's height in each column of pixels, as a row of pixels."""
+    """Return the vertical position of the line (row of pixels) in each column; the keys are
+    columns."""
     rows = dict(run)
     for (left, start), (right, end) in pairwise(run):
         for column in range(left + 1, right):

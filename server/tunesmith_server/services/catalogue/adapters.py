@@ -167,8 +167,8 @@ def delete_model(session: Session, name: str) -> None:
 
 
 def named_user(project_id: str, user: Any) -> str:  # Any: a row with id, state and project_id
-    """Return a text about a job for a message to the project `project_id`. The text has no id if
-    the job belongs to another project.
+    """Return the text that names a job in an error message for the project `project_id`. The text
+    leaves out the id if the job belongs to another project.
     """
     if user.project_id != project_id:
         return "a job of another project"

@@ -60,8 +60,8 @@ def local_folders(settings: Settings) -> dict[str, Path]:
 
 
 def names(session: Session, settings: Settings) -> list[str]:
-    """Return the names of base models on this host and on workers that the session's project may
-    use."""
+    """Return the names of the base models that the session's project may use, on this host and on
+    workers."""
     return _allowed(session, settings, on_workers(session))
 
 
@@ -71,7 +71,7 @@ def _allowed(session: Session, settings: Settings, loadable: Iterable[str]) -> l
 
 
 def is_allowed(session: Session, settings: Settings, name: str) -> bool:
-    """Return True if the catalogue and the session's project allow this base model."""
+    """Return True if TUNESMITH_BASE_MODELS and the session's project allow this base model."""
     limits = limits_of(session)
     lists = (settings.catalogue(), limits.base_models if limits else None)
     return all(allowed is None or name in allowed for allowed in lists)

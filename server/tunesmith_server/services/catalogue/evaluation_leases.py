@@ -210,7 +210,8 @@ def _model(served: ServedModel) -> ClaimedModel:
 def _origin(session: Session, model: str, file: FileRow) -> EvaluatedOn:
     """Return `training_file` if the model was trained on the content of the evaluation's file.
 
-    Return `file` if the model was trained on other content, or if it belongs to another project.
+    Return `file` if the model was trained on other content, or if the model belongs to another
+    project.
     """
     trained_on = session.scalar(
         select(FileRow.sha256)
@@ -289,8 +290,8 @@ def finish(
 
 
 def _charge(session: Session, settings: Settings, row: EvaluationRow) -> float:
-    """Charge the device-time since the claim or the last renewal, and return the database's time.
-    A lost worker's time after its last renewal is not charged."""
+    """Charge the project for the device-time since the claim or the last renewal, and return the
+    database's time. A lost worker's time after its last renewal is not charged."""
     now = usage.database_now(session)
     since = now if row.lease_until is None else row.lease_until - settings.lease_seconds
     usage.charge(session, row.project_id, row.owner, row.model, since, now)

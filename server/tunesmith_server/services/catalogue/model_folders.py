@@ -10,8 +10,7 @@ from pathlib import Path
 
 _MAX_CONFIG_BYTES = 1024 * 1024
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-"""Names of the configuration fields with the context length in config.json; the name depends on the
-model family."""
+"""Names that the context length can have in config.json; the name depends on the model family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ def _read(folder: Path, changed: tuple[int, int]) -> FolderFacts:
 
 
 def _weight_bytes(folder: Path) -> int | None:
-    """Return the size of the safetensors files, or of torch's files if there are none."""
+    """Return the size of the files `*.safetensors`, or of the files `*.bin` if there are none."""
     for pattern in ("*.safetensors", "*.bin"):
         with suppress(OSError):
             if sizes := [path.stat().st_size for path in folder.glob(pattern)]:

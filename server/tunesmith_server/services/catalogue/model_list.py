@@ -53,7 +53,7 @@ class ModelFilters:
         return is_wanted and (self.text or "").casefold() in name.casefold()
 
     def conditions(self, session: Session) -> Iterator[ColumnElement[bool]]:
-        """Yield SQL conditions of tuned models."""
+        """Yield the SQL conditions that select the listed tuned models."""
         if self.base is not None:
             yield AdapterRow.base_model == self.base
         if self.kind in ("lora", "full"):

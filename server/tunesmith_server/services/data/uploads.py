@@ -114,8 +114,8 @@ def add_part(
     """Store the part, then insert its row.
 
     If the upload already has a part with this content, return that part, so that a client may
-    repeat a request after a lost reply. The caller has already recorded the blob `part_id` with
-    `announce`.
+    repeat a request after a lost reply. Before the call, the caller must record the object
+    `part_id` with `blobs.announce`.
     """
     part = None
     storage.put_part(content, part_id)

@@ -40,8 +40,8 @@ BACK_OFF_FACTOR = 3.0
 MAX_BACK_OFF_SECONDS = 600.0
 _MAX_LISTED = 10
 _MAX_LAST = 1200
-"""Maximum length of the last failure's message in JobFailure's message. The rest has room for
-`_MAX_LISTED` lines, one for each failure."""
+"""Maximum length of the newest failure's message within JobFailure's message. The rest of
+JobFailure's message has room for `_MAX_LISTED` lines, one for each failure."""
 _MAX_LINE = 200
 
 
@@ -121,7 +121,7 @@ def _may_retry(failure: JobFailure, failures: list[dict[str, Any]]) -> bool:
 
 
 def _readable(failures: object) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the earlier failures. A damaged list counts as empty, so that the new failure can be
+    """Return the earlier failures. Damaged entries are left out, so that the new failure can be
     stored."""
     fields = {"attempt", "at", "code", "message"}
     listed = failures if isinstance(failures, list) else []

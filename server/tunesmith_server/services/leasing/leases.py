@@ -110,8 +110,9 @@ def report(
 
 def _measure(job: JobRow, now: float, *, is_full: bool) -> None:
     """Record the time and the step from which the attempt's speed is measured: usually, its first
-    reported step. The events of a full report waited on the worker, for example while the API was
-    away. The time of their arrival shows no speed, so the measurement starts again.
+    reported step. If a report has the maximum number of events (`is_full`), its events have waited
+    on the worker, for example while the API was away. The time at which they arrive does not show
+    the speed, so the measurement starts again.
     """
     if (is_full or job.measured_at is None) and job.step > (job.claimed_step or 0):
         job.measured_at, job.measured_step = now, job.step

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 MAX_JOBS = 50
 """Maximum number of jobs in a round."""
 MAX_CHUNKS = 8
-"""Maximum number of chunks that a round packs, so that other writers wait only a fraction of a
-second."""
+"""Maximum number of chunks of metrics that a round packs, so that other writers wait only a
+fraction of a second."""
 
 
 class OlderJobs:

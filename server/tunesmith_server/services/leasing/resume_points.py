@@ -91,7 +91,7 @@ def find_file(session: Session, job: JobRow, sha256: str) -> StoredFile:
 
 def drop_unneeded(session: Session, settings: Settings) -> None:
     """Delete the resume points of succeeded jobs, and of jobs that failed or were cancelled long
-    ago, unless the recipe keeps them. The next sweep deletes the stored files.
+    ago, unless the recipe keeps them. The janitor's next sweep deletes the stored files.
 
     This function first locks the jobs, and then looks for forks. A single DELETE could miss a fork
     that another transaction just inserted, because PostgreSQL does not repeat a subquery after it
