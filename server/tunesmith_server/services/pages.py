@@ -68,11 +68,11 @@ def read_page(
     page: PageBuilder | None = None,
     chunk: int = _CHUNK,
 ) -> PageBuilder:
-    """Read a page of rows. The page starts after the row whose `keys` have the values
-    `after`.
+    """Read a page of rows, sorted by the columns `keys`. The page starts after the row that has the
+    values `after` in these columns.
 
-    `key_of` returns the keys of a row. `items_of` returns the id and the JSON of each row in a
-    list of rows.
+    `key_of` returns a row's values in the columns `keys`. `items_of` takes a list of rows and
+    returns the id and the JSON of each row.
     """
     page = page or PageBuilder()
     newest_first = order == "desc"

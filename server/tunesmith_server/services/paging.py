@@ -24,8 +24,8 @@ def fetch_page(
     limit: int,
     order: Order,
 ) -> tuple[list[Row], bool]:
-    """Return a page of rows, and True if more rows follow. The page starts after the row whose
-    `keys` have the values `after`."""
+    """Return a page of rows, and True if more rows follow. The rows are sorted by the columns
+    `keys`; the page starts after the row that has the values `after` in these columns."""
     newest_first = order == "desc"
     if after is not None:
         position = tuple_(*keys)

@@ -52,7 +52,8 @@ def stored_bytes(session: Session, project_id: str) -> int:
 
 
 def sums() -> dict[str, Select[str, int]]:
-    """Return a query for each kind of stored bytes: each project's id and its sum of bytes."""
+    """Return a database query for each kind of stored bytes. The query gives one row per project:
+    the project's id and its sum of bytes."""
     is_open = UploadRow.status == UploadStatus.PENDING
     return {
         "files": _summed(FileRow.bytes, FileRow.project_id),

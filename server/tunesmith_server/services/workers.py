@@ -16,7 +16,8 @@ READY_SECONDS = 35.0
 """Time without a report after which a worker counts as lost: three missed reports, one every 10
 s."""
 MAX_FILES_WAITING = 8
-"""Maximum number of files to validate that the reply to a heartbeat lists."""
+"""Maximum number of file ids in the reply to a worker that validates files; these files wait for
+validation."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
@@ -38,8 +39,8 @@ def hello(session: Session, body: WorkerHello) -> WorkerWelcome:
 
 
 def _idle_since(session: Session, worker: WorkerRow | None, now: float) -> float | None:
-    """Return the time of the last report of a worker that is ready and has neither a job nor an
-    evaluation."""
+    """Return the time of the worker's last report if the worker is ready and has neither a job nor
+    an evaluation; else None."""
     if worker is None or worker.not_ready or now - worker.last_seen > READY_SECONDS:
         return None
     holds = select(JobRow.id).where(

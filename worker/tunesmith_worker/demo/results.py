@@ -58,7 +58,7 @@ class Comparison:
 class Summary:
     output: Path
     model_dir: Path | None
-    """Folder of base models, to start the service again."""
+    """Folder of the service's base models, named in the command that starts the service again."""
     device: str
     seconds: float
     """Duration of the demo."""

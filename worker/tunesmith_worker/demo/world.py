@@ -50,7 +50,8 @@ class Inhabitant:
         return json.dumps(self.facts)
 
     def row(self, question: str, answer: str | None = None) -> Row:
-        """Return a row. Without `answer`, the row has the facts as columns for a grader."""
+        """Return a row with the question and the answer. Without `answer`, the row has the facts as
+        extra columns, which a grader reads."""
         messages = [{"role": "user", "content": question.format(name=self.name)}]
         if answer is None:
             return {"messages": messages, **self.facts}

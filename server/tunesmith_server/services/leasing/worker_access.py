@@ -24,8 +24,8 @@ from ..training.jobs import HELD
 from . import leases
 
 KEEP_SECONDS = 14 * 24 * 3600.0
-"""Age at which the credential of a worker that neither reports nor holds a job is removed. A live
-worker enrolls again automatically."""
+"""Seconds without a report after which a worker's credential is removed, if the worker holds no
+job. A live worker enrolls again automatically."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
 
 
 def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None:
-    """Refuse a request whose worker or queue is not that of its credential."""
+    """Refuse a request that names another worker or another queue than its credential."""
     if worker_id != worker.worker_id or queue not in (None, worker.queue):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,
@@ -100,7 +100,7 @@ def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None
 
 
 def held_job(session: Session, worker: Worker, job_id: str, fence: int) -> JobRow:
-    """Return the job if the worker holds it with this fence, else raise Conflict."""
+    """Return the job if the worker holds it with this fencing token, else raise Conflict."""
     job = leases.check_fence(session, job_id, fence)
     if job.lease_owner != worker.worker_id:
         raise _not_held(job, worker)
@@ -108,7 +108,7 @@ def held_job(session: Session, worker: Worker, job_id: str, fence: int) -> JobRo
 
 
 def check_reporter(session: Session, worker: Worker, job_id: str) -> None:
-    """Refuse a report of a worker that has not made the job's newest claim."""
+    """Refuse the report if this worker was not the last one to claim the job."""
     job = jobs.retrieve(session, job_id)
     if job.lease_owner != worker.worker_id:
         raise _not_held(job, worker)

@@ -42,8 +42,8 @@ _ENDS = select(
 )
 _METRICS: Any = MetricRow.__table__  # Any: a FromClause in SQLAlchemy's types
 _ROWS_AT_A_TIME = 200
-"""Maximum number of rows of `job_metrics` that are in memory at a time. Many more rows would
-survive garbage collections and make full collections more frequent."""
+"""Maximum number of rows of `job_metrics` that are in memory at a time. With many more rows,
+Python's full garbage collections would be more frequent."""
 
 JobCurves = dict[str, dict[str, "Curve"]]
 """Curves by job and metric."""
@@ -81,7 +81,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Steps of one job whose curves are read."""
+    """Range of one job's steps for which curves are read."""
 
     job_id: str
     sealed_step: int
@@ -153,8 +153,8 @@ def make_void(session: Session, job: JobRow, step: int) -> None:
 
 
 def ends(session: Session, job_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return the first and the last step with metrics of each job. Of a void chunk, all steps
-    count, so the range may be larger than necessary.
+    """Return the first and the last step with metrics of each job. A void chunk counts as if all
+    its steps had metrics, so the range may be larger than necessary.
     """
     found = dict.fromkeys(job_ids, (0, 0))
     for job_id, first, last, void_first, void_last in session.execute(
@@ -167,8 +167,8 @@ def ends(session: Session, job_ids: Collection[str]) -> dict[str, tuple[int, int
 
 
 def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -> JobCurves:
-    """Return the curves `names` (None: all) of the spans. A curve has the minimum and the maximum
-    of each interval, and the value of the job's last step."""
+    """Return the curves of the metrics `names` (None: all metrics) in each span. A curve has the
+    minimum and the maximum of each interval, and the value of the job's last step."""
     sealed = [replace(span, high=min(span.high, span.sealed_step - 1)) for span in spans]
     rest = [replace(span, low=max(span.low, span.sealed_step)) for span in spans]
     found = _packed(session, 0, names, sealed)
@@ -187,8 +187,8 @@ def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return the thinned `curve`, but keep its last value. Packed chunks are thinned already; the
-    job's last step is never in a packed chunk.
+    """Return the thinned `curve`, but keep its last value. Packed chunks were thinned before, but
+    they never contain the job's last step.
     """
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:
@@ -200,8 +200,8 @@ def _with_last(curve: Curve, width: int) -> Curve:
 def read_void(
     session: Session, span: Span, names: Sequence[str] | None
 ) -> dict[int, dict[str, Curve]]:
-    """Return the void curves in groups. A group has the curves of the steps that one attempt
-    repeated."""
+    """Return the curves in void chunks, keyed by the number of the attempt that repeated their
+    steps."""
     attempts = session.scalars(
         select(CurveRow.void_by)
         .where(CurveRow.job_id == span.job_id, CurveRow.void_by > 0)

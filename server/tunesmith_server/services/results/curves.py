@@ -1,4 +1,5 @@
-"""Curves of a job as columns, with few points that include all extreme values."""
+"""A job's curves as lists of steps and values, thinned to few points without losing extreme
+values."""
 
 from __future__ import annotations
 

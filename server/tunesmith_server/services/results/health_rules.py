@@ -36,17 +36,18 @@ NAN_STEPS = 3
 row."""
 
 PEAK_FACTOR, PEAK_NATS = 2.0, 0.5
-"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not later fall
-below RECOVERED times its start."""
+"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not fall below
+90 % of its start (RECOVERED) by the end of the run."""
 RECOVERED = 0.9
 RISE_SHARE = 0.1
-"""Relative rise of the loss over the whole run that counts as a divergence."""
+"""Smallest relative rise of the loss over the whole run that counts as a divergence."""
 REBOUND_FACTOR, REBOUND_NATS = 1.5, 0.2
-"""Rise from the lowest loss to the loss at the end of the run that counts as a divergence: at least
-this factor and this number of nats."""
+"""A rise from the lowest loss to the loss at the end of the run counts as a divergence if it is at
+least this factor and at least this number of nats."""
 OVERFIT_SHARE, OVERFIT_NATS = 0.03, 0.02
-"""Rise from the lowest to the last validation loss that counts as overfitting. Every evaluation
-uses the same rows, so the noise is small."""
+"""A rise from the lowest to the last validation loss counts as overfitting if it is at least this
+share of the lowest loss and at least this number of nats. Every evaluation uses the same rows, so
+the noise is small."""
 NOTICEABLE_SHARE = 0.02
 """Smallest relative fall of the loss that counts as learning."""
 USEFUL_SHARE = 0.1
@@ -160,7 +161,8 @@ def _flat_loss(trend: _Trend, curves: Curves) -> _Verdict:
 
 
 def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
-    """Recognise a loss that rose far above its start and stayed above RECOVERED times its start."""
+    """Recognise a loss that rose far above its start and did not fall below 90 % of its start
+    (RECOVERED) by the end of the run."""
     values = [value for _, value in points]
     if len(values) < 2:
         return None
@@ -299,8 +301,9 @@ def _best(points: Sequence[tuple[int, float]], *, lowest: bool) -> tuple[int, fl
 
 
 def _window_error(count: int) -> float:
-    """Return the standard error of the difference between two means, in units of the noise. The
-    first is the mean of the last quarter, the second the mean that `_best` returns."""
+    """Return the standard error of the difference between two means of a curve, divided by the
+    standard deviation of the noise. The first mean is that of the last quarter; the second mean is
+    that of the window that `_best` finds."""
     return math.sqrt(1 / max(2, count // 10) + 1 / (count // 4))
 
 

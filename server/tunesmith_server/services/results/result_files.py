@@ -1,4 +1,5 @@
-"""OpenAI's result file of a job: metrics as CSV, made from the stored metrics when it is read."""
+"""OpenAI's result file of a job, a CSV file of metrics. Each download makes the file from the
+stored metrics."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SampleFilters:
     """True selects completions without a reward, False completions with a reward."""
     finish_reason: str | None = None
     text: str | None = None
-    """Part of the prompt or the completion, ignoring case."""
+    """Text that the prompt or the completion must contain, ignoring case."""
     group: int | None = None
     row: int | None = None
     """Row of the training file."""

@@ -47,7 +47,7 @@ def record(session: Session, job: JobRow, event: RunEvent) -> None:
 
 def delete_after(session: Session, job_id: str, step: int) -> None:
     """Delete the samples of steps after `step`, because a new attempt repeats these steps. The
-    janitor's next sweep deletes the stored files."""
+    janitor, the server's periodic task, later deletes the stored files."""
     session.execute(delete(SamplesRow).where(SamplesRow.job_id == job_id, SamplesRow.step > step))
 
 

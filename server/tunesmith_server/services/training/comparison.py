@@ -41,7 +41,7 @@ _ANCHORS = 200
 two events that were read are placed by interpolation."""
 
 Anchors = Sequence[tuple[int, float]]
-"""Steps and their positions on the axis, both ascending."""
+"""Pairs of a step and its position on the x-axis, both ascending."""
 
 
 def find(session: Session, job_ids: Sequence[str]) -> list[JobRow]:
@@ -176,8 +176,8 @@ def _aligned(job_id: str, curve: Curve, anchors: Anchors | None) -> AlignedCurve
 
 
 def _between(anchors: Anchors, index: int, step: int) -> float:
-    """Return the position of a step. `index`: index of the first anchor that is not before the
-    step."""
+    """Return the position of a step on the x-axis, interpolated between two anchors. `index`: index
+    of the first anchor that is not before the step."""
     if index == len(anchors):
         return anchors[-1][1]
     after, at = anchors[index]
@@ -193,8 +193,8 @@ def _anchors(tokens: Curve) -> Anchors:
 
 
 def _hours(session: Session, rows: Sequence[JobRow]) -> dict[str, Anchors]:
-    """Return for some steps of each job the hours from the job's first start to the step. The hours
-    are computed from the times of events."""
+    """Return some steps of each job, each with the hours since the job's first start. The hours are
+    computed from the times of events."""
     started = {row.id: row.started_at for row in rows if row.started_at is not None}
     events = session.execute(
         select(EventRow.job_id, EventRow.created_at, readable_object(EventRow.data)["step"])

@@ -44,7 +44,7 @@ def add(
     created_at: float | None = None,
 ) -> EventRow:
     """Append one event. The caller has locked `job` in this transaction, with an UPDATE that checks
-    the fence or the state."""
+    the fencing token or the state."""
     row = new(job, message, kind=kind, level=level, data=data, created_at=created_at)
     session.add(row)
     return row
@@ -59,7 +59,7 @@ def new(
     data: dict[str, JsonValue] | None = None,
     created_at: float | None = None,
 ) -> EventRow:
-    """Return the next event of `job` with its number, without adding it to a session."""
+    """Return the next event of `job` with its number, without adding it to a database session."""
     job.last_seq += 1
     return EventRow(
         project_id=job.project_id,

@@ -139,7 +139,8 @@ def release(
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
     """Move a released job to the state requested by its user, or else back to the queue. `reason`
-    starts the event's message. Returns None if the fence is outdated."""
+    starts the event's message. Returns None if the database has a newer fencing token for the job.
+    """
     end = requested_end(session, job)
     if end is None:
         return jobs.enqueue(
@@ -156,8 +157,9 @@ def release(
 
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
-    """Return the state that a user's request gives to a released job, and the event's text. A
-    cancel, a pause, or a stop without a resume point gives a state; otherwise return None."""
+    """Return the state to which a user's command moves a released job, and the event's message.
+    Return None if there is no such command: a cancel, a pause, or a stop of a job without a resume
+    point."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:

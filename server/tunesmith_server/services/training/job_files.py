@@ -98,7 +98,7 @@ def _weights(session: Session, job: JobRow) -> Iterator[JobFile]:
 
 
 def content(session: Session, storage: Storage, job: JobRow, name: str) -> tuple[bytes, str]:
-    """Return the content and the media type of a file that is made when it is read."""
+    """Return the content and the media type of a file that is made for this request."""
     if name == "log.txt":
         return _log(session, job), f"{_TEXT}; charset=utf-8"
     makers: dict[str, Callable[[], Any]] = {  # Any: JSON

@@ -26,7 +26,8 @@ class JobFilters:
     model: str | None = None
     """Name of the base model or of the tuned model."""
     text: str | None = None
-    """Part of the id, the name, the suffix, or the base or tuned model's name, ignoring case.
+    """Text that the id, the name, the suffix or a model's name (base or tuned) must contain,
+    ignoring case.
     """
     created_after: int | None = None
     """Earliest time of creation, Unix seconds."""

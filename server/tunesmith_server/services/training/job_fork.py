@@ -54,8 +54,8 @@ def fork(
 def retry(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, requester: Requester
 ) -> tuple[Job, bool]:
-    """Create a job with the same body that continues from the newest resume point. If this request
-    already created a job, return that job and True."""
+    """Create a job with the settings of `job_id`, to continue from the newest resume point of that
+    job. If this request already created a job, return that job and True."""
     digest = _digest("retry", job_id)
     if earlier := job_create.find_earlier(session, requester, digest):
         return jobs.to_wire(earlier), True
@@ -189,7 +189,7 @@ def _changed_method(parent: JobRow, body: JobFork) -> dict[str, Any]:  # Any: JS
 
 
 def body_of(job: JobRow) -> dict[str, Any]:  # Any: JSON
-    """Return a create request for the same job, with the same seed."""
+    """Return the body of a request that creates `job` again, with the same seed."""
     return {
         "model": job.model,
         "training_file": job.training_file,

@@ -49,7 +49,8 @@ _MAY_BE_LARGE = ("recipe", "method")
 
 @cache
 def query(with_curve: bool = False) -> Select[Any]:
-    """Return the columns of a summary; a large recipe or method is not read."""
+    """Return the database query for the jobs of a list. The query leaves out large recipes and
+    methods."""
     columns = [getattr(JobRow, name) for name in _COLUMNS]
     for name in _DOCUMENTS:
         text: ColumnElement[str] = cast(getattr(JobRow, name), Text)

@@ -29,7 +29,7 @@ one level deeper in nested objects."""
 
 
 def split_fields(body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the valid fields of a body, and pydantic's errors of the others.
+    """Return the valid fields of a body, and pydantic's errors for the other fields.
 
     An object with an unknown field is not validated further. Therefore unknown fields are removed,
     and the body is validated again.
@@ -87,7 +87,7 @@ def find_problems(
 
 
 def refusal(check: Callable[[], object]) -> RequestProblem | None:
-    """Return the error with which a check refuses the request, if any."""
+    """Run a check of the request, and return its error; None if the check passes."""
     try:
         check()
     except ServiceError as error:

@@ -98,10 +98,10 @@ def move(
 def start(
     session: Session, job: JobRow, worker_id: str, lease_seconds: float
 ) -> tuple[float, float] | None:
-    """Move a queued job to `running`, with a new attempt, fence and lease. Returns the start of the
-    lease, and the time up to which the project is charged in advance. Returns None if the job has
-    been claimed since it was read. The object `job` is not updated. To make claims fast, the SQL
-    statements are built only once per process."""
+    """Move a queued job to `running`, with a new attempt, fence and lease. Returns two times: the
+    start of the lease, and the end of the period that is charged to the project in advance. Returns
+    None if the job has been claimed since it was read. The object `job` is not updated. To make
+    claims fast, the SQL statements are built only once per process."""
     values = {"job": job.id, "known": job.fence, "worker": worker_id, "lease": lease_seconds}
     row = session.execute(_START, values | {"now": time.time()}).one_or_none()
     if row is None:

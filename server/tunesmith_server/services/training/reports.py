@@ -20,7 +20,7 @@ from .jobs import HELD
 
 
 def store(session: Session, job: JobRow, report: RunReport) -> None:
-    """Replace the report of the current attempt. The caller has checked the fence."""
+    """Replace the report of the current attempt. The caller has checked the fencing token."""
     report = report.model_copy(update={"attempt": job.attempt})
     if report.evaluation is not None:
         job.evaluation = report.evaluation.summary().model_dump(mode="json")
@@ -81,8 +81,8 @@ def _report(job: JobRow, row: ReportRow, earlier: Iterable[ReportRow]) -> JobRep
 
 
 def newest(session: Session, jobs: Collection[JobRow]) -> dict[str, JobReport]:
-    """Return the newest report of each job, without the summaries of earlier attempts. A job is
-    left out if it has no report, or if this release cannot read the report."""
+    """Return the newest report of each job, with an empty `earlier_attempts`. A job is left out if
+    it has no report, or if this release cannot read the report."""
     by_id = {job.id: job for job in jobs}
     other = aliased(ReportRow)
     last = select(func.max(other.attempt)).where(other.job_id == ReportRow.job_id)
@@ -135,7 +135,7 @@ def _content(row: ReportRow) -> dict[str, Any]:
 
 
 def _summary(row: ReportRow) -> AttemptSummary | None:
-    """Return the summary, or None if the report cannot be read."""
+    """Return the summary of an attempt, or None if its report cannot be read."""
     try:
         return AttemptSummary.model_validate(
             {name: row.content.get(name) for name in AttemptSummary.model_fields}

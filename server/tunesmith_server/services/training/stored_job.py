@@ -1,6 +1,6 @@
-"""Read a job's row, which any release may have written: its documents (recipe, hyperparameters,
-method), and the whole job as the API returns it. A row that this release cannot read is shown with
-the error `unreadable`."""
+"""Read a job from its row, which another release may have written. The functions return one
+document (recipe, hyperparameters or method) or the whole job as the API returns it. A row that this
+release cannot read is shown with the error `unreadable`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def same_documents(one: JobRow, other: JobRow, names: tuple[str, ...]) -> bool:
 
 def to_wire(row: JobRow, now: float | None = None) -> Job:
     """Return the job. If this release cannot read the row, return the job with the readable
-    values. `now`: time of the database; None reads it if necessary."""
+    values. `now`: the database's time; if it is None, the function reads the time if necessary."""
     try:
         return _to_wire(row, now)
     except READ_ERRORS as error:
@@ -137,7 +137,7 @@ def evaluation(stored: Any) -> EvaluationSummary | None:  # Any: JSON
 
 
 def scheduling(row: JobRow) -> Scheduling:
-    """Return the job's requirements for the queue and the worker."""
+    """Return the settings that decide when and on which worker the job runs."""
     return Scheduling(
         priority=row.priority or 0,
         interactive=bool(row.interactive),
@@ -191,7 +191,7 @@ def worker_of(row: Any) -> str | None:  # Any: a JobRow, or columns of a list
 # Any: a JobRow, or columns of a list
 def estimated_finish(row: Any, now: float | None = None) -> int | None:
     """Return when a running job's training ends at the mean speed of this attempt, in Unix seconds.
-    The time is that of the database's clock, which also measured the speed."""
+    The speed and the time are measured by the database's clock."""
     if row.state != JobState.RUNNING or row.measured_at is None or not row.total_steps:
         return None
     now = _database_now(row) if now is None else now

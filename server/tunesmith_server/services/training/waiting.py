@@ -102,7 +102,7 @@ def _withdraw(warning: EventRow, event: EventRow) -> None:
 
 
 def describe(session: Session, view: View, job: JobRow) -> dict[str, object]:
-    """Return the fields of a job that tell why and until when the job waits; an empty result for a
+    """Return the fields that tell why the job waits and when it may start. Return no fields for a
     job that is running or has ended."""
     if job.state == JobState.VALIDATING_FILES:
         light = workers.ready(session).get(LIGHT_QUEUE)

@@ -82,12 +82,13 @@ def score_rows(
 ) -> RowScores:
     """Compute the scores of `rows`, in their order.
 
-    `model`: a causal language model, with or without PEFT, that has TRL's fused head or our loss
-    head. The function does not change the model's training or evaluation mode. `max_tokens`:
-    maximum number of tokens, padding included, in a forward pass of several rows. Each
-    out-of-memory error halves this maximum. `enough`: function that is called after each group of
-    rows with the number of rows scored so far. If `enough` returns True, scoring stops, and only
-    the scores of the rows scored so far are returned. Raises ValueError without rows."""
+    `model`: a causal language model, with or without PEFT. Its loss head is that of TRL
+    (`add_fused_lm_head`) or of engine/patches/head.py. The function does not change the model's
+    training or evaluation mode. `max_tokens`: maximum number of tokens, padding included, in a
+    forward pass of several rows. Each out-of-memory error halves this maximum. `enough`: function
+    that is called after each group of rows with the number of rows scored so far. If `enough`
+    returns True, scoring stops, and only the scores of the rows scored so far are returned. Raises
+    ValueError without rows."""
     if not rows:
         raise ValueError("there are no rows to score")
     parts: list[RowScores] = []
@@ -130,8 +131,8 @@ def _score_group(
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Divide the row indices `order`, shortest row first, into batches of at most `max_tokens`
-    positions."""
+    """Return batches of row indices. A batch of several rows has at most `max_tokens` tokens,
+    padding included. `order`: all row indices, shortest row first."""
     batches: list[list[int]] = []
     for index in order:
         if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:

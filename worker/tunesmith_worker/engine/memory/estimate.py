@@ -41,10 +41,10 @@ class Policy:
     The first `offload` layers move their input to the host, the last `keep` layers keep all
     activations, and the layers in between keep only their input.
 
-    Backward runs from the last layer to the first. It frees the kept activations of the last layers
-    before other layers recompute their activations, so both are never in memory at the same time.
-    Backward needs the inputs of the first layers last, so there is enough time to copy these inputs
-    back from the host.
+    Backward runs from the last layer to the first. The last layers' kept activations are freed
+    before other layers recompute their activations. Therefore, kept and recomputed activations are
+    never in memory at the same time. Backward needs the inputs of the first layers last, so there
+    is enough time to copy these inputs back from the host.
     """
 
     keep: int
@@ -67,7 +67,7 @@ class Correction:
     workspace: float = 1.0
     """Ratio of measured to predicted bytes of temporary memory (workspaces and logits)."""
     allocator: int = 0
-    """Freed bytes that the host's allocator has not returned to the kernel."""
+    """Freed bytes that the host's allocator has not returned to the operating system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ class Prediction:
     items: dict[str, int] = field(default_factory=dict)
     """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
     layer_inputs, workspace, attention_workspace, logits. After a measurement, there is also the
-    item `allocator`: freed bytes that the host's allocator has not returned to the kernel."""
+    item `allocator`: freed bytes that the host's allocator has not returned to the operating
+    system."""
     by_layer: tuple[int, ...] = ()
     """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
@@ -262,9 +263,9 @@ def _stock_norm_kept(shape: ModelShape, tuning: Tuning) -> int:
 def _stock_input_kept(tuning: Tuning, width: int, modules: tuple[str, ...], noise: int) -> int:
     """Bytes per token that linear modules with a shared input keep for backward.
 
-    Adapters also keep their low-rank product `h A'`. If the input is cast to another dtype or has
-    dropout, each module keeps its own copy of the input. `noise`: bytes per element of a dropout
-    mask."""
+    A LoRA adapter also keeps the product of its input and its matrix A. If the input is cast to
+    another dtype or has dropout, each module keeps its own copy of the input. `noise`: bytes per
+    element of a dropout mask."""
     cast = tuning.compute_bytes != 4
     if tuning.full:
         separate = [name for name in modules if name not in ("qkv_proj", "gate_up_proj")]
@@ -337,7 +338,8 @@ def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, in
 def _head(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes (logits, workspace) of the head's forward pass and of its backward pass.
+    """Bytes of the head's forward pass and of its backward pass, each as a pair (logits,
+    workspace).
 
     The backward pass includes the last norm."""
     e, s, h, v = (*_sizes(tuning), shape.hidden, shape.vocabulary)

@@ -29,12 +29,13 @@ def read_free_memory(device: torch.device, held: int) -> FreeMemory:
 
 
 def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes available on the host without swapping, within the limits of its control groups."""
+    """Bytes available on the host without swapping, within the memory limits of this process."""
     return min([int(psutil.virtual_memory().available), *_limits(root, own)])
 
 
 def _limits(root: Path, own: Path) -> list[int]:
-    """Bytes left below the memory limits of this process's control group and of all parent groups.
+    """Remaining bytes of each memory limit that applies to this process: the limits of its control
+    group and of all parent groups.
 
     The limits are read from cgroup version 2. With cgroup version 1, only the limit of the
     container is read."""
@@ -89,11 +90,10 @@ def measure_speed(device: torch.device) -> Speed:
 
 
 class HostPeak:
-    """Measures the growth of this process's resident memory, if the kernel reports resident
-    memory."""
+    """Measures the growth of this process's resident memory, if the operating system reports it."""
 
     def __init__(self) -> None:
-        """Make the allocator return free memory to the kernel, then start measuring."""
+        """Make the allocator return free memory to the operating system, then start measuring."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)

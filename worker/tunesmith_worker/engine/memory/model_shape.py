@@ -3,8 +3,8 @@
 The configuration of a Llama-like model has all sizes. Configurations of other families use other
 names, or lack a size (GPT-2 has no `intermediate_size`, Mamba has no attention heads, Gemma 4 has
 two head sizes). If a size is missing, all sizes are computed from the shapes of the model's
-weights. Sizes computed from the weights are approximate; the trial pass corrects the memory
-prediction.
+weights. Sizes computed from the weights are approximate; the trial pass (probe.py) corrects the
+memory prediction.
 """
 
 from __future__ import annotations

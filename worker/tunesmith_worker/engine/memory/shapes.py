@@ -17,8 +17,8 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
 }
-"""Name of the fused projection of Phi-3 that contains a projection, keyed by the projection's
-name."""
+"""Fused projections of Phi-3: the keys are the names of single projections, the values the names of
+the fused projections that contain them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ def shape_of(config: Untyped) -> ModelShape:
     """Read the model's shape from a configuration of transformers.
 
     The shape is exact for Llama-like models (engine/patches/families.py). For models that are not
-    Llama-like, the shape is approximate, and the trial pass corrects the prediction. Raises
-    AttributeError if the configuration lacks a size."""
+    Llama-like, the shape is approximate, and the trial pass (probe.py) corrects the prediction.
+    Raises AttributeError if the configuration lacks a size."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -135,7 +135,7 @@ def save_trained(
     dtype: torch.dtype,
     with_tokenizer: bool,
 ) -> SavedWeights:
-    """Save a probe and the adapter in `dtype`; with full tuning, a probe and the model.
+    """Save the adapter in `dtype` (with full tuning, the model), together with a probe (probe.py).
 
     Stock libraries can load the files. `with_tokenizer`: True if tokens were added, so that the
     adapter needs its own tokenizer."""

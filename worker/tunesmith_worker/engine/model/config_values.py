@@ -8,7 +8,7 @@ Untyped = Any  # Any: a configuration of transformers, which is not typed
 
 
 def config_value(config: Untyped, *names: str) -> Untyped:
-    """Return the first of the values `names` that the configuration sets, or None.
+    """Return the value of the first name in `names` that the configuration sets, or None.
 
     A value that differs between layers also counts as not set, because transformers raises an error
     when such a value is read."""
@@ -23,7 +23,7 @@ def config_value(config: Untyped, *names: str) -> Untyped:
 
 
 def config_size(config: Untyped, *names: str) -> int | None:
-    """Return the first of the values `names` that is a positive integer, or None."""
+    """Return the value of the first name in `names` whose value is a positive integer, or None."""
     for name in names:
         value = config_value(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

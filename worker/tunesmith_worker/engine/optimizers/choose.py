@@ -1,4 +1,4 @@
-"""Choose the optimiser for a precision, and provide the weights that are saved."""
+"""Choose the optimiser for a training precision, and put the weights to save into the model."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def describe_precision(precision: Precision) -> str:
 def rounded_weights(optimizer: Untyped) -> AbstractContextManager[None]:
     """Within this block, the model has the weights that must be saved.
 
-    If the optimiser keeps fp32 copies of the weights (masters), the model's weights are the
-    masters, rounded to bf16 like in torch. If the optimiser keeps no masters, the block changes
-    nothing."""
+    If the optimiser keeps fp32 copies of the weights (masters), the block replaces the model's
+    weights by the masters, rounded to bf16 as torch rounds. If the optimiser keeps no masters, the
+    block changes nothing."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's optimizer
     if isinstance(optimizer, SplitMasterAdamW):
         return optimizer.rounded_to_even()

@@ -39,7 +39,8 @@ class ScoredTokens:
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     bounds: tuple[int, ...] | None
-    """Start of each packed row in the sequence, then the number of tokens; None for padded rows."""
+    """Start of each packed row in the sequence, then the length of the sequence; None for padded
+    rows."""
     labelled: torch.Tensor | None = None
     """Flat indices of the labelled positions in `labels[:, 1:]`: int64 [N] on the batch's device.
     None if `scored` is set."""

@@ -1,4 +1,5 @@
-"""Patch decoder layers to run our kernels, and the backbone to pass `segments` to the layers."""
+"""Patch decoder layers to run our kernels, and patch the backbone to pass the boundaries of packed
+rows (`segments`) to the layers."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ forward, so our forward must recompute activations too."""
 
 
 class DecoderLayerPatch:
-    """Patch of one decoder layer: our forward for batches with segments, the stock forward
-    otherwise."""
+    """Patch of one decoder layer: our forward for packed rows, the stock forward for other
+    batches."""
 
     def __init__(self, layer: Untyped, mechanisms: frozenset[str], report: PatchReport) -> None:
         """Raises Unsupported if the layer cannot be patched."""
@@ -42,7 +43,7 @@ class DecoderLayerPatch:
         if not self.has_half:
             return
         self.stock: Untyped = layer.forward
-        """Stock forward, for batches without segments."""
+        """Stock forward, for batches that are not packed."""
         layer.forward = types.MethodType(_forward(self), layer)
 
     @property

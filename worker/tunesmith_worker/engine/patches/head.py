@@ -28,18 +28,18 @@ _patched: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def computes_scored_tokens(model: torch.nn.Module) -> None:
-    """Record that the model's forward supports `scored` in a batch layout."""
+    """Record that the model's forward can score the tokens in `BatchLayout.scored`."""
     _patched.add(model)
 
 
 def is_head_patched(model: torch.nn.Module) -> bool:
-    """Return True if this causal language model supports `scored` in a batch layout."""
+    """Return True if this causal language model can score the tokens in `BatchLayout.scored`."""
     return model in _patched
 
 
 class HeadPatch:
     def __init__(self, model: Untyped) -> None:
-        """`model`: a causal language model that a TRL trainer has prepared."""
+        """`model`: a causal language model with TRL's fused head (`add_fused_lm_head`)."""
         self._model = model
         self._stock = vars(model).get("forward")
         stock = model.forward
@@ -82,8 +82,8 @@ def _score(
 ) -> FusedCausalLMOutput:
     """Compute the log-probs of labels [B, T].
 
-    The result fields of tokens have shape [B, T - 1]; the value of a position without a label is
-    0."""
+    Result fields with a value for each token have shape [B, T - 1]; a position without a label has
+    the value 0."""
     kwargs["use_cache"] = False
     config = model.config.get_text_config()
     if getattr(config, "output_router_logits", False):
@@ -180,8 +180,9 @@ class _Scatter(torch.autograd.Function):
     """Scatter values [N] to flat `indices` of a zero tensor of `shape`.
 
     If the loss is a sum, all elements of the upstream gradient are equal: torch passes one number,
-    expanded to `shape`. In this case, backward also returns one expanded number. From the strides,
-    the kernels then know that all tokens have the same weight, and do not have to read the device.
+    expanded to `shape`. In this case, backward also returns one expanded number. Its strides show
+    the kernels that all tokens have the same weight, so the host does not have to read the gradient
+    from the device.
     """
 
     @staticmethod

@@ -37,7 +37,8 @@ class Patched:
         layers: list[DecoderLayerPatch],
     ) -> None:
         self.report, self.layers = report, layers
-        """Patch report, and the layers that have at least one of our half blocks."""
+        """Patch report, and the layers that have at least one of our half blocks (attention or
+        MLP)."""
         self._model, self._mechanisms, self._undo = model, mechanisms, undo
 
     def undo(self) -> None:
@@ -55,8 +56,8 @@ class Patched:
 def patch(model: Untyped, mechanisms: Iterable[str] = MECHANISMS) -> Patched:
     """Patch a transformers causal language model, with or without PEFT's LoRA.
 
-    A TRL trainer must have prepared the model. Unsupported modules are left unchanged and listed in
-    the report."""
+    The model needs TRL's fused head (`add_fused_lm_head`), which TRL's trainers add. Unsupported
+    modules are left unchanged and listed in the report."""
     chosen = frozenset(mechanisms)
     if unknown := chosen - MECHANISMS:
         raise ValueError(f"unknown patches {sorted(unknown)}: choose from {sorted(MECHANISMS)}")

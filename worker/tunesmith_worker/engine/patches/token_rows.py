@@ -69,8 +69,8 @@ def trained_rows(layer: TrainableTokensLayer) -> TrainedRows | None:
 
 
 def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.Tensor:
-    """Return the token ids [k] on the device. The first call copies the ids; later calls need no
-    copy."""
+    """Return the ids of a layer's trained tokens, [k], on the device. The first call copies the
+    ids; later calls need no copy."""
     indices: list[int] = layer.token_indices[name]
     cached = _DEVICE_IDS.get(layer)
     if cached is None or cached[0] is not indices or cached[1].device != device:
@@ -81,7 +81,7 @@ def _ids(layer: TrainableTokensLayer, name: str, device: torch.device) -> torch.
 _DEVICE_IDS: WeakKeyDictionary[torch.nn.Module, tuple[list[int], torch.Tensor]] = (
     WeakKeyDictionary()
 )
-"""PEFT's list of token ids of each layer, and the same ids as a tensor on the device."""
+"""Ids of each layer's trained tokens: PEFT's list, and the same ids as a tensor on the device."""
 
 
 def look_up(

@@ -51,7 +51,7 @@ def logit_scale(config: Untyped) -> float:
 def load_balancing_loss(
     config: Untyped, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute the same load-balancing loss of a mixture of experts as TRL's fused head.
+    """Compute the load-balancing loss of a mixture of experts, like TRL's fused head.
 
     `router_logits`: [tokens, experts] of each layer. `mask` [B, T]: 0 for padding; None if there is
     no padding."""
@@ -61,14 +61,15 @@ def load_balancing_loss(
 
 
 def add_reference_head(model: Untyped, temperature: float) -> Untyped:
-    """Add TRL's fused head to GRPO's reference model. GRPOTrainer does the same."""
+    """Add TRL's fused head, which computes log-probs, to GRPO's reference model. GRPOTrainer does
+    the same."""
     add_fused_lm_head(model, temperature=temperature)
     return model
 
 
 def add_scoring_head(model: Untyped) -> None:
-    """Add TRL's fused head to a model, to compute the log-probs and the correct tokens of an
-    evaluation."""
+    """Add TRL's fused head to a model, to compute the log-probs of an evaluation's tokens and
+    whether each token is the most likely one."""
     add_fused_lm_head(model, outputs=("log_probs", "is_top1"))
 
 

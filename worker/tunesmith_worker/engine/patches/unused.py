@@ -29,8 +29,8 @@ def unused_modules(causal: Untyped) -> list[str]:
     """Return the paths of the modules whose outputs do not affect the logits of a text.
 
     If a whole module is unused, the modules inside it are not listed. An expert counts as used if
-    another expert of its list is used. Only the gradients of outputs are computed, so a large model
-    needs little memory.
+    another expert of the same module list is used. Only the gradients of outputs are computed, so a
+    large model needs little memory.
     """
     if is_known_model(causal):
         return []

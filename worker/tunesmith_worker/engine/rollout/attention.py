@@ -85,8 +85,8 @@ class StepAttention:
         return self._out.transpose(0, 1).reshape(rows, kv * group * d)
 
     def _mask(self, window: int | None) -> torch.Tensor | None:
-        """Return a mask [B, 1, P + T] that is True for hidden columns; None if every row sees every
-        column."""
+        """Return a mask [B, 1, P + T] that is True for tokens that a row does not attend to; None
+        if every row attends to all P + T tokens."""
         if window not in self._masks:
             self._masks[window] = self._build_mask(window)
         return self._masks[window]

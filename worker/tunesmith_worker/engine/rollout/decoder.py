@@ -23,8 +23,8 @@ from .rope_tables import RopeTables
 from .weights import DecoderWeights, LayerWeights
 
 RowRangeTable = tuple[int, int, torch.Tensor]
-"""RoPE table for a range of rows: (first row, index after the last row, `RopeTable.doubled` [P, 2,
-R])."""
+"""RoPE table for a range of rows: the first row, the row after the last one, and
+`RopeTable.doubled` [P, 2, R]."""
 RowTables = dict[str | None, list[RowRangeTable]]
 """RoPE tables by `LayerSpec.layer_type`."""
 
@@ -144,7 +144,7 @@ class Decoder:
         }
 
     def release(self) -> None:
-        """Free what a subclass keeps between steps."""
+        """Free the memory that a subclass keeps between steps; this class keeps none."""
 
     def _qkv(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         """Return qkv [N, (H + 2 KV) D]; q and k are normalised if the layer has norms for them."""

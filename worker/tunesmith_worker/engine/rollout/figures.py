@@ -23,7 +23,8 @@ class RolloutFigures:
     """Figures of one `generate` call. The sum of the phase times is the duration of `generate`."""
 
     sync: PhaseTime = field(default_factory=PhaseTime)
-    """Time to prepare and restore the weights: merging the adapter, or folding and unfolding it."""
+    """Time to prepare and restore the weights: merging the adapter, or folding and unfolding it
+    (fold.py)."""
     prefill: PhaseTime = field(default_factory=PhaseTime)
     decode: PhaseTime = field(default_factory=PhaseTime)
     """Time in decode steps, sampling and batch rebuilds."""
@@ -41,7 +42,8 @@ class RolloutFigures:
     cache_bytes: int = 0
     """Peak size of the key/value cache in bytes."""
     fold_saved: int = 0
-    """Number of weight elements whose bits were saved to unfold the adapter exactly."""
+    """Number of weight elements whose bits were saved, because unfolding the adapter would not
+    restore them exactly (fold.py)."""
 
 
 class PhaseClock:

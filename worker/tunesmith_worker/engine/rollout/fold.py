@@ -112,5 +112,5 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def checksum(weight: torch.Tensor) -> int:
-    """Return the sum of the bits of all elements, read as integers."""
+    """Read the bits of each element as an integer, and return the sum of these integers."""
     return int(sum(_bits(weight[rows]).sum(dtype=torch.int64) for rows in _chunks(weight)))

@@ -50,12 +50,12 @@ class Matrices:
 
     @property
     def distinct(self) -> list[Matrix]:
-        """The embedding and, if it has a weight of its own, the head."""
+        """The embedding, and the head if the head has a weight of its own."""
         return [self.embedding] if self.head is None or self.tied else [self.embedding, self.head]
 
     @property
     def named(self) -> list[Matrix]:
-        """The embedding and, if the model has one, the head."""
+        """The embedding, and the head if the model has a head."""
         return [self.embedding] if self.head is None else [self.embedding, self.head]
 
 

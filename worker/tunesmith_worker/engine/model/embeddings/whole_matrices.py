@@ -65,7 +65,8 @@ def _gb(gigabytes: float) -> str:
 def whole_matrices(
     model: Untyped, targets: str | Sequence[str], *, allowed: bool, adapter_itemsize: int
 ) -> WholeMatrices | None:
-    """Return the matrices named in `targets` (embedding, head or both); None if it names none.
+    """Return the matrices that `targets` names: the embedding, the head or both; None if it names
+    neither.
 
     The function uses only shapes, so `model` may be on the meta device. If `allowed` is False,
     raises a RunError that states the size.
