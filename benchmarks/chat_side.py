@@ -20,7 +20,7 @@ PROMPT, BLOCK = 40, 32
 
 
 def blocks_for(streams: int, new: int) -> int:
-    """Return the number of cache blocks that all streams need in total."""
+    """Return the number of KV-cache blocks that all streams need together."""
     return -(-(PROMPT + new) // BLOCK) * streams
 
 

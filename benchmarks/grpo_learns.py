@@ -1,15 +1,16 @@
 """Learning curve of GRPO: `python -m benchmarks.grpo_learns [--seeds 1 2 3] [--stock]`.
 
-Starts a service and runs a reinforcement job through its API. The job trains tiny-math-flat from
-../shared/data with LoRA r 16 on one-step word problems. A step has 16 prompts x 8 completions; the
-grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded adapter on held-out
-problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a separate process and
-with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM generates the completions.
-`--engine vllm` needs `--trainer-python` (a Python interpreter with vLLM) or `--rollout-url` (the
-URL of a vLLM server with tiny-math-flat; see docs/how-to/vllm.md). Prints one JSON line:
+Starts a service and runs a reinforcement job through its API. The job trains the model
+tiny-math-flat (in ../shared/data) with LoRA r 16 on one-step word problems. A step has 16 prompts x
+8 completions; the grader is `math_answer`. Then the benchmark measures pass@1 of the downloaded
+adapter on held-out problems. With `--stock`, TRL's GRPOTrainer also trains with each seed, in a
+separate process and with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM
+generates the completions. `--engine vllm` needs `--trainer-python` (a Python interpreter with vLLM)
+or `--rollout-url` (the URL of a vLLM server with tiny-math-flat; see docs/how-to/vllm.md). Prints
+one JSON line with these values.
 
-`before`, `after`: pass@1 on `heldout`, with 8 completions per row at temperature 1; `after` has one
-    value per seed.
+`before`, `after`: pass@1 on the held-out problems, with 8 completions per problem at temperature 1;
+    `after` has one value per seed.
 `first`, `last`: Mean reward of the job's first and last 10 steps.
 `wall_seconds`: Seconds from the creation of the job to its end.
 `cpu_seconds`: CPU-seconds of all processes of the installation, including its start: API, broker,

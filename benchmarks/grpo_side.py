@@ -110,7 +110,7 @@ class ForcedLengths:
     def __init__(self, engine: Untyped, task: Task) -> None:
         self._engine, self._task, self._step = engine, task, 0
         self.sync_seconds: list[float] = []
-        """Wall-clock seconds of each weight sync."""
+        """Wall-clock seconds of each weight sync (loading the newest weights into the engine)."""
         self.callback_cpu_seconds: list[float] = []
         """CPU-seconds of each call of the trainer's callback for finished completions (decode,
         grade, store)."""
@@ -133,7 +133,8 @@ class ForcedLengths:
 
 
 def ours(task: Task, folder: Path) -> tuple[Meter, float]:
-    """Train with our trainer. Return its `Meter`, and the memory before training in MiB."""
+    """Train with our trainer. Return the trainer's `Meter`, and the memory before training in
+    MiB."""
     prepared_runs: list[tuple[Meter, float]] = []
 
     def prepared(prepare: Prepare, context: Untyped, loaded: Untyped) -> Untyped:

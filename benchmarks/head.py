@@ -7,8 +7,9 @@ hidden states and, with --trainable-head, of the head. All implementations run a
 process. The result of an implementation is its shortest time of --repeats rounds. On a CPU, times
 are CPU-seconds of one thread; on a GPU, they are seconds between two synchronizations. A separate
 process for each implementation measures the peak memory minus the memory of the inputs. `full` is
-plain torch: F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute entropy and
-top-1. Prints one JSON line, which also contains the environment variables that configure malloc.
+plain torch: F.linear and F.cross_entropy. `ours_metrics` and `trl_metrics` also compute the
+entropy, and whether each label is the most likely token. Prints one JSON line, which also contains
+the environment variables that configure malloc.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Function = Callable[..., Tensors]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of one decoder layer and of the head, and the number of rows."""
+    """Sizes of one decoder layer and of the head, and the number of rows (one row per token)."""
 
     rows: int
     hidden: int
@@ -85,8 +85,8 @@ SHAPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One operation. All functions compute the same outputs from the leaf tensors and do not change
-    the leaf tensors."""
+    """One operation. All its functions compute the same outputs from the same leaf tensors, and do
+    not change these tensors."""
 
     leaves: Tensors
     ours: Function
@@ -95,7 +95,7 @@ class Problem:
     """Minimum bytes of one forward and one backward: every input is read once, every result written
     once."""
     others: Mapping[str, Function] = field(default_factory=dict)
-    """Implementations without our code, by name."""
+    """Implementations that do not use our code, keyed by name."""
     liger: Function | None = None
     no_liger: str | None = None
     """Reason why Liger lacks this operation, or None."""

@@ -1,8 +1,9 @@
 """Compare the planner's memory predictions with measured memory: `python -m benchmarks.plan`.
 
-Each setting runs in its own process on a CPU. Twelve settings vary rows, length, tuning and
-checkpointing. Six more settings were not used to develop the memory model. A Llama of 12.4 million
-parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measurements:
+Each setting runs in its own process on a CPU. Twelve settings differ in the number of rows, the row
+length, the tuning (LoRA or full) and the use of gradient checkpointing. Six more settings were not
+used to develop the memory model. A Llama of 12.4 million parameters (sft_side.py) trains two steps
+with our trainer and AdamW. Two measured values are compared with the predictions.
 
 `tensors`: Peak bytes of tensors, including weights and optimizer; torch's profiler counts every
     allocation of a whole run.
@@ -10,10 +11,10 @@ parameters (sft_side.py) trains two steps with our trainer and AdamW. Two measur
     separate run without the profiler, and is compared with the prediction of that run.
 
 `predicted` is the planner's closed-form prediction. Before training, every run measures the memory
-of a trial pass. This measurement corrects the prediction; `corrected` is the corrected prediction.
-The trial pass also measures the memory that the allocator holds beyond tensors. `rss` includes this
-memory. The prediction must be within 10 % of `tensors` and within 20 % of `rss`. `--write` writes
-benchmarks/results/plan.json.
+of a trial pass (one forward and backward pass). This measurement corrects the prediction;
+`corrected` is the corrected prediction. The trial pass also measures the memory that the allocator
+holds beyond tensors. `rss` includes this memory. The prediction must be within 10 % of `tensors`
+and within 20 % of `rss`. `--write` writes benchmarks/results/plan.json.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def run_once(
     train: bool = True,
     events: Any = None,  # Any: an EventLog, which is imported late
 ) -> tuple[Any, Any]:
-    """Make our trainer with the memory plan of the setting, on rows of one length. Train if
-    `train`. `events`: log of the memory plan's events."""
+    """Make our trainer and its memory plan for a setting, with rows of equal length. Run the
+    training if `train` is True. `events`: log of the memory plan's events."""
     import tempfile
 
     import datasets

@@ -2,8 +2,9 @@
 
 Each of the 30 settings trains two steps of a small random model on a CPU: six families, in fp32,
 bf16, `bf16_split_master`, and bf16 over an NF4 base. `predicted` is the prediction of the run's
-memory plan, after its trial pass. `tensors` is the peak of tensor bytes in a run under torch's
-profiler. The prediction must be within 10 % or 32 MiB of `tensors`, whichever is more.
+memory plan after the trial pass (one forward and backward pass before training). `tensors` is the
+peak of tensor bytes in a run under torch's profiler. The prediction must be within 10 % or 32 MiB
+of `tensors`, whichever is more.
 
 `reported` is the memory report at the end of a second run, without the profiler. A prediction
 outside the limits is a miss. A miss is silent if the memory report does not mention the miss. The

@@ -5,10 +5,10 @@
 `loss`: loss on 200 held-out rows, relative to fp32. Each precision has one run of the trainer
 (`tunesmith run`): 300 steps of tiny-math on GSM8K.
 
-`cost`: CPU-seconds of one step of our optimizer minus those of torch's fused fp32 AdamW, divided by
-the time of a whole training step (2 x 1,024 tokens in bf16 with our kernels). The model is a Llama
-of 12.4 million parameters. The benchmark alternates between the optimizers, and also counts the
-bytes of weights and optimizer state.
+`cost`: extra CPU-seconds of an optimizer step, divided by the CPU-seconds of a whole training step
+(2 x 1,024 tokens in bf16 with our kernels). The extra CPU-seconds are those of our optimizer minus
+those of torch's fused fp32 AdamW. The model is a Llama of 12.4 million parameters. The benchmark
+alternates between the optimizers, and also counts the bytes of weights and optimizer state.
 
 Runs on one thread and prints one JSON line. `--data` is a folder with gsm8k/train.jsonl and
 models/tiny-math.
@@ -41,7 +41,7 @@ from .sft_side import make_model
 DATA = Path(__file__).parents[2] / "shared" / "data"
 HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
-"""JSON key of each precision whose key is not its name."""
+"""Keys in the results, for precisions whose key differs from their name."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
 """Maximum relative difference between the final loss and the final loss in fp32."""
 COST_BAR = 0.05

@@ -2,7 +2,8 @@
 
 `--side` is the engine's name. A cell is a number of rows and a length of prompts; at most 8 rows
 share a prompt. Each cell has three rollouts. The first rollout is not counted, and the result is
-the faster of the other two. If the engine cannot generate, the line has the reason.
+the faster of the other two. If the engine cannot generate, the JSON line has the reason in
+`skipped`.
 """
 
 from __future__ import annotations

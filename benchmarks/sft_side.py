@@ -99,7 +99,8 @@ def make_tiny(model_type: str, dtype: torch.dtype) -> Any:
 
 
 def make_rows(tokens: int) -> Any:
-    """Make random rows of 32 to 768 tokens (log-uniform), at least `tokens` in total."""
+    """Make random rows of 32 to 768 tokens (log-uniform), with at least `tokens` tokens in
+    total."""
     draw = random.Random(0)
     rows: list[list[int]] = []
     while sum(map(len, rows)) < tokens:
@@ -164,7 +165,8 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, model_type: str | None) -> dict[str, Any]:  # Any: JSON
-    """Train a model, and return the results of this side. `model_type`: None for the Llama."""
+    """Train a model with the trainer that `--side` selects, and return the results. `model_type`:
+    None for the Llama."""
     dtype = getattr(torch, arguments.dtype)
     full, ours = arguments.tuning == "full", arguments.side == "ours"
     loaded = torch.float32 if full else dtype

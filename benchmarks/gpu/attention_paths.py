@@ -26,7 +26,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 def attention_paths(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
     """Time all backends. A call has `(4 + 10) * T^2 / 2 * heads * head_size` floating-point
-    operations. The factor 4 belongs to the forward pass, and the factor 10 to the backward pass."""
+    operations; T is the number of tokens. The factor 4 belongs to the forward pass, and the factor
+    10 to the backward pass."""
     tokens = 4096 if device.type == "cuda" else 40
     of = AttentionShape(shape.heads, shape.kv_heads, shape.head_size, shape.head_size**-0.5)
     ours, qkv = _ours(tokens, of, device)

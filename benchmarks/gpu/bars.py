@@ -38,7 +38,7 @@ class Bar:
 
 
 def speed(results: Results, model: str, side: str, setting: str, key: str) -> float | None:
-    """Return the median over all rounds of the value `key` of a model, trainer and setting."""
+    """Return the median of the value `key` over all rounds, for one model, trainer and setting."""
     rounds = [
         result[key]
         for case, result in results.get("speed", {}).items()
@@ -110,8 +110,8 @@ def _memory(key: str, judged: Callable[[list[float]], float]) -> Callable[[Resul
 
 
 def _offload(results: Results) -> float | None:
-    """Return the largest time overhead of offloading among cases in which the planner expects no
-    overhead. Ignore cases with a hidden size below 2,048 or with fewer than 4,096 tokens."""
+    """Return the largest time overhead of offloading among cases for which the memory plan expects
+    no overhead. Ignore cases with a hidden size below 2,048 or with fewer than 4,096 tokens."""
     cases = results.get("memory", {}).values()
     overheads = [
         as_error(result["overhead"])

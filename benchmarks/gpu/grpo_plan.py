@@ -11,12 +11,13 @@ BATCHES = (8, 32, 128)
 
 
 def step_cases(model: str, turn: int) -> list[str]:
-    """List the cases MODEL/SIDE/TUNING/TURN of a round. In every second round, the cases run in
-    reverse order."""
+    """List the cases of round `turn`: MODEL/ours/lora/TURN (our trainer) and MODEL/stock/lora/TURN
+    (stock TRL). Every second round reverses the order of the two cases."""
     sides = ("ours", "stock") if turn % 2 else ("stock", "ours")
     return [f"{model}/{side}/lora/{turn}" for side in sides]
 
 
 def decoding_cases(model: str) -> list[str]:
-    """List the cases MODEL/decode/BATCH and MODEL/ragged/BATCH."""
+    """List the cases MODEL/decode/BATCH (completions of equal length) and MODEL/ragged/BATCH
+    (completions of different lengths)."""
     return [*(f"{model}/decode/{batch}" for batch in BATCHES), f"{model}/ragged/{BATCHES[1]}"]

@@ -26,8 +26,8 @@ FP32_LIMIT = 1e-5
 
 
 def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Measure the head-rows kernel's time. `ms_metrics`: milliseconds of a
-    call that also computes entropy and top-1."""
+    """Measure the head-rows kernel's time. `ms_metrics`: milliseconds of a call that also computes
+    the entropy of each row, and whether its target is the most likely token."""
     vocabulary = _vocabulary(device)
     rows = min(shape.rows, MOST_ROWS)
     logits = (torch.randn(rows, vocabulary, device=device) * 3).bfloat16()
@@ -75,8 +75,8 @@ def _statistics(logits: torch.Tensor, metrics: bool) -> RowStatistics:
 
 
 def _error(logits: torch.Tensor) -> float:
-    """Return the largest relative RMS error against float64. Checks log-probs, entropy and the
-    gradient of the logits."""
+    """Return the largest relative RMS error of the kernel's log-probs, entropy and gradient of the
+    logits, compared with float64."""
     targets = torch.randint(logits.shape[1], (len(logits),), device=logits.device)
     exact = logits.double()
     log_p = exact.log_softmax(-1)

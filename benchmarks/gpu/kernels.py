@@ -1,4 +1,4 @@
-"""Part `kernels`: times of our operations on real shapes. Part `correctness` checks their results.
+"""Part `kernels`: times of our operations. Part `correctness` checks their results.
 
 The times are for forward and backward in bf16, with our kernels, eager torch and Liger. `ratio` is
 our kernel's rate divided by the ceiling measured in the same process. The ceiling is the copy

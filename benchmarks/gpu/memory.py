@@ -1,9 +1,11 @@
 """Part `memory`: predicted and measured memory.
 
+The part has these cases.
+
 `MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
 `MODEL/offload`: Step time with offloading / step time with recomputation. With offloading, every
     layer except the last offloads its input.
-`MODEL/long`: The planner's memory prediction for one row of 80,000 tokens. The benchmark trains on
+`MODEL/long`: The memory plan's prediction for one row of 80,000 tokens. The benchmark trains on
     this row if the prediction is at most 80 GB.
 
 The models have random bf16 weights, LoRA r 16 on all linear layers, and our kernels.
@@ -50,7 +52,7 @@ OFFLOADED = {"tiny-llama": (2, 64)}
 
 
 class PatchedModel:
-    """Patched model, and a batch of rows of equal length."""
+    """Model with our kernels, and a batch of rows of equal length."""
 
     def __init__(self, name: str, device: torch.device, rows: int, length: int) -> None:
         self.model, _ = prepared(name, device, torch.bfloat16)

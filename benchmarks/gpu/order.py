@@ -30,7 +30,7 @@ The key is True with --tiny.
 """
 _USUAL, _LONG = 90.0, 150.0
 _LOSS = 600.0
-"""Time limits of a case, in seconds."""
+"""Time limits of cases in seconds: most cases, long cases, and the comparison of losses."""
 
 
 def all_jobs(parts: Sequence[str], *, tiny: bool, rounds: int) -> list[Job]:
@@ -92,7 +92,7 @@ def _speed(models: Sequence[str], tiny: bool, turn: int) -> Iterator[Job]:
 def _grpo(tiny: bool, turn: int) -> Iterator[Job]:
     """Yield the jobs of GRPO steps.
 
-    Jobs with full tuning and jobs that only decode run only in the first round.
+    Only the first round has jobs with full tuning and jobs that measure only decoding.
     """
     model = TINY_GRPO_MODEL if tiny else GRPO_MODEL
     for case in step_cases(model, turn):

@@ -1,10 +1,10 @@
-"""Part `parity`: comparison of loss and gradients between a patched model and the stock model.
+"""Part `parity`: loss and gradients of a model with our kernels, compared with the stock model.
 
-The stock model is an unpatched transformers model with PEFT's LoRA and TRL's loss head. In fp32
-without TF32, each gradient may differ from the gradient of the stock model by a relative RMS of at
-most 1e-5. In bf16 with PEFT's fp32 adapters, errors are differences from the results in fp32. For
-each kind of tensor, our error over all layers must be at most 1.5 times the error of the stock
-model.
+The stock model is the transformers model without our kernels, with PEFT's LoRA and TRL's loss head.
+In fp32 without TF32, each gradient may differ from the gradient of the stock model by a relative
+RMS of at most 1e-5. In bf16 with PEFT's fp32 adapters, errors are differences from the results in
+fp32. For each kind of tensor, our error over all layers must be at most 1.5 times the error of the
+stock model.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FP32_LIMIT, BF16_FACTOR, LEAST_GRADIENT = 1e-5, 1.5, 1e-2
 
 
 def fp32(name: str, device: torch.device) -> dict[str, Any]:  # Any: JSON
-    """Compare the patched model and the stock model in fp32. `worst` is the largest relative RMS
-    difference of a gradient."""
+    """Compare a model with our kernels and the stock model in fp32. `worst` is the largest relative
+    RMS difference of a gradient."""
     model, batch = prepared(name, device, torch.float32)
     stock = step(model, batch)
     patched = patch(model)

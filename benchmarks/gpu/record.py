@@ -63,7 +63,8 @@ class Record:
         self._write(f"{part}: {case} FAILED: {error}")
 
     def skip(self, part: str, case: str, why: str = "") -> None:
-        """Record that a case did not run. `why` defaults to the time limit."""
+        """Record that a case did not run. `why` is the reason; by default, the time limit was
+        reached."""
         why = why or f"time limit of {self._results['minutes']:g} minutes"
         self._results["skipped"].append({"part": part, "case": case, "why": why})
         self._write(f"{part}: {case} skipped: {why}")

@@ -168,7 +168,7 @@ def ours(task: Task) -> BuiltTrainer:
 
 
 def stock(task: Task, *, liger: bool = False) -> BuiltTrainer:
-    """Make TRL's trainer with PEFT's adapters. Settings that the task does not name keep TRL's
+    """Make TRL's trainer with PEFT's adapters. Settings that are not in `task` keep TRL's
     defaults."""
     base = random_model(task.model, torch_device(), torch.bfloat16)
     model = peft.get_peft_model(base, lora_config())

@@ -21,7 +21,8 @@ TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
 def newest(results: list[Result]) -> list[Result]:
-    """Return the newest run of each comparison. Results files list the newest run first."""
+    """Return the newest run for each tuning, dtype and compared trainer. Results files list the
+    newest run first."""
     newest_runs: dict[tuple[str, ...], Result] = {}
     for row in results:
         if row["benchmark"] == "sft":
@@ -131,7 +132,8 @@ def service(results: list[Result]) -> str:
 def _first_step(row: Result) -> str:
     """Write the table of times to the first step.
 
-    An old result has only the times of a worker without a warm trainer.
+    An old result has only the times of a worker without a warm trainer (an idle trainer process
+    that has imported its libraries).
     """
     result = row["first_step"]
     kinds = {"without": result} if "first_step_seconds" in result else result

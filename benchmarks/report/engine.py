@@ -83,8 +83,8 @@ def _memory_error(row: Result) -> float:
 
 
 def precisions(results: list[Result]) -> str:
-    """Write the section on precisions from the newest loss run and the newest cost run. Results
-    files list the newest run first."""
+    """Write the section on precisions from the newest result for the loss and the newest result for
+    the cost of the optimizer. Results files list the newest run first."""
     words = (
         "## Precisions of full tuning\n\n"
         "Loss and optimizer cost of each `recipe.precision`, on the same rows in the same order "

@@ -39,7 +39,7 @@ _ROWS = (
     ("restart", "missing", "steps missing after the restart", ""),
     ("restart", "doubled", "steps doubled after the restart", ""),
 )
-"""Columns: part of the results, key in this part, description, unit."""
+"""Each row has four values: a part of the results, a key in this part, a description and a unit."""
 
 
 def portal(results: list[Result]) -> str:

@@ -1,4 +1,4 @@
-"""Section on the queue: simulated weeks, and the cost of a claim."""
+"""Section on the queue: simulated weeks, and the cost of a claim (a worker takes a job)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Measure the cost of a claim with 10,000 queued jobs of 20 projects and 500 files."""
+"""Measure the cost of a claim with 10,000 queued jobs of 20 projects and 500 files.
+
+A claim is the request by which a worker takes a job.
+"""
 
 from __future__ import annotations
 
@@ -95,10 +98,10 @@ def claim_costs(database: Database, settings: Settings, count: int = CLAIMS) -> 
 
 
 def _server_process(database: Database) -> int | None:
-    """Return the process id of the PostgreSQL server for the pool's only connection.
+    """Return the id of the PostgreSQL server process that serves the pool's only connection.
 
-    The query adds a read transaction between two claims. This transaction does not distort the
-    measurement, because the service also reads the database between claims.
+    The query for the id adds a read transaction between two claims. This transaction does not
+    distort the measurement, because the service also reads the database between claims.
     """
     if database.engine.dialect.name != "postgresql":
         return None

@@ -1,4 +1,4 @@
-"""Results of a simulation: shares, waits, estimates, and numbers of forbidden events."""
+"""Results of a simulation: shares, waits, estimates, and counts of errors such as lost jobs."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def doubled(record: Record) -> int:
 def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
     """Return the longest fair wait of a job in seconds.
 
-    A project's share is the number of devices that it gets if the devices are divided by the
-    projects' weights. The bound is a sum of two times. The first time is twice the device-time of
-    the project's jobs that start during the wait, divided by the share. The second time is twice
-    the duration of the longest job.
+    A project's share is the number of devices that it gets if the devices are divided among the
+    projects in proportion to their weights. The bound is a sum of two times. The first time is
+    twice the device-time of the project's jobs that start during the wait, divided by the share.
+    The second time is twice the duration of the longest job.
     """
     share = week.weights[job.project] / sum(week.weights) * len(week.devices)
     began = job.arrives + record.waits[job.id]
@@ -106,7 +106,7 @@ def starvation_bound(week: Week, record: Record, job: JobPlan) -> float:
 
 
 def starved(week: Week, record: Record) -> list[str]:
-    """Return the jobs that waited longer than their bound."""
+    """Return the ids of the jobs that waited longer than `starvation_bound`."""
     return [
         job.id
         for job in week.jobs

@@ -32,7 +32,7 @@ class Probe:
         self._started.set()
 
     def stop(self) -> dict[str, float]:
-        """Return the 50th and 99th percentile and the maximum in ms.
+        """Return the 50th and 99th percentile and the maximum of the latencies, in ms.
 
         A failed request counts as TIMEOUT_SECONDS.
         """

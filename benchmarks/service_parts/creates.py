@@ -22,7 +22,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, *, per_second: float, seconds: float) -> dict[str, Any]:
-    """Measure latencies in ms: first of `create` alone, then of `create` and `list` together."""
+    """Measure latencies in ms: first of create requests alone, then of create and list requests at
+    the same time."""
     target = Target(host=service.host, port=service.port, key=service.api_key)
     create = Load(
         name="create",

@@ -1,8 +1,9 @@
 """Measure the time from the POST of a job until a watcher receives the job's first step.
 
-`cold`: the first job after the workers started. `warm`: a warm trainer is ready. `at_once`: the
-previous job has just ended, and the next warm trainer is starting. `without`: the worker has
-no warm trainer. The benchmark alternates between a `warm` and a `without` job.
+`cold`: the first job after the workers started. `warm`: a warm trainer (an idle process that has
+imported its libraries) is ready. `at_once`: the previous job has just ended, and the next warm
+trainer is starting. `without`: the worker has no warm trainer. The benchmark alternates between a
+`warm` and a `without` job.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ step."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Measure all jobs of each kind, and compute the medians."""
+    """Run all jobs of each kind. Return median times of each phase, and until the first step."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, run_job):

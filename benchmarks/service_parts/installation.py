@@ -1,5 +1,5 @@
-"""Installation for measurements: embedded broker, `tunesmith api` and optionally a worker of each
-kind (train, light).
+"""Installation for measurements: embedded broker, `tunesmith api` and optionally two workers, one
+for training and one that validates files.
 
 Each part of the installation runs in its own process.
 """

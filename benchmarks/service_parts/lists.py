@@ -23,8 +23,8 @@ from .process_use import cpu_seconds
 
 JOBS_PATH = "fine_tuning/jobs"
 _GROUPS = 5
-"""Number of groups of pages. The benchmark compares the groups' median latencies, because the
-latencies of single requests vary too much."""
+"""The pages of a list are divided into this number of groups. The benchmark uses the median latency
+of each group, because latencies of single requests vary too much."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
-    """Return the median latency of each page in ms, and its ratio to the latency of page 1."""
+    """Return, for each list, the median latency of its pages in ms, and for each fifth of the pages
+    the ratio to the latency of page 1."""
     job_id = service.new_job(service.new_file())
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,8 +91,9 @@ def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float
 
 
 def seed(database_url: str, job_id: str, rows: int) -> None:
-    """Insert copies of a job until there are `rows` jobs in ten teams. Also insert `rows` events of
-    the job. The rows go directly into the database, because requests would take too long."""
+    """Insert copies of a job until there are `rows` jobs; their metadata name ten different teams.
+    Also insert `rows` events of the job. The rows go directly into the database, because requests
+    would take too long."""
     database = Database(database_url)
     with database.write.begin() as session:
         job = session.get_one(JobRow, job_id)

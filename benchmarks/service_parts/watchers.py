@@ -20,7 +20,7 @@ CONNECTED_AT_ONCE = 50
 GIVE_UP_SECONDS = 300.0
 SENT = "sent"
 """Key of the sending time in an event's data. The key's value is the Unix time at which the
-reporter sent the event."""
+benchmark sent the event to the API."""
 
 
 @dataclass

@@ -119,7 +119,8 @@ def _points(found: JobComparison, job_id: str) -> list[MetricPoint]:
 
 
 def _different(found: JobComparison) -> dict[str, list[Any]]:  # Any: JSON
-    """Return all settings that differ, by name, including values chosen for "auto"."""
+    """Return the differences between the jobs, keyed by name: settings, values chosen for "auto",
+    and environment."""
     automatic = {f"{name} (auto)": values for name, values in found.automatic.items()}
     return {**found.settings, **automatic, **found.environment}
 

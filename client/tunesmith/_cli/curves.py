@@ -27,8 +27,8 @@ class Line:
 
 
 def draw(lines: Sequence[Line], label: str) -> Text:
-    """Return the curves over the optimiser steps, with a legend. Extreme values are cut off, so
-    that one peak does not make the rest of the curve flat."""
+    """Draw the curves over the optimiser steps as text, with a legend. Extreme values are cut off,
+    so that one peak does not make the rest of the curve flat."""
     drawn = [line for line in lines if line.values]
     if not drawn:
         return Text(f"{label}: no values")

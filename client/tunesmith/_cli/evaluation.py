@@ -21,7 +21,8 @@ def show_evaluation(evaluation: Evaluation, names: Mapping[str, str] | None = No
 def render(
     evaluation: Evaluation, *, names: Mapping[str, str] | None = None, answers: bool = True
 ) -> RenderableType:
-    """Return the verdict, the scores of each model, the comparisons and, if wanted, the answers."""
+    """Make the text of an evaluation: verdict, scores, comparisons and, with `answers`, the
+    answers."""
     parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), ""]
     for short, name in (names or {}).items():
         parts.append(f"{short}: {name}")

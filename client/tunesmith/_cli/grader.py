@@ -22,7 +22,7 @@ _NAME = "--grader"
 
 
 def read_grader(text: str | None) -> dict[str, Any] | None:  # Any: JSON
-    """Parse the option's value. The schema validates the grader later."""
+    """Parse the option's value. The schema of the request checks the grader's fields later."""
     if text is None:
         return None
     if text.lstrip().startswith("{"):

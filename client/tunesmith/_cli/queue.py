@@ -1,4 +1,4 @@
-"""`tunesmith top`, `tunesmith why` and `tunesmith usage`: queue, reasons and device-hours."""
+"""`tunesmith top` (devices and queue), `tunesmith why` (why a job waits), `tunesmith usage`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def build_recipe(pairs: Sequence[str], file: Path | None) -> dict[str, Any] | No
     """Return the recipe from `file`, changed by the fields in `pairs`. Without `file` and `pairs`,
     return None.
 
-    The schema validates the fields later.
+    The schema of the request checks the fields later.
     """
     recipe = {} if file is None else read_json_object(file, "--recipe-file")
     for pair in pairs:

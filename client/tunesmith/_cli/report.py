@@ -26,7 +26,7 @@ def show_report(report: JobReport) -> None:
 
 
 def render(report: JobReport) -> RenderableType:
-    """Return the phases with their times, the measurements, the bottleneck and the advice."""
+    """Make the text of a report: phases with their times, measurements, bottleneck and advice."""
     parts: list[RenderableType] = [_title(report), "", _phases(report), ""]
     parts += [_fields(_figures(report)), "", _fields(_advice(report))]
     if report.evaluation is not None:

@@ -1,4 +1,4 @@
-"""`tunesmith storage`: stored bytes, free disk, and the last runs of the janitor."""
+"""`tunesmith storage`: stored bytes, free disk, and the last runs of the server's periodic task."""
 
 from __future__ import annotations
 
