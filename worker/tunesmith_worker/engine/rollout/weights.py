@@ -60,7 +60,7 @@ class DecoderWeights:
 
 @contextmanager
 def decoder_weights(model: Architecture, layout: Layout, rows: int) -> Iterator[DecoderWeights]:
-    """Yield the current weights, optimized for decode steps with `rows` rows.
+    """Yield the current weights, optimized for steps that decode `rows` completions together.
 
     On exit, copies are freed and the adapter is unfolded."""
     stack = ExitStack()
@@ -130,7 +130,7 @@ def merged_weight(part: Projection, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _merged(parts: Sequence[Projection], dtype: torch.dtype) -> torch.Tensor:
-    """Merge projections with the same input into one weight [sum of outs, in].
+    """Merge projections with the same input, such as q, k and v, into one weight [sum of outs, in].
 
     For each projection, the merged weight is `W + s B A`, summed in fp32 and rounded once."""
     if len(parts) == 1 and parts[0].adapter is None and isinstance(parts[0].weight, torch.Tensor):

@@ -1,8 +1,8 @@
 """Read a saved LoRA adapter for the native engine.
 
-The module reads only plain LoRA on linear layers and trained token rows. For every other adapter,
-UnsupportedAdapter is raised with the reason. The engine `transformers` then serves this adapter
-with PEFT.
+The module reads only plain LoRA on linear layers, and rows of the embedding or the head that were
+trained for single tokens (PEFT's trainable tokens). For every other adapter, UnsupportedAdapter is
+raised with the reason. The engine `transformers` then serves this adapter with PEFT.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AdapterFile:
     modules: dict[str, LoraPair]
     """Pairs of LoRA matrices, keyed by the module's path in the base model."""
     token_ids: tuple[int, ...] = ()
-    """Ids of the tokens with trained rows."""
+    """Ids of the tokens whose rows of the embedding or the head are trained."""
     token_rows: dict[str, torch.Tensor] | None = None
     """Trained rows [k, hidden] of the embedding and the head; the keys are their paths in the base
     model."""

@@ -1,4 +1,7 @@
-"""Key/value caches: one slot per decoding row, and one buffer per prompt that is being computed.
+"""Caches of attention keys and values: a buffer per new prompt, a slot per generating request.
+
+While a prompt is computed, its keys and values are in a buffer. Afterwards, the request is a row:
+it generates tokens, and its keys and values are in a slot.
 
 Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. The rows occupy the
 first slots without gaps, so that one matrix product per layer covers all rows without copying keys.
@@ -24,7 +27,7 @@ class CacheShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """Size in bytes of one token's keys and values."""
         return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
@@ -44,13 +47,13 @@ class PromptBuffer:
 
 
 class SlotCache:
-    """Keys and values of all decoding rows: [L, 2, S, KV, T, D]."""
+    """Keys and values of all generating requests: [L, 2, S, KV, T, D]."""
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._kv = self._empty(0, 0)
         self.lengths: list[int] = []
-        """Number of cached tokens of each row, in the order of the slots."""
+        """Number of cached tokens of each request, in the order of the slots."""
 
     @property
     def rows(self) -> int:
@@ -61,18 +64,20 @@ class SlotCache:
         return self._kv.numel() * self._kv.element_size()
 
     def bytes_for(self, rows: int, tokens: int) -> int:
-        """Return the bytes of a cache for `rows` rows of at most `tokens` tokens."""
+        """Return the size in bytes of a cache for `rows` requests of at most `tokens` tokens
+        each."""
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows' keys and values as views, each [B KV, T, D]. T: number of tokens of the
-        longest row, including its new token."""
+        """Return the keys and the values of B requests as two views, each [B KV, T, D]. T: number
+        of tokens of the longest request, including its new token."""
         longest = max(self.lengths) + 1
         keys, values = self._kv[number, :, : self.rows, :, :longest].unbind()
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def write_index(self) -> torch.Tensor:
-        """Return the index [B 2 KV] of each row's next keys and values in `flat(layer)`."""
+        """Return the positions [B 2 KV] in `flat(layer)` to which the next keys and values of B
+        requests must be written."""
         _, _, slots, kv_heads, tokens, _ = self._kv.shape
         row = torch.arange(self.rows)[:, None] * kv_heads + torch.arange(kv_heads)
         within = row * tokens + torch.tensor(self.lengths)[:, None]
@@ -85,18 +90,18 @@ class SlotCache:
         return self._kv[number].view(-1, self._shape.head_dim)
 
     def advance(self) -> None:
-        """Increase each row's number of cached tokens by one."""
+        """Increase each request's number of cached tokens by one."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def append(self, buffer: PromptBuffer, length: int) -> None:
-        """Add a row with the first `length` tokens of a buffer."""
+        """Add a request: copy the keys and values of its first `length` tokens from `buffer`."""
         slot = self.rows
         self.reserve(slot + 1, max([length, *self.lengths]) + 1)
         self._kv[:, :, slot, :, :length] = buffer.kv[..., :length, :]
         self.lengths.append(length)
 
     def remove(self, slot: int) -> None:
-        """Free a slot; the last row moves into it."""
+        """Free a slot; the request in the last used slot moves into the freed slot."""
         last = self.rows - 1
         if slot != last:
             length = self.lengths[last]
@@ -107,22 +112,22 @@ class SlotCache:
             self.trim()
 
     def clear(self, slot: int) -> None:
-        """Set all entries of a slot to 0. A NaN in a free slot would damage later rows, because
-        attention multiplies unused entries by 0, and 0 times NaN is NaN."""
+        """Set all entries of a slot to 0. A NaN in a free slot would damage later requests in this
+        slot, because attention multiplies unused entries by 0, and 0 times NaN is NaN."""
         self._kv[:, :, slot] = 0
 
     def copy_of(self, slot: int, tokens: int) -> torch.Tensor:
-        """Return a copy of the first `tokens` tokens of a slot: [L, 2, KV, tokens, D]."""
+        """Copy the keys and values of a slot's first `tokens` tokens: [L, 2, KV, tokens, D]."""
         return self._kv[:, :, slot, :, :tokens].clone()
 
     def reserve(self, rows: int, tokens: int) -> None:
-        """Reserve space for `rows` rows; the longest row has `tokens` tokens."""
+        """Reserve space for `rows` requests; the longest request has `tokens` tokens."""
         slots, room = self._kv.shape[2], self._kv.shape[4]
         if rows > slots or tokens > room:
             self._resize(rows, tokens)
 
     def trim(self) -> None:
-        """Free the slots that hold no row."""
+        """Free the slots that hold no request."""
         if self.bytes > self.bytes_for(self.rows, self._longest() + 1):
             self._resize(self.rows, self._longest() + 1)
 

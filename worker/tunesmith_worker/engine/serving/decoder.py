@@ -1,7 +1,8 @@
-"""Forward pass of a serving step: one new token of each decoding row, and parts of prompts.
+"""Forward pass of one step of the serving engine.
 
-For each weight, one matrix product computes all tokens of a step. Attention is computed once for
-all decoding rows, and once for each part of a prompt.
+A step computes the newest token of each decoding row (a request that generates tokens), and parts
+of the prompts of new requests. For each weight, one matrix product computes all tokens of a step.
+Attention is computed once for all decoding rows, and once for each part of a prompt.
 
 Shapes: B decoding rows, T tokens in the step (B, then the tokens of the parts), H heads, KV
 key/value heads, D head size.
@@ -44,8 +45,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """Newest token of a decoding row. The index of a `DecodeRow` in the argument of
-    `ServingDecoder.run` is the row's slot in the cache."""
+    """Newest token of a request that generates tokens. The index of a `DecodeRow` in the argument
+    of `ServingDecoder.run` is the request's slot in the cache."""
 
     token: int
     rope_key: int
@@ -71,8 +72,8 @@ class ServingDecoder(Decoder):
     ) -> torch.Tensor:
         """Compute a step, and cache its keys and values.
 
-        Returns the next logits in fp32, [N, V]: first the logits of the decoding rows, then the
-        logits of the prompt parts that need logits.
+        Returns the next logits in fp32, [N, V]: first the logits of the requests that generate
+        tokens, then the logits of the prompt parts that need logits.
         """
         device = self._model.device
         adapters = [row.adapter for row in rows]
@@ -154,7 +155,7 @@ class ServingDecoder(Decoder):
 
 
 class _Decode:
-    """Attention of all decoding rows in one step."""
+    """Attention of all requests that generate tokens, in one step."""
 
     def __init__(self, cache: SlotCache, shape: AttentionShape) -> None:
         self._cache = cache

@@ -57,13 +57,14 @@ class Grammars:
 
 
 class Matcher:
-    """State of one completion's JSON text."""
+    """Checks which tokens may follow the JSON text of one completion."""
 
     def __init__(self, matcher: Untyped, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def mask(self, size: int, device: torch.device) -> torch.Tensor:
-        """Return a mask [size]: True for tokens that are not allowed. Raises UnusableOutput."""
+        """Return a bool mask with an entry for each of `size` token ids: True if the token is not
+        allowed. Raises UnusableOutput."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: min(size, self._vocabulary)]
         self._check()

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Work that the engine's thread does. Only this thread calls the methods."""
+    """Object that computes the steps of an `EngineLoop`. Only the loop's thread calls the
+    methods."""
 
     @property
     def has_work(self) -> bool: ...

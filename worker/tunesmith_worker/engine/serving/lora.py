@@ -21,8 +21,9 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""If R is more than this number of times the sum of the ranks of the adapters that a batch uses,
-the layer multiplies by each used adapter separately."""
+"""Maximum ratio of the sum of all adapters' ranks to the sum of the ranks that a batch uses. Above
+this ratio, the layer multiplies by each used adapter separately, instead of once by the matrices of
+all adapters."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,15 @@ class AdaptedLinear(Linear):
     `AdapterBank`."""
 
     def __init__(self, base: Linear, bank: AdapterBank, paths: Sequence[str], outs: Sequence[int]):
-        """`paths` and `outs`: path and output size of each projection that `base` joins."""
+        """`paths`, `outs`: path and output size of each projection that `base` computes, such as q,
+        k and v."""
         self._base, self._bank, self.paths, self.outs = base, bank, tuple(paths), tuple(outs)
         self.a: torch.Tensor | None = None
-        """[R parts, in]: for each adapter, the A matrix of each of the layer's projections
-        (parts)."""
+        """[R parts, in]: a matrix A for each adapter and each projection of the layer. R: sum of
+        the adapters' ranks; parts: number of projections."""
         self.b: torch.Tensor | None = None
-        """[R parts, out]: the transposed B matrices in the same order. In the rows of one
-        projection, the columns of all other projections are 0."""
+        """[R parts, out]: the transposed matrices B in the same order. The rows of a projection are
+        0 in the columns of all other projections."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._add(x, self._base(x))
@@ -79,7 +81,8 @@ class AdaptedLinear(Linear):
         return y
 
     def rows_of(self, adapter: AdapterFile) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the adapter's rows of `a` [r parts, in] and `b` [r parts, out] in fp32."""
+        """Return the rows of `self.a` [r parts, in] and `self.b` [r parts, out] for one adapter of
+        rank r, in fp32."""
         rank, total = adapter.rank, sum(self.outs)
         pairs = [adapter.modules.get(path) for path in self.paths]
         size = next((pair.a.shape[1] for pair in pairs if pair is not None), 0)
@@ -202,8 +205,8 @@ class AdapterBank:
         return torch.tensor(tokens, device=self._device)
 
     def widened(self, parts: int) -> torch.Tensor:
-        """Return the mask of the current step [T, R parts], for layers that join several
-        projections."""
+        """Return the mask of the current step, [T, R parts], for layers that join several
+        projections: each adapter's columns are repeated once per projection."""
         if parts not in self._widened:
             assert isinstance(self.step, torch.Tensor)
             pieces = []

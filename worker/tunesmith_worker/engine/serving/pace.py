@@ -1,10 +1,10 @@
-"""Choose the number of prompt tokens in a step, so that prompts delay the decoding rows only a
-little."""
+"""Choose how many prompt tokens a step computes, so that new prompts only slightly delay the
+requests that already generate tokens."""
 
 from __future__ import annotations
 
 ALONE = 512
-"""Number of prompt tokens per step while no row decodes."""
+"""Number of prompt tokens per step while no request generates tokens."""
 _SMALLEST = 16
 _WEIGHT = 0.1
 """Weight of the newest step in the running averages."""
@@ -32,7 +32,8 @@ class Pace:
             self._token_seconds = _mean(self._token_seconds, more / prompt_tokens)
 
     def prompt_tokens(self, rows: int) -> int:
-        """Return the maximum number of prompt tokens for a step with `rows` decoding rows."""
+        """Return the maximum number of prompt tokens for a step in which `rows` requests generate a
+        token."""
         if rows == 0:
             return ALONE
         if self._decode_seconds is None or not self._token_seconds:

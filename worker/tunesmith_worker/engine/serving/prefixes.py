@@ -1,4 +1,4 @@
-"""Keys and values of finished requests, kept for the next turn of a conversation.
+"""Attention keys and values of finished requests, kept for the next turn of a conversation.
 
 A request reuses a kept sequence if both have the same adapter and cache salt, and the request's
 prompt starts with the same tokens. Projects have different salts, so no project can guess another
@@ -54,8 +54,8 @@ class PrefixStore:
     def make_room(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int], size: int
     ) -> None:
-        """Drop sequences until a new sequence of `size` bytes fits: first all prefixes of `tokens`,
-        then the least recently used sequences."""
+        """Drop kept sequences until the new sequence `tokens` of `size` bytes fits: first all
+        sequences that are a prefix of `tokens`, then the least recently used sequences."""
         new = np.array(tokens, dtype=np.int64)
         for key, old in list(self._kept.items()):
             same = old.space == space and old.rope_key == rope_key
@@ -75,9 +75,9 @@ class PrefixStore:
     def find(
         self, space: PrefixSpace, rope_key: int, tokens: Sequence[int]
     ) -> tuple[KeptPrefix, int] | None:
-        """Return the sequence with the longest common prefix, and the prefix's length; None if the
-        prefix is shorter than MIN_TOKENS. The last of `tokens` is never reused, because its logits
-        must be computed."""
+        """Return the kept sequence that has the longest common prefix with `tokens`, and the length
+        of this prefix; None if the prefix is shorter than MIN_TOKENS. The last of `tokens` is never
+        reused, because its logits must be computed."""
         wanted = np.array(tokens[:-1], dtype=np.int64)
         best, length = None, MIN_TOKENS - 1
         for one in self._kept.values():
@@ -98,7 +98,7 @@ class PrefixStore:
         return True
 
     def forget(self, adapter: str | None) -> None:
-        """Drop the sequences of one adapter."""
+        """Drop the kept sequences of one adapter."""
         self._kept = OrderedDict((k, v) for k, v in self._kept.items() if v.space[0] != adapter)
 
 

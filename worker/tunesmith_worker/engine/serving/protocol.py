@@ -56,7 +56,8 @@ class UnsupportedAdapter(ServingError):
 
 
 PrefixSpace = tuple[str | None, str]
-"""Pair of adapter and cache salt; only requests with equal pairs may share keys and values."""
+"""Pair of adapter and cache salt; only requests with equal pairs may share attention keys and
+values."""
 
 
 class Finish(StrEnum):
@@ -79,7 +80,7 @@ class Generation:
     adapter: str | None = None
     """Name of a loaded adapter; None for the base model."""
     cache_salt: str = ""
-    """Only requests with the same salt use each other's keys and values."""
+    """Only requests with the same salt use each other's attention keys and values."""
     top_logprobs: int | None = None
     """Number of most likely tokens to report per token; None means no log-probs at all."""
     prompt_logprobs: bool = False
@@ -134,7 +135,7 @@ class Stream:
     tag: object = None
     """Any value that the caller sets; the engine does not read the value."""
     cached_tokens: int = 0
-    """Number of prompt tokens whose keys and values are reused from another request."""
+    """Number of prompt tokens whose attention keys and values are reused from another request."""
 
     @property
     def prefix_space(self) -> PrefixSpace:
@@ -151,9 +152,9 @@ class Figures:
     running: int = 0
     queued: int = 0
     live_tokens: int = 0
-    """Number of tokens whose keys and values are in memory for running requests."""
+    """Number of tokens whose attention keys and values are in memory for running requests."""
     kept_tokens: int = 0
-    """Number of tokens whose keys and values are kept from finished requests."""
+    """Number of tokens whose attention keys and values are kept from finished requests."""
     cache_bytes: int = 0
     cancelled: int = 0
     finished: int = 0
@@ -182,8 +183,8 @@ class ServingEngine(Protocol):
         """Free an adapter's memory. When this method is called, no request may use the adapter."""
 
     def limit_cache(self, cache_bytes: int) -> None:
-        """Change the maximum bytes of keys and values, without waiting. Kept sequences that do not
-        fit are dropped; running requests keep their memory."""
+        """Change the maximum size in bytes of all attention keys and values, without waiting. Kept
+        sequences that do not fit are dropped; running requests keep their memory."""
 
     def rest(self, share: float) -> None:
         """Pause after each step for `share` times the step's time, so that other processes can use

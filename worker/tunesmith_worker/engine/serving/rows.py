@@ -22,9 +22,9 @@ _NOT_FINITE = "the model's logits are not finite: its weights are damaged or its
 
 @dataclass(eq=False)
 class Row:
-    """One request. The tokens of a row are the prompt and the completion so far. The keys and
-    values of the first `cached` tokens are in a buffer while the prompt is computed, and later in a
-    slot."""
+    """One request in progress. `tokens`: the prompt and the completion so far. The attention keys
+    and values of the first `cached` tokens are in `buffer` while the prompt is computed, and later
+    in a slot of the cache."""
 
     stream: Stream
     text: TextStream
@@ -39,7 +39,8 @@ class Row:
     penalties: PenaltyState | None = None
     done: bool = False
     broken: bool = False
-    """True if the row's logits are not finite; its keys and values may then not be finite."""
+    """True if the request's logits are not finite; its cached keys and values may then contain NaN
+    or infinity too."""
 
     @property
     def generated(self) -> int:
@@ -85,9 +86,10 @@ def prompt_scores_of(request: Generation) -> PromptScores | None:
 
 
 def sample_rows(rows: list[Row], logits: torch.Tensor) -> list[Output]:
-    """Sample the next token of each row from fp32 logits [rows, V], which may be overwritten.
+    """Sample the next token of each request from its row of the fp32 logits [rows, V].
 
-    A row that fails ends with an error and does not affect other rows."""
+    The function may overwrite the logits. A request that fails ends with an error and does not
+    affect other requests."""
     failed: list[Output] = []
     masks: dict[int, torch.Tensor] = {}
     finite = [] if bool(logits.isfinite().all()) else logits.isfinite().all(-1).tolist()
@@ -112,7 +114,7 @@ def _failed(row: Row, error: Exception) -> Output:
 
 
 def _sample(rows: list[Row], logits: torch.Tensor, masks: dict[int, torch.Tensor]) -> list[Output]:
-    """Sample a token for each row.
+    """Sample a token for each request.
 
     `masks`: forbidden tokens as a bool mask [V], keyed by `id(row)`.
     """

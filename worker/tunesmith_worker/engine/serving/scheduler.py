@@ -1,9 +1,9 @@
-"""Continuous batching: in each step, rows join and leave the batch.
+"""Continuous batching: in each step, requests can join and leave the batch.
 
-A step computes one token of every decoding row. The step also computes prompt tokens, but only so
-many that the step takes at most about twice as long as without them. So a long prompt delays other
-requests only a little. If older rows need the memory of a newer row, the newer row returns to the
-queue and is computed again."""
+A step computes one token of every request whose prompt is complete. The step also computes prompt
+tokens, but only so many that the step takes at most about twice as long as without them. So a long
+prompt delays other requests only a little. If older requests need the memory of a newer request,
+the newer request returns to the queue and is computed again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from .protocol import DoesNotFit, Figures, Output, Stream
 from .rows import Row, sample_rows
 
 _ROOM = 256
-"""When the memory budget is reduced, every running row keeps space for this number of further
+"""When the memory budget is reduced, every running request keeps space for this number of further
 tokens."""
 KEPT_SHARE = 0.5
-"""Share of the memory budget for the kept keys and values of finished requests."""
+"""Share of the memory budget for the attention keys and values that are kept from finished
+requests."""
 
 
 class Scheduler:
@@ -34,7 +35,8 @@ class Scheduler:
     def __init__(
         self, decoder: ServingDecoder, tables: RopeTables, max_rows: int, cache_bytes: int
     ) -> None:
-        """`cache_bytes`: maximum bytes of keys and values of all requests together."""
+        """`cache_bytes`: maximum size in bytes of the attention keys and values of all requests
+        together."""
         self._decoder, self._tables = decoder, tables
         self._max_rows, self._budget = max_rows, cache_bytes
         self._shape = decoder.cache_shape
@@ -42,9 +44,9 @@ class Scheduler:
         self._kept = PrefixStore(int(cache_bytes * KEPT_SHARE))
         self._waiting: deque[Row] = deque()
         self._prompts: list[Row] = []
-        """Rows whose prompt is being computed, oldest first."""
+        """Requests whose prompt is being computed, oldest first."""
         self._decoding: list[Row] = []
-        """Decoding rows, by slot."""
+        """Requests that generate tokens, in the order of their slots."""
         self._pace = Pace()
         # CPU time does not depend on other processes, such as a training job.
         on_cpu = self._shape.device.type == "cpu"
@@ -61,7 +63,7 @@ class Scheduler:
         return len(self._waiting)
 
     def limit(self, cache_bytes: int) -> None:
-        """Change the memory budget, but keep at least the bytes that the running rows need."""
+        """Change the memory budget, but keep at least the bytes that the running requests need."""
         waiting = max((len(row.tokens) for row in self._waiting), default=0)
         tokens = _ROOM * (len(self._decoding) + 1) + 2 * round_up(waiting + 1)
         self._budget = max(cache_bytes, self._live_bytes() + tokens * self._shape.token_bytes)
@@ -79,7 +81,7 @@ class Scheduler:
     def _publish(self) -> None:
         """Compute the numbers that `figures` returns.
 
-        Only the engine's thread may call this method, because the method reads rows that a step
+        Only the engine's thread may call this method, because the method reads requests that a step
         changes.
         """
         rows = [*self._prompts, *self._decoding]
@@ -127,7 +129,7 @@ class Scheduler:
         return [Output(row.stream, "", (), error=error) for row in rows]
 
     def step(self) -> list[Output]:
-        """Compute the next step; return the outputs of all rows that got a token or ended."""
+        """Compute the next step; return the outputs of all requests that got a token or ended."""
         outputs = self._step()
         self._publish()
         return outputs
@@ -177,7 +179,7 @@ class Scheduler:
                 self._waiting.appendleft(row)
 
     def _remove_done(self, *, keep: bool) -> None:
-        """Remove completed rows. With `keep`, store the keys and values of completed rows for later
+        """Remove completed requests. With `keep`, keep their attention keys and values for later
         requests."""
         for slot in range(len(self._decoding) - 1, -1, -1):
             row = self._decoding[slot]
@@ -235,15 +237,16 @@ class Scheduler:
                 return
 
     def _needed(self, rows: int, tokens: int) -> int:
-        """Bytes of all prompt buffers, plus the bytes of slots for `rows` rows of up to `tokens`
-        tokens."""
+        """Return the size in bytes of all prompt buffers, plus the slots of `rows` requests of up
+        to `tokens` tokens each."""
         return self._cache.bytes_for(rows, tokens) + self._buffer_bytes()
 
     def _longest(self) -> int:
         return max((len(row.tokens) for row in [*self._decoding, *self._prompts]), default=0)
 
     def _make_room(self) -> list[Output]:
-        """Return the newest rows to the queue until the next tokens of all other rows fit."""
+        """Return the newest requests to the queue until the next tokens of all other requests fit
+        into memory."""
         while True:
             rows, tokens = len(self._decoding) + len(self._prompts), self._longest() + 1
             if not self._decoding or self._needed(rows, tokens) <= self._budget:
@@ -294,7 +297,8 @@ class Scheduler:
         self._prompts.append(row)
 
     def _reuse(self, row: Row) -> None:
-        """Copy the longest known prefix of a row from a kept sequence or from a running row."""
+        """Copy attention keys and values from the kept sequence or running request that starts with
+        the most tokens of `row`."""
         assert row.buffer is not None
         space = row.stream.prefix_space
         found = self._kept.find(space, row.rope_key, row.tokens)

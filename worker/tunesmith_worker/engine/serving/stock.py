@@ -1,8 +1,9 @@
-"""Serving engine for all other model families: transformers' own generation, one request at a time.
+"""Serving engine that generates with transformers, one request at a time.
 
-transformers runs the model and its cache. A logits processor samples each token with the same code
-as the native engine, so that requests have the same parameters and answers in both engines. The
-logits processor also delivers each token to the caller.
+The engine serves the models and adapters that the native engine does not support. transformers runs
+the model and its cache. A logits processor samples each token with the same code as the native
+engine, so that requests have the same parameters and answers in both engines. The logits processor
+also delivers each token to the caller.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class StockServing:
         return row.done or self._closing
 
     def sample(self, row: Row, logits: torch.Tensor) -> int:
-        """Sample and deliver the next token of a row from logits [1, V]."""
+        """Sample and deliver the next token of the request `row` from its logits [1, V]."""
         if self.must_stop(row):
             return 0
         output = sample_rows([row], logits.float().clone())[0]

@@ -36,7 +36,8 @@ class TextStream:
         return "" if self.stopped else self._send(self._decode(final=True), final=True)
 
     def _decode(self, *, final: bool) -> str:
-        """Return the text of the tokens that are not yet decoded, if it is complete.
+        """Return the text of the tokens that are not yet decoded; empty while the last character
+        may still be completed.
 
         Tokens are decoded together with the tokens before them, because a tokenizer may drop the
         first space of a text."""

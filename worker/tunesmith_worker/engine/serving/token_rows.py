@@ -52,7 +52,7 @@ class TokenRows:
         }
 
     def embed(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Replace the embeddings of trained tokens.
+        """Replace the embeddings of trained tokens by the adapters' trained rows.
 
         `ids`: token ids [T]. `x`: their embeddings [T, hidden]."""
         for name, tokens in self._step.items():
@@ -69,7 +69,8 @@ class TokenRows:
     def head(
         self, x: torch.Tensor, logits: torch.Tensor, adapters: Sequence[str | None]
     ) -> torch.Tensor:
-        """Replace the logits of trained tokens.
+        """Replace the logits of trained tokens by logits from the adapters' trained rows of the
+        head.
 
         `x`: normalised hidden states [N, hidden]. `logits`: [N, V]."""
         for name, tokens in self._index(adapters).items():

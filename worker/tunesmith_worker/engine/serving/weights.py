@@ -1,6 +1,7 @@
 """Weights of a base model for serving with several adapters.
 
-The packed weights replace the model's own weights, so that the process holds only one copy.
+The packed weights (copies in the layout of the decoder's kernels) replace the model's own weights,
+so that the process holds only one copy.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Load saved weights with plain PEFT and transformers, and compare their logits with the probe.
+"""Load saved weights with plain PEFT and transformers, and compare their logits with a probe.
 
-The probe contains token rows and the logits of the trained model for these rows."""
+The probe is a file with token sequences and the trained model's logits for these sequences."""
 
 from .compare import Comparison, ResultMismatch
 from .files import check_base_name, check_files, verified_files

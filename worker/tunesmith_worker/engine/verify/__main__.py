@@ -40,7 +40,7 @@ class NotComparable(Exception):
 
 
 def verify(folder: Path, base: str | None) -> Comparison:
-    """Compare checksums, settings and logits of a folder with its verification.json.
+    """Compare a downloaded result with its verification.json: checksums, settings and logits.
 
     `base`: folder or Hugging Face id of the base model; None means the name in adapter_config.json.
     Raises ResultMismatch or NotComparable."""

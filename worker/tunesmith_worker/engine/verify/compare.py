@@ -1,4 +1,5 @@
-"""Comparisons of saved weights with the probe. A difference raises ResultMismatch."""
+"""Comparisons of saved weights with probe.safetensors, the record of the trained model. A
+difference raises ResultMismatch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Comparison:
     max_difference: float
     tolerance: float
     rows: list[list[int]]
-    """Token rows of the probe."""
+    """Token sequences of the probe."""
 
     def summary(self) -> str:
         return (

@@ -20,7 +20,8 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def verified_files(folder: Path) -> dict[str, VerifiedFile]:
-    """Return the size and the checksum of every file except verification.json."""
+    """Return the size and the checksum of every file in a result's folder, except
+    verification.json."""
     return {
         path.name: VerifiedFile(bytes=path.stat().st_size, sha256=file_hash(path))
         for path in sorted(folder.iterdir())
@@ -29,8 +30,8 @@ def verified_files(folder: Path) -> dict[str, VerifiedFile]:
 
 
 def check_files(folder: Path, verification: Verification) -> None:
-    """Check that the folder contains all verified files and that these files are unchanged. Other
-    files are ignored."""
+    """Check that the folder contains all files that verification.json lists, unchanged. Other files
+    are ignored."""
     for name, file in verification.files.items():
         path = folder / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Compare a folder of saved weights with its probe."""
+"""Compare a folder of saved weights with its probe.safetensors, the record of the trained model."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 vLLM keeps its own copy of the weights, because it joins and packs matrices for its kernels. Before
 a rollout, the trained weights (with the adapter merged) replace the weights in vLLM's copy. Between
-rollouts, vLLM sleeps: on a GPU, it frees weights, keys and values. On a CPU, vLLM has no sleep
-mode, but the memory pages of keys and values are returned to the operating system.
+rollouts, vLLM sleeps: on a GPU, it frees the weights and its cache of attention keys and values. On
+a CPU, vLLM has no sleep mode, but the memory pages of the cache are returned to the operating
+system.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "1",
 }
 SPARE_TOKENS = 64
-"""Number of tokens by which a row of the self-check may exceed `RolloutPlan.row_tokens`."""
+"""Number of tokens by which a prompt with its completion may exceed `RolloutPlan.row_tokens` in the
+self-check."""
 _MADV_DONTNEED = 4
 
 

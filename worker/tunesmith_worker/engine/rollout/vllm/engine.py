@@ -69,7 +69,8 @@ class VLLMEngine:
 
     @property
     def stable_length(self) -> int | None:
-        """None, because `why_not` refuses models whose RoPE frequencies change with the length."""
+        """None: the RoPE frequencies never change, because `why_not` refuses models in which they
+        change with the sequence length."""
         return None
 
     def generate(
@@ -147,7 +148,7 @@ class VLLMEngine:
 
 
 class _CallbackError(Exception):
-    """Exception of `on_completion`, wrapped to distinguish it from errors of vLLM."""
+    """Exception that `on_completion` raised, wrapped to distinguish it from errors of vLLM."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

@@ -11,10 +11,10 @@ from ..plan import MAX_ROWS, USABLE_SHARE, RolloutDoesNotFit, RolloutPlan
 Untyped = Any  # Any: transformers is not typed
 
 BLOCK = {"cpu": 128, "cuda": 16}
-"""Number of tokens per block of vLLM's cache of keys and values."""
+"""Number of tokens per block of vLLM's cache of attention keys and values."""
 _SPARE_BLOCKS = 2
-"""Number of blocks that each row needs besides its full blocks: an incomplete block, and a block
-that vLLM keeps empty."""
+"""Number of cache blocks that each completion needs besides its full blocks: an incomplete block,
+and a block that vLLM keeps empty."""
 
 
 def plan_vllm_rollout(
@@ -24,7 +24,7 @@ def plan_vllm_rollout(
     RolloutDoesNotFit.
 
     In the trainer's process, vLLM has its own copy of the weights. Between rollouts, vLLM frees all
-    its memory on a GPU, but on a CPU only the memory of keys and values.
+    its memory on a GPU, but on a CPU only its cache of attention keys and values.
     """
     if server_address() is not None:
         return RolloutPlan(
@@ -71,7 +71,8 @@ def _elements(parameter: Untyped) -> int:
 
 
 def cache_bytes(model: Untyped, tokens: int, device: str) -> int:
-    """Return the bytes of keys and values of one completion of `tokens` tokens."""
+    """Return the size in bytes of vLLM's cache for a prompt and its completion with `tokens` tokens
+    in total."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -36,7 +36,8 @@ class WeightReceiver:
     tunesmith_parts: list[bytes]
 
     def tunesmith_begin(self) -> dict[str, str]:
-        """Delete the parts of an unfinished parcel."""
+        """Prepare for the parts of a new parcel (see parcel.py): delete the parts of an unfinished
+        one."""
         self.tunesmith_parts = []
         return {}
 
@@ -70,7 +71,7 @@ class WeightReceiver:
         return {"weights": len(parcel)}
 
     def tunesmith_missing_options(self) -> dict[str, str]:
-        """Return the required options that the server was started without, as keys of a dict."""
+        """Return a dict whose keys are the required options that the server was started without."""
         model, scheduler = (
             self.model_runner.vllm_config.model_config,
             self.model_runner.vllm_config.scheduler_config,

@@ -52,7 +52,7 @@ def problem_of(reply: httpx.Response, url: str) -> RolloutError:
 
 
 def not_vllm(reply: httpx.Response, url: str) -> EngineUnavailable:
-    """Return the error of a URL where another program answers."""
+    """Return the error for a URL at which a program other than vLLM answers."""
     return EngineUnavailable(
         f"the server at {url} is not vLLM's: it answers {reply.status_code} to "
         f"{reply.request.url.path}: {_text(reply)[:100]}",

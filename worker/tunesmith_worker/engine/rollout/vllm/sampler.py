@@ -110,6 +110,7 @@ def _sample_rows(
 
 
 def _signal(logits: torch.Tensor, places: torch.Tensor | int, value: float) -> None:
-    """Set the logit of token 0 to `value` and all other logits to minus infinity."""
+    """Report a problem to the trainer: in the rows `places` of the logits, set the logit of token 0
+    to `value` and all other logits to minus infinity."""
     logits[places] = -torch.inf
     logits[places, 0] = value

@@ -82,7 +82,8 @@ class PolicyWeights:
                 yield Item(weight.name, full=weight.read() if weight.trained else None)
 
     def untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the base weight of each weight with an adapter, in reverse order."""
+        """Yield the base weight of each weight with an adapter, from the model's end to its
+        start."""
         for weight in reversed(self.read_names()):
             if weight.adapted is not None:
                 base = weight.adapted().weight

@@ -53,7 +53,8 @@ def read_extra_args(arguments: Mapping[str, Untyped]) -> tuple[int, str, Samplin
 def sampling_arguments(request: Request, weights: str = "") -> dict[str, Untyped]:
     """Return the arguments of vLLM's SamplingParams for a request.
 
-    `weights`: id of the weights that a server must have; empty in the trainer's process."""
+    `weights`: id of the weights that a server must have; empty if vLLM runs in the trainer's
+    process."""
     sampling = request.sampling
     return {
         "temperature": 0.0,  # RequestSampler leaves vLLM one token to choose from
@@ -70,8 +71,10 @@ def sampling_arguments(request: Request, weights: str = "") -> dict[str, Untyped
 def encode(
     sampled: SampledTokens, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the token ids that get a finite logit, [2, B], then the logits of the first row of
-    this tensor and the logits of its second row, each [B]."""
+    """Return two token ids and their logits for each of B completions.
+
+    The results are the ids [2, B], the logits [B] of the first ids, and the logits [B] of the
+    second ids."""
     tokens = torch.tensor(sampled.tokens)
     both = torch.stack([tokens, (tokens + 1) % vocabulary])
     first = 1.0 - torch.tensor(sampled.policy_logprobs, dtype=torch.float64)
