@@ -10,11 +10,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEAST = 16 * 1024
-"""Input size, in characters or bytes, from which the work takes longer than a thread switch."""
+"""Minimum input size for a thread, in characters or bytes; below this size, a switch to a thread
+takes longer than the work."""
 
 
 async def aside(size: int, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `function`. If the input is long (`size` characters), call `function` in a thread."""
+    """Call `function`, in a thread if its input is long. `size`: length of the input."""
     if size < _LEAST:
         return function(*args, **options)
     return await asyncio.to_thread(function, *args, **options)

@@ -58,7 +58,7 @@ def _growth(trainer: DeviceUse) -> int:
 
 
 def held_memory(device: Device) -> int:
-    """Return the bytes of models that chat holds on a GPU; 0 on a CPU."""
+    """Return the bytes of GPU memory that chat holds for its models; 0 on a CPU."""
     return torch.cuda.memory_reserved(device.torch) if device.is_gpu else 0
 
 

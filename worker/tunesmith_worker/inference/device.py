@@ -32,10 +32,10 @@ class Device:
 
 
 def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
-    """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers have announced.
+    """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers use.
 
-    Chat uses a GPU that nobody has announced. If no GPU is announced, chat skips the first GPU: a
-    worker that starts later uses the first GPU."""
+    Chat uses a GPU that is not reserved. If no GPU is reserved, chat skips the first GPU: a worker
+    that starts later uses the first GPU."""
     gpus = torch.cuda.device_count()
     if choice == "cpu" or (choice == "auto" and not gpus):
         return Device(torch.device("cpu"))

@@ -291,7 +291,8 @@ class ModelPool:
     async def yield_to(self, uses: Mapping[str, DeviceUse]) -> dict[str, int]:
         """Free memory for training jobs that request memory.
 
-        Return the number of the latest fulfilled request (`DeviceUse.stage`) for each trainer.
+        Return the number of each trainer's latest fulfilled request for memory (`DeviceUse.stage`);
+        the keys are the trainers' names.
 
         While a job measures the free memory, nothing is loaded and no request starts."""
         trainers = trainers_on(self.device, uses)

@@ -77,7 +77,7 @@ class Wire:
     def progress(
         self, index: int, output: Output, offset: int, echoed: Echoed | None = None
     ) -> str:
-        """Return the chunks of one output.
+        """Return the stream chunks for one output of the engine.
 
         `offset`: length of the text before this output. `echoed`: prompt at the start of this
         output.

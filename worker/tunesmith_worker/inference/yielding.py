@@ -45,7 +45,8 @@ class Yielding:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _follow(self, uses: Mapping[str, DeviceUse]) -> DeviceUse:
-        """Leave a GPU that training needs, free memory, and return the values to announce."""
+        """Leave a GPU that training needs, and free memory. Return the new content of chat's
+        announcement file."""
         pool = self._pool
         reserved = frozenset(use.gpu for use in uses.values() if use.kind != "chat" and use.gpu)
         if self._choice == "auto" and (pool.device.is_gpu or pool.device.waiting_for):

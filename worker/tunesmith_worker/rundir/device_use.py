@@ -39,7 +39,7 @@ class DeviceUse:
     stage: int = 0
     """For a trainer: number of its latest request for memory (1, 2, ...); 0: no request yet."""
     everything: bool = False
-    """True if the trainer needs the memory of running answers too."""
+    """For a trainer: True if chat must also free the memory of answers in progress."""
     bytes: int | None = None
     """For a trainer: predicted peak of its memory in bytes; None until the plan is made.
 

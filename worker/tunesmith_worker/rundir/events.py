@@ -26,8 +26,8 @@ Level = Literal["info", "warn", "error"]
 
 
 class EventLog:
-    """Appends events to a file. If a crash left an incomplete last line, that line is removed
-    first."""
+    """Appends events to a file. The constructor removes an incomplete last line, which a crash may
+    have left."""
 
     def __init__(
         self,
@@ -101,7 +101,8 @@ def _storable(data: JsonData) -> dict[str, JsonValue]:
 _ROOM = 4096
 """Bytes of an event that are reserved for the list `left_out`."""
 _CLOCK_PHASE = {"train": PhaseName.SETUP}
-"""Clock phase at the start of each `phase` block whose name is not a clock phase.
+"""Phases to which `EventLog.phase` switches the clock, keyed by the block's name. Blocks that are
+not listed have the name of their clock phase.
 
 In the block `train`, the trainer switches the clock to further phases."""
 

@@ -58,7 +58,7 @@ class RunDirectory:
 
     @property
     def progress(self) -> Path:
-        """File whose modification time is the time of the trainer's newest progress mark."""
+        """File that the trainer touches when the run advances (see rundir/progress.py)."""
         return self.root / "progress"
 
     def remove_outcome(self) -> None:

@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class Choices:
-    """Choices of one run. Choices of an earlier attempt are reused from plan.json."""
+    """Values chosen in one run for settings left at "auto". Choices of an earlier attempt are
+    reused from plan.json."""
 
     def __init__(
         self, earlier: Plan | None = None, on_choice: Callable[[Choice], None] = lambda choice: None
@@ -50,8 +51,8 @@ class Choices:
         self._on_choice(choice)
 
     def reuse(self, choice: Choice) -> None:
-        """Record a choice of an earlier attempt without changes. The event of a reused choice says
-        that the choice is from plan.json."""
+        """Record a choice of an earlier attempt, with the same value. The event of a reused choice
+        says that the choice is from plan.json."""
         self.made.append(choice)
         reason = f"reused from plan.json: {choice.reason}"
         self._on_choice(choice.model_copy(update={"reason": reason}))

@@ -129,7 +129,8 @@ def default_environment(env: MutableMapping[str, str]) -> None:
 
 
 def trainer_gpu(env: Mapping[str, str] | None = None) -> str:
-    """Return the CUDA id of the GPU that trainers use. `env` defaults to os.environ."""
+    """Return the entry of CUDA_VISIBLE_DEVICES for the GPU that trainers use. `env` defaults to
+    os.environ."""
     env = os.environ if env is None else env
     return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 

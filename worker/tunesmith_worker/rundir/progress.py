@@ -16,7 +16,8 @@ MARK_SECONDS = 1.0
 
 
 class ProgressMark:
-    """Writer of progress marks. Most calls of `mark` only read the clock."""
+    """Writer of progress marks. `mark` touches the file at most once per MARK_SECONDS; all other
+    calls only read the clock."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path, self._now = path, now

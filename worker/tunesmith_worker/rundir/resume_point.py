@@ -26,9 +26,9 @@ OPTIMIZER_JSON = "optimizer.json"
 TRAINER_STATE = "trainer_state.json"
 """File of transformers' TrainerState, including the callbacks' states."""
 RUN_STATE = "run_state.json"
-"""File of layouts, random states of Python and NumPy, and unreported metrics."""
+"""File of layouts, random states of Python and NumPy, and metrics that no event contains yet."""
 RUN_TENSORS = "run_state.safetensors"
-"""File of torch's random states and unreported token sums."""
+"""File of torch's random states, and token sums that no event contains yet."""
 PLAN = "plan.json"
 PREFIX = "resume-"
 
@@ -68,7 +68,7 @@ class Manifest(BaseModel):
     """Content of manifest.json."""
 
     document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
-    """Version of the document's form; a manifest without this field has version 1."""
+    """Version of the manifest's fields; a manifest without this field has version 1."""
     format: Literal[1] = FORMAT
     step: int = Field(ge=0)
     """Number of completed optimiser steps."""

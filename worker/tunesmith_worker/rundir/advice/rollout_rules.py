@@ -12,12 +12,14 @@ from tunesmith_schema import ROLLOUT, PhaseName, RunReport, TrainingSettings
 from .bound import phase_seconds
 
 MOSTLY = 0.50
-"""The rules `zero_std` and `truncated` apply above this share of the groups or completions."""
+"""The rule `zero_std` applies above this share of the groups, the rule `truncated` above this share
+of the completions."""
 _PASSES = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 def generating(report: RunReport) -> float:
-    """Return the seconds of generation, including the weight sync."""
+    """Return the seconds of generation, including the transfer of the weights to the generating
+    engine."""
     return phase_seconds(report, PhaseName.SYNC, PhaseName.GENERATE)
 
 

@@ -103,8 +103,8 @@ def _layout_is_fastest(report: RunReport) -> bool:
     """Return True if the run chose its layout from several layouts; advice never changes this
     choice.
 
-    The choice of the layout then has the figure `alternatives`, or `tokens_per_second` in plans of
-    earlier versions."""
+    The choice `packing` of such a run has the entry `alternatives` or, in reports of earlier
+    versions, `tokens_per_second`."""
     return any(
         choice.name == "packing"
         and (choice.figures.get("alternatives") or choice.figures.get("tokens_per_second"))
@@ -223,6 +223,6 @@ RULES: tuple[Rule, ...] = (
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
 """All advice rules, with name, measured value, threshold and suggestion. Most values are shares of
-the wall time. The values of the rules in parentheses are shares of training time (data_wait), token
-positions (padding), steps (host), predicted step time (recompute), groups (zero_std), completions
-(ungraded, truncated) or generation time (grading)."""
+the wall time. The other values are shares of the training time (rule data_wait), the token
+positions (padding), the steps (host), the predicted step time (recompute), the groups (zero_std),
+the completions (ungraded, truncated) and the generation time (grading)."""
