@@ -37,8 +37,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of all data that no other setting places elsewhere. Other users must not have access
-    to it."""
+    """Folder of all data for which no other setting names a folder. Other users must not have
+    access to it."""
     host: str = "127.0.0.1"
     """Address or name to listen on. An address that other machines can reach needs TLS or a
     proxy."""

@@ -128,11 +128,12 @@ class PrivateLocksPool(BlockingPool):  # type: ignore[misc]  # billiard is untyp
             queue._rlock, queue._wlock = threading.Lock(), threading.Lock()
 
     def _join_exited_workers(self, shutdown: bool = False) -> list[int]:
-        """End the calls that a dead process may have received.
+        """Fail the task calls that a dead pool process may have received.
 
-        billiard ends only the calls that the process had confirmed. If a call is lost before it is
+        billiard fails only the calls that the process had confirmed. If a call is lost before it is
         confirmed, Celery waits forever for its result and takes no further message. The next
-        process may still execute a call that this method has ended; its result is ignored."""
+        process may still execute a call that this method has failed; the call's result is
+        ignored."""
         exit_codes: list[int] = super()._join_exited_workers(shutdown)
         for call in list(self._cache.values()) if exit_codes else ():
             if not call.ready() and not call.accepted():

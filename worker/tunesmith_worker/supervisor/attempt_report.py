@@ -96,7 +96,8 @@ class AttemptReport:
             return None
 
     def _warm_import_seconds(self, report: RunReport) -> float:
-        """Return the import seconds that a warm trainer's report does not contain."""
+        """Return the seconds of imports that the events contain, but the report of a warm trainer
+        does not."""
         seconds = self._phases.get(PhaseName.IMPORT, 0.0)
         return max(0.0, seconds - report.phases.get(PhaseName.IMPORT, 0.0)) if seconds else 0.0
 

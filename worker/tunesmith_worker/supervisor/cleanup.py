@@ -18,7 +18,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def processes(run_dir: Path, session: int | None) -> list[int]:
-    """Return ids of live processes whose working directory is in `run_dir` or that are in
+    """Return ids of live processes whose working directory is in `run_dir`, or whose session id is
     `session`."""
     return [
         pid

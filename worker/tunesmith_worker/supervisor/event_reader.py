@@ -164,6 +164,6 @@ def needs_upload(event: RunEvent) -> bool:
 
 
 def drop_samples(event: RunEvent, reason: str) -> None:
-    """Change the event of lost samples to a warning."""
+    """Change an event about a file of samples to a warning that the samples are lost."""
     event.kind, event.level, event.files = EventKind.MESSAGE, "warn", None
     event.message = f"{event.message}, lost: {reason}"[:4000]

@@ -34,8 +34,8 @@ class WorkerSettings(BaseSettings):
     )
 
     data_dir: Path = Path(".tunesmith")
-    """Folder of all data that no other setting places elsewhere. Other users must not have access
-    to it."""
+    """Folder of all data for which no other setting names a folder. Other users must not have
+    access to it."""
     server_url: str = "http://127.0.0.1:8000"
     """URL of the API, `http` or `https`, without `/v1`."""
     ca_file: Path | None = None

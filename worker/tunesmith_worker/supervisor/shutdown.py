@@ -1,7 +1,8 @@
 """Shut down a worker with SIGTERM, or drain it with `tunesmith worker drain`.
 
-A second SIGTERM shuts the worker down immediately. The main process and the pool share the state.
-The state has no lock, because a signal handler must not wait for a lock.
+A second SIGTERM shuts the worker down immediately. The main process and the pool's process share a
+counter of shutdown requests. The counter has no lock, because a signal handler must not wait for a
+lock.
 """
 
 from __future__ import annotations

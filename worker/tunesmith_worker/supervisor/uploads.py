@@ -1,5 +1,6 @@
-"""Upload a job's files, with retries; upload resume points and samples during training, each in a
-separate thread."""
+"""Upload a job's files, with retries.
+
+During training, one thread uploads resume points and another thread uploads samples."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Watchdog:
 def record_stall(run: RunDirectory, failure: JobFailure) -> None:
     """Write the `stalled` event.
 
-    Call this function after the trainer has ended, because the trainer writes events too.
+    Call this function after the trainer has ended, because the trainer writes to events.jsonl too.
     """
     with contextlib.suppress(OSError):  # the outcome reports the failure too
         EventLog(run.events).append(

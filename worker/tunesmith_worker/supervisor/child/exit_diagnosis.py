@@ -80,7 +80,8 @@ class Evidence:
 
 
 def diagnose_exit(status: int | None, log: Path, evidence: Evidence) -> JobFailure:
-    """Return the failure of a trainer without a result. `status`: negative for a signal."""
+    """Return a JobFailure that explains why a trainer left no result. `status`: negative for a
+    signal."""
     if status == -signal.SIGKILL:
         return _killed(evidence)
     if status == EXIT_DISK_FULL:

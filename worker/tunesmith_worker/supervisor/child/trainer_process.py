@@ -20,7 +20,8 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Maximum seconds until a ready warm trainer accepts a run; usually 0.05 s are enough."""
+"""Maximum seconds until a warm trainer (an idle process with its imports done) accepts a run;
+usually 0.05 s are enough."""
 IMPORT_SECONDS = 30.0
 """Maximum seconds until a warm trainer that is still importing accepts a run."""
 MEMORY_SECONDS = 1.0
@@ -95,7 +96,7 @@ class TrainerProcess:
             self._warm = None
 
     def diagnose_exit(self) -> JobFailure:
-        """Return the failure of a trainer that left no result."""
+        """Return a JobFailure that explains why the trainer left no result."""
         return diagnose_exit(self._process.poll(), self._log, self._memory.evidence())
 
     def _check_warm(self, warm: WarmTrainer) -> None:

@@ -24,7 +24,8 @@ _TAIL_BYTES = 1500
 
 
 class WarmTrainer:
-    """A warm trainer's process and socket. `kill` is the only method that waits."""
+    """A warm trainer's process and socket. Only `kill` waits for the process; all other methods
+    return at once."""
 
     def __init__(self, program: TrainerProgram, cwd: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -39,8 +40,8 @@ class WarmTrainer:
     def hand_over(self, run_dir: Path) -> None:
         """Send the run to the trainer.
 
-        A process that SIGSTOP has stopped is continued first. If the process is dead, this method
-        does nothing.
+        If SIGSTOP has stopped the process, the method first continues it. If the process is dead,
+        the method does nothing.
         """
         line = json.dumps(asdict(HandOver(run_dir=str(run_dir), at=time.monotonic())))
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """Download a claimed job's inputs: data files, base model and resume points.
 
-Downloads run in the transfer thread.
+Downloads run in a separate thread, while the main thread reports to the server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Get resume points for an attempt from earlier attempts on this host or from storage.
 
-This module also cleans up run directories. Downloads run in the transfer thread.
+This module also cleans up run directories. Downloads run in a separate thread, while the main
+thread reports to the server.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def clean_run_directory(root: Path, outcome: Outcome) -> None:
 def _earlier(root: Path, attempt: int) -> list[Path]:
     """Return the run directories of the attempts just before `attempt`, newest first.
 
-    The list ends before the first attempt without a folder. An attempt without a folder ran on
-    another host, so the resume points of older attempts are out of date."""
+    The search goes from attempt to attempt, and stops at an attempt that has no folder. This
+    attempt ran on another host, so the resume points of older attempts are out of date."""
     folders = []
     for number in range(attempt - 1, 0, -1):
         folder = root.with_name(f"attempt-{number}")

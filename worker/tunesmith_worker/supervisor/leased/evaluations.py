@@ -60,7 +60,8 @@ _TRIES, _AGAIN_SECONDS = 30, 2.0
 
 
 class Interrupted(Exception):
-    """Raised if the evaluation was cancelled or lost, or if the worker shuts down."""
+    """Raised if the evaluation was cancelled or given to another worker, or if this worker shuts
+    down."""
 
 
 def evaluate_next(
@@ -210,7 +211,7 @@ class _Run:
 
 
 def _retry(check: Callable[[], None], transfer: Callable[[], None]) -> None:
-    """Repeat a transfer until it succeeds; give up after several faulty answers."""
+    """Repeat a transfer until it succeeds; give up after `_TRIES` faulty answers of the server."""
     faults = 0
     while True:
         check()
