@@ -194,7 +194,8 @@ def watch_first_step(
 def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReference | None:
     """Return the base model of a LoRA run.
 
-    Call this function before a training step or a resume point changes the initial biases.
+    Call this function before a training step or a resume point changes the model's biases, because
+    the reference copies their initial values.
     """
     recipe = context.spec.recipe
     return AdapterReference(loaded.model) if recipe.evaluate and recipe.tuning == "lora" else None

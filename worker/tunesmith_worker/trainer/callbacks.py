@@ -134,7 +134,7 @@ class RunCallback(transformers.TrainerCallback, ExportableState):  # type: ignor
             self._check_loss(state.global_step, logs["loss"])
 
     def checkpoint_due(self, step: int) -> bool:
-        """Return True if a checkpoint to sample from is due at this step."""
+        """Return True if a light checkpoint (weights only, for generation) is due at this step."""
         return self._save_steps is not None and step % self._save_steps == 0
 
     def checkpoint_metrics(self) -> dict[str, float | None]:

@@ -231,8 +231,8 @@ NORM_LIMIT = 1e-5
 """Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
-"""Minimum of the stock error: the check replaces a smaller measured error by this value. With few
-rows, the real stock error may be tiny by chance (docs/contributing/log)."""
+"""Minimum for the stock trainer's bf16 error: a smaller measured error is replaced by this value.
+With few rows, the measured error may be tiny by chance (docs/contributing/log)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +263,8 @@ def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
 
 
 def as_close_as_stock(truth: Curves, stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Check that our trainer's bf16 error is at most FACTOR times the stock trainer's bf16 error. A
-    stock error below FLOOR counts as FLOOR."""
+    """Check that our trainer's bf16 error is at most FACTOR times the stock trainer's bf16 error.
+    If the stock trainer's error is below FLOOR, it counts as FLOOR."""
     checks = []
     for what, exact, a, b in (
         ("loss", truth.losses, stock.losses, ours.losses),

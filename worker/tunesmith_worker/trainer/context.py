@@ -1,4 +1,5 @@
-"""Context of a run, shared by all methods. Importing this module must not import torch."""
+"""Objects of a run that supervised and reinforcement training share. Importing this module must not
+import torch."""
 
 from __future__ import annotations
 

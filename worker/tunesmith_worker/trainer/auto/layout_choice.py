@@ -29,8 +29,8 @@ EQUAL_TOKENS = 128
 """Maximum tokens of a micro-batch for which padding is faster than packing on a CPU, if all rows
 have the same length."""
 PADDED_WORK = 8e7
-"""Number of padding positions in a micro-batch, times number of the model's parameters, up to which
-padding is faster on a CPU."""
+"""Maximum of (padding positions in a micro-batch) x (parameters of the model) for which padding is
+faster on a CPU."""
 MOST_PADDING = 2.0
 """Maximum ratio of the longest row's length to the mean row length; a higher ratio would raise the
 peak memory."""
@@ -91,9 +91,10 @@ def plan_layouts(
     """Choose the layout of batches in a run: padded, padding-free or packed.
 
     `stock_attention`: reason why our attention cannot run, or None. `mixed_rows`: reason why packed
-    rows would affect each other, or None. `patched`: True if a layer is patched. `lengths`: number
-    of tokens in each data row. `rows`: number of examples per micro-batch. `passes`: number of
-    micro-batches per step. `parameters`: number of parameters of the base model.
+    rows would affect each other, or None. `patched`: True if our kernels are patched into a layer.
+    `lengths`: number of tokens in each data row. `rows`: number of examples per micro-batch.
+    `passes`: number of micro-batches per step. `parameters`: number of parameters of the base
+    model.
 
     The thresholds for the layout were fitted to 30 measured combinations of model size and row
     length on a CPU, and tested on 36 other combinations (docs/contributing/log). The thresholds

@@ -43,7 +43,7 @@ class Layouts:
         return self._plan.layouts[SMALLER]
 
     def use_smaller(self, reason: str) -> str:
-        """Switch to the layout that needs less memory; return a message."""
+        """Switch to the layout that needs less memory; return a message about the switch."""
         before, self._name = self._name, SMALLER
         self._choices.replace(self._choice(f"{before} {reason}"))
         return f"Micro-batches are {SMALLER}, because the layout {before} {reason}."

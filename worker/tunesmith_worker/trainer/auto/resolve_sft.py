@@ -109,7 +109,7 @@ def plan_schedule(
 
     `rows`: number of data rows, which determines the default number of epochs. `batch`: number of
     rows per forward pass, and number of forward passes per optimiser step. `default_rate`: default
-    learning rate, and the kind of training that has this default."""
+    learning rate, and the name of the kind of training that has this default."""
     per_device, accumulation = batch
     total = _total_steps(recipe, hyperparameters, rows, steps_per_epoch, choices)
     return TrainPlan(

@@ -39,7 +39,8 @@ def made_with() -> dict[str, str]:
 
 
 def differences(then: RunIdentity, now: RunIdentity) -> list[tuple[str, str]]:
-    """Return the dotted name of each changed request field, and a description of the change."""
+    """Return the name of each changed field of the job request, such as `method.type`, and a
+    description of the change."""
     changes: list[tuple[str, str]] = []
     for name, text in (
         ("training_file", "the training file has changed"),

@@ -1,4 +1,5 @@
-"""Removal of old light checkpoints of a run (checkpoints with weights only, to sample from)."""
+"""Removal of a run's old light checkpoints, which contain only weights and are used to generate
+text."""
 
 from __future__ import annotations
 

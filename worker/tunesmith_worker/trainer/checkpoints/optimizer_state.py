@@ -35,7 +35,8 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], scheduler: Untyped
 ) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return the state as JSON, and its live tensors under names such as `exp_avg/PARAMETER`.
+    """Return the numbers of the state as JSON, and its tensors, not copied, under names such as
+    `exp_avg/PARAMETER`.
 
     `names`: name of each trained parameter."""
     numbers: dict[str, Json] = {}
@@ -91,8 +92,8 @@ def restore_optimizer(
 def restore_scheduler(
     scheduler: Untyped, optimizer: torch.optim.Optimizer, saved: Json, *, forked: bool
 ) -> None:
-    """Load the scheduler state. A forked run continues at the saved step, but with the learning
-    rates of its own recipe."""
+    """Load the scheduler state. If `forked`, the run continues another job: it starts at the saved
+    step, but with the learning rates of its own recipe."""
     rates = list(scheduler.base_lrs)
     scheduler.load_state_dict({**saved, "lr_lambdas": [None] * len(rates)})
     if forked:

@@ -27,8 +27,8 @@ Untyped = Any  # Any: transformers and TRL are not typed
 LEAST_SECONDS = 30.0
 """Minimum time between automatic resume points."""
 COST_FACTOR = 100.0
-"""Minimum time between two automatic resume points, divided by the time that the last save took. On
-a CPU, the time is also measured in CPU-seconds, because the wall time on a busy host includes the
+"""Minimum time between two automatic resume points, as a multiple of the last save's duration. On a
+CPU, the time is also measured in CPU-seconds, because the wall time on a busy host includes the
 work of other programs."""
 _ROOM = 0.5
 """Maximum share of free host memory that a copy of the state may take. If a copy of the state needs
@@ -63,7 +63,7 @@ class ResumePoints(transformers.TrainerCallback):  # type: ignore[misc]  # untyp
         """Seconds that training waited for the last resume point."""
         self._ended = self._next = 0.0
         self._cpu_spent = 0.0
-        """CPU-seconds that the capture of the last resume point took."""
+        """CPU-seconds that training spent on capturing the state for the last resume point."""
         self._cpu_ended = self._cpu_next = 0.0
 
     def on_train_begin(self, args: Untyped, state: Untyped, control: Untyped, **_: Untyped) -> None:

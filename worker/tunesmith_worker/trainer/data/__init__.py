@@ -1,4 +1,4 @@
 """Conversion of data files to token ids and labels.
 
-The checks in `rows` need neither torch nor a tokenizer.
+The checks of data rows in rows.py need neither torch nor a tokenizer.
 """
