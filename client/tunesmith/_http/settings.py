@@ -18,7 +18,7 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
 class ClientSettings(BaseModel):
-    """Server address and API key. An empty variable counts as not set."""
+    """Server address and API key. An empty environment variable counts as not set."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

@@ -1,7 +1,7 @@
 """Parser of server-sent events: https://html.spec.whatwg.org/#server-sent-events.
 
-The parser works on bytes. httpx's iter_lines() also splits at U+2028, which a JSON string may
-contain.
+The parser works on bytes, because httpx's iter_lines() also splits at U+2028, which a JSON string
+may contain.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Adapters:
     def list(
         self, *, after: str | None = None, limit: int | None = None, order: Order | None = None
     ) -> Page[Adapter]:
-        """List the trained weights of all jobs, results and checkpoints, with their files, newest
+        """List the trained weights of all jobs (results and checkpoints) with their files, newest
         first."""
 
         def fetch(cursor: str | None) -> wire.Page[Adapter]:
@@ -40,9 +40,9 @@ class Adapters:
         return first_page(fetch, after)
 
     def verification(self, adapter_id: str) -> Verification:
-        """Return the result of the check that the stored files give the same logits as the trained
-        model. Raises NotFoundError for weights that were not verified, such as the weights of a
-        checkpoint."""
+        """Return the result of the trainer's check: the stored files must give the same logits as
+        the trained model. Raises NotFoundError for weights that were not verified, such as the
+        weights of a checkpoint."""
         return self._http.get(Verification, path_of("adapters", adapter_id, "verification"))
 
     def retrieve(self, adapter_id: str) -> Adapter:

@@ -64,8 +64,8 @@ class Evaluations:
 
         `model`: base model, tuned model or checkpoint. `file`: file id, or a local path, which is
         uploaded. `against`: model to compare with; the default is the base model of a tuned model.
-        `grader`: grader that scores greedy answers. `task_results`: results of lm-eval, instead of
-        `file`.
+        `grader`: grader that scores the answers (greedy decoding). `task_results`: results of
+        lm-eval, instead of `file`.
         """
         arguments = {
             "kind": "data" if task_results is None else "tasks",

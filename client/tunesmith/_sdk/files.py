@@ -102,8 +102,9 @@ class Files:
     def _existing(self, filename: str, sha256: str, purpose: str) -> File | None:
         """Return the newest reusable file with this content, or None.
 
-        The suffix must match, because the suffix selects the parser (JSONL, CSV, ...). This method
-        compares `sha256` again, because an older server ignores the filter `sha256`.
+        The file names must have the same suffix, because the suffix selects the parser (JSONL, CSV,
+        ...). This method compares `sha256` again, because an older server ignores the filter
+        `sha256`.
         """
         params: dict[str, str | int | None] = {"sha256": sha256, "purpose": purpose}
         for file in self._http.get(wire.Page[File], "files", params | {"limit": 100}).data:
@@ -179,7 +180,8 @@ class Files:
     ) -> Page[DataRow]:
         """List the rows of a JSONL file. `offset` is the number of lines to skip; `q` selects rows
         that contain a text. A page has at most 100 rows; iterating over a page also fetches the
-        following pages. A page may be empty although `has_more` is true."""
+        following pages. A page may be empty although `has_more` is true, because one request reads
+        a limited number of bytes."""
         path = path_of("files", file_id, "rows")
 
         def fetch(cursor: str | None) -> wire.Page[DataRow]:
@@ -206,7 +208,7 @@ class Files:
         return first_page(fetch, after)
 
     def stats(self, file_id: str) -> FileStats:
-        """Return lengths and duplicates of the rows of a data set."""
+        """Return statistics of a data set: the lengths of its rows, and the repeated rows."""
         return self._http.get(FileStats, path_of("files", file_id, "stats"))
 
     def overlap(self, file_id: str, other_id: str) -> FileOverlap:

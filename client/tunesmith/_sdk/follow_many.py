@@ -30,10 +30,10 @@ _MODELS: dict[str, type[BaseModel]] = {
 def follow_many(
     http: Http, jobs: Mapping[str, int] | Sequence[str], *, everything: bool
 ) -> Generator[Item, None, None]:
-    """Yield each event of `jobs` once, and each job when it has ended. `jobs` are job ids, or a
-    mapping of job ids to the numbers of the last known events. With `everything`, also yield the
-    progress of all jobs of the project. Without `everything`, the generator ends after the last
-    job."""
+    """Yield each event of `jobs` once, and each job when it has ended. `jobs` is a list of job ids,
+    or a mapping from each job id to the sequence number of its last known event. With `everything`,
+    also yield the progress of all jobs of the project. Without `everything`, the generator ends
+    after the last job."""
     start = jobs if isinstance(jobs, Mapping) else dict.fromkeys(jobs, 0)
     parts = [f"{job_id}:{seq}" for job_id, seq in start.items()]
     position = ",".join([*parts, "*"] if everything else parts)
@@ -90,7 +90,7 @@ def _read(http: Http, position: str) -> Generator[tuple[str, Item], None, None]:
 
 
 def _parse(http: Http, message: ServerSentEvent, response: httpx.Response) -> Item | None:
-    """Return the item of a message; None for a message whose kind only newer servers send."""
+    """Return the item of a message, or None if this version does not know the message's kind."""
     model = _MODELS.get(message.event)
     if model is None:
         return None

@@ -35,8 +35,8 @@ def run_harness(
 ) -> TaskResults:
     """Evaluate a model of the server on tasks of lm-eval, and return the results. `tasks`:
     comma-separated names. `include_path`: folder with more tasks. `limit`: maximum number of
-    documents of a task. lm-eval writes its progress on stderr. Raises InvalidArgumentError if
-    lm-eval is not installed, and TunesmithError if lm-eval fails."""
+    examples (documents) per task. lm-eval writes its progress on stderr. Raises
+    InvalidArgumentError if lm-eval is not installed, and TunesmithError if lm-eval fails."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if missing:
         raise InvalidArgumentError(
@@ -86,8 +86,8 @@ def _model_args(client: Client, model: str, folder: Path) -> str:
 
 
 def read_results(document: dict[str, Any], limit: int | None) -> TaskResults:  # Any: JSON
-    """Convert the results file of lm-eval. The result of a group of tasks is read like the result
-    of a task."""
+    """Convert the results file of lm-eval. The result of a group of tasks is converted in the same
+    way as the result of a single task."""
     shots, versions = document.get("n-shot", {}), document.get("versions", {})
     samples = document.get("n-samples", {})
     tasks = []

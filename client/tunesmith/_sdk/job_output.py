@@ -93,7 +93,8 @@ class JobOutput:
         return self._http.get(wire.MetricColumns, path, params)
 
     def self_check(self, job_id: str, *, attempt: int | None = None) -> wire.SelfCheck:
-        """Return the checks before the first step of an attempt, by default the newest.
+        """Return the results of the checks that ran before the first step of an attempt (default:
+        the newest attempt).
 
         Raises NotFoundError before the checks have run.
         """
@@ -171,7 +172,8 @@ class JobOutput:
         return first_page(fetch, after)
 
     def report(self, job_id: str, *, attempt: int | None = None) -> JobReport:
-        """Return the report on time, memory and bottleneck of an attempt, by default the newest.
+        """Return the report on the time, memory and bottleneck of an attempt (default: the newest
+        attempt).
 
         Raises NotFoundError (`code` is `no_report`) before the attempt has written a report.
         """

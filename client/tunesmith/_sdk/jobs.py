@@ -324,10 +324,10 @@ class FineTuning:
         self, jobs: Mapping[str, int] | Sequence[str] = (), *, everything: bool = False
     ) -> Generator[Item, None, None]:
         """Yield the past and future events of up to 20 jobs over one connection, and each job when
-        it has ended. If `jobs` is a mapping, its keys are job ids, and its values are the numbers
-        of the last known events. With `everything`, also yield the `JobProgress` of each unfinished
-        job of the project, now and after each change. With `everything`, the iteration does not
-        end."""
+        it has ended. If `jobs` is a mapping, each key is a job id, and its value is the sequence
+        number of the last known event of this job. With `everything`, also yield the `JobProgress`
+        of each unfinished job of the project, now and after each change. With `everything`, the
+        iteration does not end."""
         for item in follow_many(self._http, jobs, everything=everything):
             if isinstance(item, Job):
                 self.jobs._bind(item)

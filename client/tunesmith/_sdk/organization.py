@@ -282,13 +282,14 @@ class AuditLogs:
 
 
 class Storage:
-    """Stored bytes, free disk, and the janitor's last runs."""
+    """Stored bytes, free disk, and the last runs of the janitor (the server's periodic task)."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
 
     def retrieve(self) -> OrganizationStorage:
-        """Return the stored bytes by kind and project, the free disk and the janitor's status."""
+        """Return the stored bytes by kind of content and by project, the free disk, and the status
+        of the janitor (the server's periodic task)."""
         return self._http.get(OrganizationStorage, path_of(_ROOT, "storage"))
 
 

@@ -22,7 +22,7 @@ AXES = (
 """Panels of a plot: label of the y axis, training metric and validation metric."""
 METRICS = tuple(name for _, *names in AXES for name in names)
 MAX_POINTS = 1000
-"""Maximum number of points to fetch for a curve. A drawing or a picture cannot show more points."""
+"""Maximum number of points to fetch for a curve. A plot cannot show more points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,8 @@ class Plot:
 def points_of(
     curves: Iterable[tuple[str, Iterable[int], Iterable[float | None]]],
 ) -> list[MetricPoint]:
-    """Return the values of one job's curves by step, lowest step first. Each curve has the name of
-    its metric, its steps and its values."""
+    """Convert the curves of one job to one point per step, lowest step first. A point has the
+    values of all curves at its step. Each curve is a tuple: metric, steps, values."""
     values: dict[int, dict[str, float | None]] = {}
     for metric, steps, numbers in curves:
         for step, value in zip(steps, numbers, strict=True):
@@ -77,7 +77,7 @@ def points_of(
 
 
 def points_of_job(found: MetricColumns) -> list[MetricPoint]:
-    """Return the values of a job's curves by step, lowest step first."""
+    """Convert the curves of a job to one point per step, lowest step first."""
     return points_of((name, curve.steps, curve.values) for name, curve in found.curves.items())
 
 

@@ -22,7 +22,7 @@ LINE_SECONDS = 10.0
 """Minimum seconds between two printed lines that differ only in their numbers. If the output is a
 terminal, one line is updated, and this limit does not apply."""
 BAR_COLUMNS = 100
-"""Minimum width of a terminal, in columns, for a bar beside the numbers."""
+"""Minimum width of the terminal in columns; a narrower terminal shows the numbers without a bar."""
 _STARTED = frozenset({JobState.RUNNING, JobState.PAUSING})
 
 

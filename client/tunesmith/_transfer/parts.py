@@ -2,8 +2,8 @@
 end. An interrupted upload can be resumed.
 
 Parts that the server already has are recognised by their sha256. Every call computes the sha256 of
-each part from the file itself. Therefore a wrong record of an earlier upload costs time, but
-cannot cause wrong bytes.
+each part from the file itself. Therefore a wrong record of an interrupted upload (upload_record.py)
+costs time, but cannot cause wrong bytes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class _OneShot:
 
 
 class Slice:
-    """Part of a stream (`size` bytes from `start`) as a stream for httpx.
+    """Stream for httpx that reads `size` bytes of another stream, from position `start`.
 
     After each read, `report` receives the position in the whole stream. If httpx sends the part
     again, the positions start again at `start`.
