@@ -34,8 +34,8 @@ def recipe_page() -> str:
     parts = [
         INTRO,
         *(table(name, model) for name, model in RECIPE_OBJECTS.items()),
-        "OpenAI's hyperparameters keep their meaning. If `recipe` sets a different value for the "
-        "same setting, the request fails with an error.\n",
+        "OpenAI's hyperparameters keep their meaning. If a hyperparameter and `recipe` give one "
+        "setting different values, the request fails.\n",
         table("hyperparameters", Hyperparameters),
         "`method.reinforcement.hyperparameters` has the same fields (its `batch_size` is a number "
         "of prompts) and those below:\n",

@@ -119,10 +119,9 @@ def service(results: list[Result]) -> str:
         [
             "## The service\n",
             "Measurements of a running service that stores its data in SQLite "
-            "(`python -m benchmarks.service`; `service.json` has all runs). The "
-            f"[benchmarks page](benchmarks.md) explains the figures. {row['cores']} cores of "
-            f"{row['cpu']}, Python {row['python']}, {versions(row)}; {date(row)}, commit "
-            f"{row['commit']}.\n",
+            "(`python -m benchmarks.service`; `service.json` has all runs). "
+            f"{row['cores']} cores of {row['cpu']}, Python {row['python']}, {versions(row)}; "
+            f"{date(row)}, commit {row['commit']}.\n",
             table(("figure", "measured"), rows),
             _first_step(max((row for row in results if "first_step" in row), key=_when)),
         ]

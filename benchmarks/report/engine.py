@@ -46,7 +46,7 @@ def memory_plan(result: Result | None) -> str:
     words = (
         "## The memory plan\n\n"
         "Predicted and measured peak memory of a step on a CPU (`python -m benchmarks.plan`; "
-        "`plan.json`). `error` compares the prediction with the memory of tensors. A trial pass "
+        "`plan.json`). `error` is the error of the predicted memory of tensors. A trial pass "
         "corrects the prediction; `error after the trial` is the error of the corrected "
         "prediction. `error of resident memory` compares the corrected prediction with the growth "
         "of the process's resident memory. Held-out settings were not used to develop the "

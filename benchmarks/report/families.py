@@ -30,9 +30,10 @@ def family_speeds(result: Result | None) -> str:
         halves = " and ".join(name for key, name in HALVES.items() if key in patched)
         speed = f"`{family['model_type']}` {family['speed_ratio']:.2f}x"
         speeds.setdefault(halves, []).append(speed)
+    bar = f"{bars['families']} families"
     lists = [f"- **{halves} by our kernels**: {', '.join(of)}" for halves, of in speeds.items()]
     return (
-        f"{words}\n{reached}{verdict(len(fast) >= bars['families'], str(bars['families']))}; "
+        f"{words}\n{reached}{verdict(len(fast) >= bars['families'], bar)}; "
         f"{loss}{verdict(result['worst_loss_difference'] <= bars['loss_difference'], '1e-5')}. "
         f"{result['cpu']}, {versions(result)}; {date(result)}, commit {result['commit']}.\n\n"
         + "\n".join(lists)

@@ -15,8 +15,7 @@ def schedule(results: list[Result]) -> str:
         "## The queue\n\n"
         "The first table shows the cost of a claim with 10,000 queued jobs; `CPU` includes the "
         "database server. The second table shows the newest run of each simulated week of 2,000 "
-        "jobs (`python -m benchmarks.schedule`; `schedule.json`). The simulation runs the real "
-        "claim code with a virtual clock.\n"
+        "jobs (`python -m benchmarks.schedule`; `schedule.json`).\n"
     )
     if not results:
         return words + "\n**Open**: no result of `python -m benchmarks.schedule` yet.\n"

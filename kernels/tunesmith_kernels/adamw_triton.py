@@ -1,4 +1,4 @@
-"""Triton kernels for error_word.py and adamw_8bit.py.
+"""Triton kernels of AdamW with error words (error_word.py) and with 8-bit moments (adamw_8bit.py).
 
 The kernels do not check their arguments; the callers do. All tensors are flat and contiguous.
 """
@@ -50,7 +50,8 @@ def _error_word_kernel(
     found_inf,
     ELEMENTS: tl.constexpr,
 ):
-    """Compute one AdamW step on bf16 weights with error words.
+    """Compute one AdamW step on bf16 weights and error words, the lower 16 bits of the fp32
+    weights.
 
     `upper`: bits of the bf16 weights as int16. `found_inf`: None, or a pointer to a scalar. If the
     scalar at `found_inf` is 1, no tensor is changed."""

@@ -109,8 +109,8 @@ def _backward(
     d_gate_up: torch.Tensor,
     activation: Activation,
 ) -> None:
-    """Write the gradient to `d_gate_up`. Unless `out` is None, also write the result of the forward
-    pass to `out`.
+    """Write the gradient to `d_gate_up`. If `out` is a tensor, also write the result of the forward
+    pass to it.
 
     `out` and `d_out` may be the same tensor.
     """

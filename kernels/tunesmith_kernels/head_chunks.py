@@ -84,7 +84,8 @@ class Chunk:
     call: HeadCall
 
     def other_probs(self) -> torch.Tensor:
-        """Return g Q, [n, 1], with the symbols of head_rows.py."""
+        """Return g Q, [n, 1]: g times the probability of all tokens except the target (symbols:
+        head_rows.py)."""
         d = self.statistics.distance()[:, None]
         return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
 
@@ -93,7 +94,8 @@ class Chunk:
         return self.call.transform.slope_(self.statistics.target[:, None].clone())
 
     def entropy_share(self) -> torch.Tensor:
-        """Return p_t (z_t - mu), [n, 1], with the symbols of head_rows.py."""
+        """Return p_t (z_t - mu), [n, 1], a factor in the entropy's gradient (symbols:
+        head_rows.py)."""
         p = torch.sigmoid(-self.statistics.distance())
         share = p * self.statistics.target_above_mean()
         return share.to(self.statistics.target.dtype)[:, None]

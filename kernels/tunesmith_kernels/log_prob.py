@@ -265,8 +265,8 @@ def _scaled_rows(
     unit_entropy: torch.Tensor | None,
     by_entropy: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Return for each row the sum of two products: the saved gradients of its log-prob and of its
-    entropy, each multiplied by the upstream gradient."""
+    """Return one gradient per row: the saved gradient of the row's log-prob times its upstream
+    gradient, plus the saved gradient of the row's entropy times its upstream gradient."""
     parts = ((unit, by_log_prob), (unit_entropy, by_entropy))
     terms = [
         part * upstream[:, None]

@@ -1,4 +1,4 @@
-"""Autograd node that computes linear layers with LoRA adapters, and the operation before them.
+"""Autograd node for linear layers with LoRA adapters and the operation that computes their input.
 
 All projections of a node have the same input x. A node computes q, k and v; or gate and up; or a
 single projection:

@@ -51,7 +51,8 @@ def decode_m(
 ) -> None:
     """Decode m into `out`.
 
-    The shapes are: code [n] int8, scale [blocks], out and scratch [blocks x BLOCK] fp32."""
+    The shapes are: code [n] int8, scale [blocks], out and scratch [blocks x BLOCK] fp32. `scratch`
+    is memory for temporary values."""
     out[: len(code)].copy_(code)
     torch.abs(out, out=scratch)
     out.mul_(scratch).view(-1, BLOCK).mul_((scale / 127**2).unsqueeze(1))
@@ -71,7 +72,8 @@ def encode_m(
 ) -> None:
     """Encode m into code [n] and scale [blocks].
 
-    Both `m` and `scratch` are [blocks x BLOCK] fp32. The elements of `m` after element n are 0."""
+    Both `m` and `scratch` (memory for temporary values) are [blocks x BLOCK] fp32. The elements of
+    `m` after element n are 0."""
     torch.abs(m, out=scratch)
     scratch.view(-1, BLOCK).mul_(_inverse_of_largest(scratch, scale))
     scratch.sqrt_().clamp_(max=1.0).mul_(127.0)

@@ -183,7 +183,7 @@ def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """Return x [..., H] as [R, n, H], as a view if the strides allow it.
 
-    n is 1 if neighbouring rows always have the same distance in memory. Otherwise, n is the size of
+    If all neighbouring rows have the same distance in memory, n is 1. Otherwise, n is the size of
     the dimension before H.
     """
     x = _last_contiguous(x)

@@ -1,6 +1,7 @@
-"""Add the scheduler's data. Projects get a weight, guarantees, limits and usage. Jobs get a
-priority, a flag for short interactive jobs, requirements, and the GPU time that they used. Workers
-get labels and their memory. A new table contains reservations."""
+"""Add the scheduler's data. Projects get a weight for their share of the devices, a number of
+guaranteed devices, limits and usage. Jobs get a priority, a flag for short interactive jobs, the
+labels and memory that they require, and the GPU time that they used. Workers get labels and their
+memory. A new table contains reservations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add columns for a job's name, notes and pin, and for its curve in lists. Add a table in which one
-row has the metrics of many steps."""
+"""Add columns for a job's name, notes and pin, and for the small curve that job lists show. Add a
+table in which one row has the metrics of many steps."""
 
 from __future__ import annotations
 

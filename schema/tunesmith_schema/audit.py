@@ -32,9 +32,9 @@ class AuditLogEntry(Response):
     request_id: str | None
     """Id of the request, from its header `X-Request-ID`."""
     before: list[dict[str, Any]]
-    """Changed and deleted rows: their ids, and the values before the change."""
+    """Changed and deleted database rows: their ids, and the values before the change."""
     after: list[dict[str, Any]]
-    """New and changed rows: their ids, and the values after the change."""
+    """New and changed database rows: their ids, and the values after the change."""
     previous: str
     """sha256 of the previous entry."""
     sha256: str

@@ -24,7 +24,7 @@ FROM_SERVER = "from_server"
 ignores fields that only a newer server knows."""
 IGNORED = "ignored"
 """Name of an entry in pydantic's validation context. Its value is a list: if FROM_SERVER is set,
-each model adds the keys that it ignores to this list."""
+each pydantic model adds the keys that it ignores to this list."""
 
 _ALIASES = {
     "rank": "r",

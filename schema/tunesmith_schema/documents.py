@@ -31,8 +31,8 @@ DOCUMENT_VERSION = 2
 VERSION_FIELD = "document_version"
 
 UPGRADES: Mapping[int, Callable[[Json], Json]] = MappingProxyType({1: current_names})
-"""Functions that convert a document of the given version to the next version. Version 2 uses the
-current names of values (decision 0021)."""
+"""Functions that convert a document of the given version to the next version. Version 2 replaced
+former names of values, such as `bf16_error_word` (decision 0021)."""
 
 _MAX_NAMED = 3
 
@@ -42,8 +42,8 @@ class Unreadable(ValueError):
 
 
 def upgraded(document: Json, version: int = 1) -> Json:
-    """Return a document in the current form. A newer version is returned unchanged. A version that
-    is not a number, because the stored data are damaged, counts as 1."""
+    """Return a document in the current form. A newer version is returned unchanged. If the stored
+    data are damaged and the version is not a number, it counts as 1."""
     first = max(1, version) if type(version) is int else 1
     for step in range(first, DOCUMENT_VERSION):
         document = UPGRADES[step](document)
@@ -51,8 +51,8 @@ def upgraded(document: Json, version: int = 1) -> Json:
 
 
 def upgraded_file(document: Json) -> Json:
-    """Return a document from a file in the current form. Its version is in its field
-    `document_version`."""
+    """Return a file's document in the current form. The document's field `document_version`
+    contains its version."""
     if not isinstance(document, dict):
         return document
     version = document.get(VERSION_FIELD)
@@ -81,8 +81,8 @@ def read_document(
 ) -> M:
     """Validate a stored document. Raises Unreadable.
 
-    `name`: first part of the field names in errors. The names of unknown fields are added to
-    `ignored`.
+    `name`: the document's name, which errors put before the names of wrong fields. `ignored`: list
+    to which the names of unknown fields are added.
     """
     unknown: list[str] = []
     context = {FROM_SERVER: True, IGNORED: unknown}

@@ -48,7 +48,7 @@ class TaskResult(Request):
     """Values of the metrics. A name consists of a metric and a filter of lm-eval, such as
     `acc,none`."""
     errors: Annotated[dict[_Name, FiniteFloat], Field(max_length=100)] = Field(default_factory=dict)
-    """Standard errors of the values, with the same keys."""
+    """Standard errors of the metrics, with the same keys."""
     samples: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     """Number of evaluated documents."""
     n_shot: int | None = Field(default=None, ge=0, le=MAX_STEP)

@@ -95,11 +95,11 @@ class MetricPoint(Response):
     absolute difference between a token's log-prob at its generation and its log-prob in training.
 
     With `recipe.rollout.importance_sampling`, a step has `importance_ratio` (mean) and
-    `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit. About
-    once a second, a reinforcement step also has `sync_share`, `generate_share`, `grade_share`,
-    `log_probs_share`, `forward_share` and `backward_share`. These six metrics are shares of the
-    time without evaluations and checkpoints. `idle_share` is the share of this time in which the
-    trainer waits for batches or graders, writes metrics, or runs its loop.
+    `importance_ratio_max`. `importance_masked_share` is the share of ratios above the limit of 3.
+    About once a second, a reinforcement step also has `sync_share`, `generate_share`,
+    `grade_share`, `log_probs_share`, `forward_share` and `backward_share`. These six metrics are
+    shares of the time without evaluations and checkpoints. `idle_share` is the share of this time
+    in which the trainer waits for batches or graders, writes metrics, or runs its loop.
     `generated_tokens_per_second` covers only the time of generation.
     """
 
