@@ -95,7 +95,8 @@ class EarlyStopping(transformers.TrainerCallback, ExportableState):  # type: ign
 
     @progress.setter
     def progress(self, stored: dict[str, Any]) -> None:  # Any: JSON
-        """Restore the state, except in a fork with another metric or grader.
+        """Restore the state. A fork (a new job from another job's resume point) with another metric
+        or grader ignores `stored`.
 
         A fork that changes `keep` to 'best' ignores the best evaluation of the original run. Raises
         RunError if the best weights so far are missing."""

@@ -108,8 +108,8 @@ def _compare(context: RunContext, loaded: LoadedModel, saved: SavedWeights) -> C
 
 
 def _reload_full(model: Untyped, folder: Path, dtype: torch.dtype) -> Untyped:
-    """Free the memory of the trained weights, load the result as a stock model, and put the loaded
-    weights into `model`."""
+    """Free the memory of the trained weights, load the result with plain transformers, and put the
+    loaded weights into `model`."""
     device = model.device
     for parameter in model.parameters():
         parameter.grad = None

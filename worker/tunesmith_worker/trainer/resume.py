@@ -22,7 +22,7 @@ from tunesmith_worker.trainer.checkpoints.best_weights import restore_best_weigh
 from tunesmith_worker.trainer.checkpoints.identity import differences, made_for, made_with
 
 _FORK_MAY_CHANGE = ("recipe", "hyperparameters", "seed", "validation_file", "method.reinforcement.")
-"""Settings that a fork may change."""
+"""Settings that a fork (a new job from another job's resume point) may change."""
 
 
 def restart_after_success(run: RunDirectory) -> None:

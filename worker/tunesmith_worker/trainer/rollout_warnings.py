@@ -25,15 +25,15 @@ class RolloutWarnings(transformers.TrainerCallback, ExportableState):  # type: i
         groups_with_spread: Callable[[], int],
         will_resume: Callable[[], bool],
     ) -> None:
-        """`groups_with_spread`: function that returns the number of the run's groups so far whose
-        rewards differ. `will_resume`: function that returns True if the run stops now and will be
-        resumed later."""
+        """`groups_with_spread`: function that returns how many groups of the run so far have
+        completions with different rewards. `will_resume`: function that returns True if the run
+        stops now and will be resumed later."""
         self._events, self._tripwires = events, RolloutTripwires(precision)
         self._groups_with_spread, self._will_resume = groups_with_spread, will_resume
 
     @property
     def watched(self) -> dict[str, Untyped]:
-        """State of the tripwires as JSON."""
+        """State of the warnings (`RolloutTripwires`) as JSON."""
         return self._tripwires.state()
 
     @watched.setter

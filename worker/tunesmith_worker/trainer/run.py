@@ -1,7 +1,7 @@
 """The trainer process: `python -m tunesmith_worker.trainer RUN_DIR`.
 
-Read the functions from top to bottom. The result depends only on the run directory. The trainer has
-no credentials and contacts no server.
+To follow a run, read the functions of this file from top to bottom. The result depends only on the
+run directory. The trainer has no credentials and contacts no server.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(
 ) -> int:
     """Train a run directory, write result.json and return the exit status.
 
-    `waited`: delay of the run's start; None unless a warm trainer (wait_for_run.py) runs it.
+    `waited`: delay of the run's start if a warm trainer (wait_for_run.py) runs it, else None.
     `show`: function that prints a line for each event. `rewards`: reward functions from the command
     line, each `FILE.py:NAME[=WEIGHT]`."""
     with TrainerUse() as device_use:

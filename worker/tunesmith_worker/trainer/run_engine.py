@@ -43,8 +43,8 @@ class RunEngine:
     """`ModelEngine` that forwards all calls to the engine in use.
 
     If the engine in use stops working, another engine replaces it (`fast_inference="auto"`) or the
-    same engine starts again (any other value). Then this engine generates the completions that are
-    still missing."""
+    same engine starts again (any other value). The new or restarted engine generates the
+    completions that are still missing."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from .token_stream import Work, usable_processes
 from .tokens import TokenizedRows, pack, tokenize_file
 
 _MAX_ROWS_NAMED = 3
-"""Maximum number of rows with the same tokens that a message names."""
+"""Maximum number of rows that a message names, if several rows have the same tokens."""
 
 
 class RowNumbers:
@@ -35,12 +35,12 @@ class RowNumbers:
     """
 
     def __init__(self, path: Path, dataset: Any, work: Work) -> None:
-        """`dataset`: examples of the file `path` in the file's order. The type
-        datasets.Dataset is untyped, so `Any` is used."""
+        """`dataset`: examples of the file `path` in the file's order. `Any` stands for
+        datasets.Dataset, which has no type hints."""
         self._path, self._dataset, self._work = path, dataset, work
 
     def __call__(self, ids: Sequence[int], labels: Sequence[int]) -> str:
-        """Return a text that names the file's rows with these tokens and labels."""
+        """Return a text with the numbers of the file's rows that have these tokens and labels."""
         examples = list(self._examples(ids, labels))
         if not examples:
             return f"a row of {len(ids)} tokens that is not in {self._work.name}"
@@ -91,7 +91,7 @@ class Prepared:
     row_numbers: RowNumbers
     """Row lookup for the training file."""
     held_out: frozenset[int] = frozenset()
-    """Numbers of the training file's rows that are kept out of training."""
+    """Row numbers in the training file; these rows are kept out of training."""
 
     @property
     def trained_rows(self) -> int:
@@ -99,8 +99,8 @@ class Prepared:
         return self.training.counts.kept - len(self.held_out)
 
     def unpacked_sets(self) -> tuple[Any, Any]:
-        """Return the training set, and the validation set or None, both before packing. The type
-        datasets.Dataset is untyped, so `Any` is used."""
+        """Return the training set, and the validation set or None, both before packing. `Any`
+        stands for datasets.Dataset, which has no type hints."""
         whole = self.training.dataset
         if not self.held_out:
             return whole, self.validation.dataset if self.validation else None
@@ -111,8 +111,8 @@ class Prepared:
 
     def evaluation_rows(self) -> tuple[Any, Any]:
         """Return the validation examples and their row numbers. Without validation examples, return
-        the training examples. The types datasets.Dataset and pyarrow column are untyped, so `Any`
-        is used."""
+        the training examples. `Any` stands for datasets.Dataset and for a pyarrow column, which
+        have no type hints."""
         if self.validation is not None:
             return self.validation.dataset, self.validation.rows
         rows = self.training.rows
@@ -123,7 +123,7 @@ class Prepared:
 
     def sets(self, plan: DataPlan, seed: int) -> tuple[Any, Any]:
         """Return the training set, and the validation set or None; both sets are packed if the plan
-        requires packing. The type datasets.Dataset is untyped, so `Any` is used."""
+        requires packing. `Any` stands for datasets.Dataset, which has no type hints."""
         train, valid = self.unpacked_sets()
         if not plan.packing:
             return train, valid

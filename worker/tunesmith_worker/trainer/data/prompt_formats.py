@@ -43,7 +43,8 @@ class ParsedPrompt:
     """One row of a prompt file."""
 
     row: Row
-    """The prompt, without an answer: `row.text` is None for a conversation, else empty."""
+    """The prompt, without an answer. `row.text` is None for a conversation, and an empty string for
+    other prompts."""
     item: Mapping[str, JsonValue]
     """All fields of the row, as JSON."""
 

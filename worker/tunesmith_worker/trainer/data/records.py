@@ -89,7 +89,8 @@ def file_kind(path: Path, extension: str) -> str:
 
 
 def unsupported_kind(path: Path) -> str | None:
-    """Return the problem and the remedy if the file is not a data file, such as an archive."""
+    """Return the problem and the remedy if the file has an unsupported kind, for example an
+    archive; else None."""
     with path.open("rb") as file:
         start = file.read(4)
     return next((text for magic, text in _NOT_TEXT.items() if start.startswith(magic)), None)
@@ -180,7 +181,8 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Record]:
 
 
 def _no_header(header: list[str]) -> str | None:
-    """Return the problem if the first line is not a header with the columns of a row format."""
+    """Return the problem if the header of a CSV or TSV file repeats a column or has no known
+    column."""
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         return f"the first line names the column {twice!r} twice"

@@ -30,7 +30,8 @@ from .examples import SCHEMA, Batch, Counts
 
 MAX_BYTES = 32 * 2**30
 MAX_DISK_SHARE = 0.1
-"""Maximum share of the file system that the cache may use, unless MAX_BYTES is smaller."""
+"""Maximum share of the file system that the cache may use. MAX_BYTES is a second limit, and the
+smaller limit applies."""
 _TOKENS, _ENTRY = "tokens.arrow", "entry.json"
 
 Table = Any  # Any: pyarrow.Table, untyped

@@ -1,8 +1,8 @@
 """Helper process of tokenisation: `python -m tunesmith_worker.trainer.data.token_helper DIR`.
 
-DIR holds the tokenizer and job.json. The helper reads chunks from stdin and writes Arrow batches to
-stdout. The helper reports no errors: the trainer tokenises a failed chunk itself and raises the
-error.
+DIR holds the tokenizer and job.json. The helper reads chunks of the data file from stdin and writes
+Arrow batches to stdout. The helper reports no errors: the trainer tokenises a failed chunk itself
+and raises the error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class _RequestHeader(BaseModel):
 
 
 class _ReplyHeader(BaseModel):
-    """Header line before a batch. `counts` is None if the helper could not tokenise the chunk."""
+    """Header line before a batch. `counts` has the fields of `examples.Counts`, or is None if the
+    helper could not tokenise the chunk."""
 
     size: int = 0
     counts: dict[str, int] | None = None

@@ -1,7 +1,7 @@
-"""Tokenisation of chunks in the file's order, by the trainer and by helper processes.
+"""Tokenisation of a data file in chunks, by the trainer and by helper processes.
 
-The result does not depend on the number of processes. If a helper fails, the trainer tokenises the
-failed chunk.
+The results are in the file's order and do not depend on the number of processes. If a helper fails,
+the trainer tokenises the failed chunk.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .token_cache import tokenizer_hash
 from .token_helper import HelperJob, request_tokens
 
 HELPERS_MIN_SECONDS = 5.0
-"""Minimum seconds of remaining work for which helpers are started. Starting a helper takes 1.2
-CPU-seconds."""
+"""Minimum seconds of remaining work; with less work, no helpers are started. Starting a helper
+takes 1.2 CPU-seconds."""
 MAX_PROCESSES = 16
 """Maximum number of processes. Each helper takes 150 MB of memory."""
 _MAX_PENDING = 3
@@ -146,8 +146,8 @@ class TokenStream:
         return result
 
     def _kill_hung_helpers(self) -> None:
-        """Kill helpers that do not reply. The waiting time is counted in polls of `_POLL_SECONDS`,
-        because wall time would also include pauses of the whole process."""
+        """Kill helpers that do not reply in time. Each call adds `_POLL_SECONDS` to the waiting
+        time of a busy helper; a clock would also count pauses of the whole process."""
         patience = max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._slowest)
         for helper in self._helpers:
             helper.silent += _POLL_SECONDS if helper.pending else 0.0

@@ -39,7 +39,7 @@ class TokenizedRows:
     first: tuple[int, ...]
     """Token ids of the first example."""
     rows: Any
-    """Number of the row that each example came from, starting at 1: a pyarrow column."""
+    """Pyarrow column: for each example, the number of the row that it came from, starting at 1."""
 
     @property
     def lengths(self) -> list[int]:

@@ -14,8 +14,8 @@ the trainer's time.
 LEAST_SECONDS = 2.0
 """Minimum of the planned duration in seconds, for short runs."""
 LATER = 1.5
-"""Each model after the first may take at least LATER times the first model's time for the same
-rows.
+"""Factor for the time limit of each model after the first: the limit is at least LATER times the
+first model's time for the same rows.
 
 At its time limit, a model gets no more rows. The models are compared only on rows that all models
 received.

@@ -51,7 +51,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights that a run has after training."""
+    """Steps and folders of the weights that a run can evaluate after training."""
 
     last_step: int
     result_step: int

@@ -43,7 +43,7 @@ _SEED = 0
 _UNLIMITED = 1_000_000
 """Assumed context in tokens, if the model has no limit."""
 _FORWARD_TOKENS = 2048
-"""Maximum number of positions in a forward pass of several rows."""
+"""Maximum number of tokens, padding included, in a forward pass of several rows."""
 _ROWS_AT_A_TIME = 64
 
 

@@ -28,7 +28,8 @@ def pairs(measured: Sequence[ModelName]) -> list[Pair]:
 
 
 def comparison(pair: Pair, difference: Difference, on: EvaluatedOn, unit: str) -> ModelComparison:
-    """Return one comparison. `unit`: unit of the difference, `nats` or `reward`."""
+    """Return one comparison. `unit`: `nats` if the models' losses are compared, `reward` if their
+    rewards are compared."""
     bounded = math.isfinite(difference.value)
     rows = "rows" if unit == "nats" else "prompts"
     words = verdict(difference, unit, f"training {rows}" if on == "training_file" else rows)
@@ -76,7 +77,7 @@ def conclude(
 
 
 def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
-    """Combine evaluations of the same models that have different metrics.
+    """Combine several evaluations of the same models; each evaluation has different metrics.
 
     The result has the verdict and the answers of `first`."""
     for other in others:

@@ -32,7 +32,7 @@ class StoredModel:
     Weights are fp32 on a CPU. On a GPU, weights keep the number format of the checkpoint."""
 
     def __init__(self, folders: ModelFolders, device: torch.device, param: str) -> None:
-        """`param`: field of the request that names the model, for errors."""
+        """`param`: request field that contains the model's name; errors refer to this field."""
         self.folders, self._device, self._param = folders, device, param
         self._loaded: tuple[BaseModel, Untyped] | None = None
         adapter = folders.adapter

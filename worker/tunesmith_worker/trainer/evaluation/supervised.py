@@ -22,9 +22,9 @@ from .results import comparison, conclude, pairs, storable
 Untyped = Any  # Any: transformers and datasets are not typed
 
 MAX_ROWS = 1000
-"""Maximum number of validation rows in a sample."""
+"""Maximum number of rows to evaluate."""
 MAX_TRAINING_ROWS = 200
-"""Maximum number of training rows in a sample."""
+"""Maximum number of rows to evaluate if the rows come from the training file."""
 MAX_ANSWER_TOKENS = 128
 _SCORING = 0.6
 """Share of the evaluation's time for computing losses; the rest of the time is for generating

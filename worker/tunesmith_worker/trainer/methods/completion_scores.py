@@ -56,11 +56,11 @@ def score_completions(
 ) -> CompletionScores:
     """Compute log p(token | preceding tokens, temperature) of every completion token.
 
-    `model`: a causal language model patched by `patch()`. With stock attention, rows are padded,
-    and `layout` has no effect. `temperature`: divides the logits after the model's own scale and
-    soft cap, as in TRL. `max_tokens`: maximum tokens per forward pass. `entropy`: "grad" makes
-    entropies differentiable; log-probabilities are always differentiable. All activations are kept
-    for the backward pass.
+    `model`: a causal language model patched by `patch()`. If the model's attention is not patched,
+    rows are padded, and `layout` has no effect. `temperature`: divides the logits after the model's
+    own scale and soft cap, as in TRL. `max_tokens`: maximum tokens per forward pass. `entropy`:
+    "grad" makes entropies differentiable; log-probabilities are always differentiable. All
+    activations are kept for the backward pass.
 
     Raises ValueError for an empty prompt and for a model whose head is not patched.
     """

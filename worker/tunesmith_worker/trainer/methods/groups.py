@@ -111,7 +111,8 @@ def choose_layout(groups: Sequence[GroupSizes]) -> LayoutChoice:
 
 
 class GroupOrder(torch.utils.data.Sampler[int]):
-    """Sampler of prompt indices in whole groups, in the same order on every attempt.
+    """Sampler that yields prompt indices group by group, in the same order in every attempt of a
+    job.
 
     Each index is repeated `num_generations` times. The `prompts_per_step` indices of a step are
     repeated for `num_iterations` optimiser steps. An incomplete last step is dropped."""

@@ -142,7 +142,7 @@ class GRPOTrainer(GRPOSteps, SafeStep, Resumable, trl.GRPOTrainer):  # type: ign
         return self._buffer
 
     def train_on(self, model: Untyped, batch: Inputs) -> torch.Tensor:
-        """Run forward and backward on a step's completions, part by part."""
+        """Run forward and backward on a step's completions, micro-batch by micro-batch."""
         self.guard.start_step(
             StepRecord(
                 number=self.state.global_step + 1,

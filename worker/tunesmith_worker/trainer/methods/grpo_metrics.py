@@ -60,11 +60,11 @@ def rename_metrics(metrics: Mapping[str, Sequence[float]]) -> dict[str, list[flo
 
 @dataclass
 class StepScores:
-    """Log-probabilities of one optimiser step, collected part by part."""
+    """Log-probabilities of one optimiser step, collected from its micro-batches."""
 
     _gap: list[torch.Tensor] = field(default_factory=list)
-    """For each part of the step: the sum of |sampling log-prob - training log-prob|, and the number
-    of tokens."""
+    """For each micro-batch: the sum of |sampling log-prob - training log-prob|, and the number of
+    tokens."""
     _log_probs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     def add(
@@ -74,7 +74,7 @@ class StepScores:
         entropy: torch.Tensor,
         inputs: Inputs,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Record a part's log-probs and entropies, [rows, C], and return them for the loss.
+        """Record a micro-batch's log-probs and entropies, [rows, C], and return them for the loss.
 
         Skipped rows get a policy ratio of 1 and the mean entropy of the other rows, so that skipped
         rows change neither the loss nor the mean entropy.

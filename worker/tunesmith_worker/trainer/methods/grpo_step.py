@@ -1,4 +1,4 @@
-"""Computation of a reinforcement step: layout, splitting into parts, and log-probabilities.
+"""Computation of a reinforcement step: layout, micro-batches (called parts), and log-probabilities.
 
 The memory plan and the self-check use the same methods as the loss.
 """
@@ -33,11 +33,11 @@ SHARE = "share"
 _BY_ROWS = ("grpo", "sapo", "luspo", "dr_grpo")
 """Loss types that are means over rows.
 
-The loss type `bnpo` is a mean over tokens. Loss types outside this tuple, except `bnpo`, divide by
-a number that is the same for all parts of a step.
+The loss type `bnpo` is a mean over tokens. The other loss types are sums over tokens, divided by a
+number that is the same for all parts of a step.
 """
 PROBED = 4096
-"""Maximum tokens in the memory plan's trial batch, unless a single row has more."""
+"""Maximum tokens in the trial batch with which memory is measured, unless a single row has more."""
 
 
 class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is untyped
@@ -96,8 +96,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return {ROWS: rows, "completion_mask": torch.ones(len(rows), 1)}
 
     def describe(self, batch: Inputs, *, count_labels: bool = False) -> MicroBatch:
-        """Return the size of a micro-batch. `count_labels` has no effect: this method always counts
-        labels."""
+        """Return the numbers of rows and tokens of a micro-batch. `count_labels` has no effect:
+        this method always counts labels."""
         sizes = sizes_of(batch[ROWS])
         layout = self.layout_of(batch[ROWS])
         longest = max((size.prompt + max(size.completions) for size in sizes), default=1)
@@ -138,7 +138,8 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return batch if count == len(rows) else {ROWS: rows[:count]}
 
     def probe_loss(self, batch: Inputs, labelled: int) -> torch.Tensor:
-        """Return a loss for the memory plan's trial, without updating metrics."""
+        """Return a loss for the trial batch with which memory is measured, without updating
+        metrics."""
         scores = self.scores(self.model, batch[ROWS], entropy=True)
         return -scores.log_probs.sum() / labelled
 

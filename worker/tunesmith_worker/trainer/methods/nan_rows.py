@@ -46,8 +46,8 @@ class _Pass:
 
 
 def explain_rows(trainer: Untyped, step: StepRecord) -> RunError:
-    """Return an error that explains a loss or gradient that is not finite in a supervised step. The
-    call clears the model's gradients."""
+    """Return an error that explains why the loss or gradient of a supervised step is not finite.
+    The call clears the model's gradients."""
     with _restored_afterwards(trainer):
         bad_weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]
         passes = [_rerun(trainer, rows, step) for rows in _each_row(step.rows)]
@@ -190,8 +190,7 @@ def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
 
 @contextmanager
 def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
-    """Record the first module whose output is not finite, and the position in the output's
-    dimension 1.
+    """Record the first module whose output is not finite, and the token position of the fault.
 
     If a kernel outside any module computed the non-finite output, record the surrounding layer."""
     culprits: list[tuple[str, int | None]] = []
@@ -254,7 +253,7 @@ def _finite(x: torch.Tensor) -> bool:
 
 
 def explain_completions(trainer: Untyped, step: StepRecord) -> RunError:
-    """Return an error that explains a loss or gradient that is not finite in a GRPO step. The call
+    """Return an error that explains why the loss or gradient of a GRPO step is not finite. The call
     clears the model's gradients."""
     trainer.model.zero_grad(set_to_none=True)
     weights = [name for name, p in trainer.model.named_parameters() if not _finite(p)]

@@ -77,8 +77,8 @@ class RolloutRunner:
         log_warning: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """`write_samples`: function that takes a step number, starting at 1, and stores the step's
-        samples.
+        """`write_samples`: function that stores the samples of a step (prompts, completions and
+        rewards); takes the step number, starting at 1, and the samples.
 
         `record_figures`: function that receives the measurements of each step. `stop_requested`:
         function that returns True if generation should be interrupted.
@@ -112,7 +112,7 @@ class RolloutRunner:
         self.engine.close()
 
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[Request]:
-        """Return one request for each prompt, with the seeds of the first step."""
+        """Return one request for each prompt, with the random seeds that the first step uses."""
         return [self._request(ids, ("train", 0, index)) for index, ids in enumerate(prompts)]
 
     def start(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Rollout:
@@ -218,7 +218,7 @@ class RolloutRunner:
         return counts
 
     def store(self, rollout: Rollout, advantages: Sequence[float]) -> None:
-        """Store a training rollout as the samples of its step."""
+        """Store the prompts, completions and rewards of a training rollout as samples."""
         if rollout.kind == "train":
             samples = [self._sample(rollout, *pair) for pair in enumerate(advantages)]
             self._write_samples(rollout.step + 1, samples)

@@ -19,8 +19,8 @@ Untyped = Any  # Any: transformers is not typed
 Score = Callable[[list[GroupRow]], CompletionScores]
 
 GAP_TOKENS = 4096
-"""Maximum number of tokens in the sample of rows on which the gap is measured. A sample of one row
-may have more tokens."""
+"""Maximum number of tokens in the rows on which the gap between sampling and training log-probs is
+measured. A single row may have more tokens."""
 _NOISE = ("drop", "jitter")
 """Substrings that mark the names of configuration fields for noise in training."""
 

@@ -21,8 +21,8 @@ is allocated and kernels are selected."""
 
 @dataclass(slots=True)
 class Fit:
-    """Least-squares fit of micro-batch seconds = fixed + rate x token positions, as running
-    sums."""
+    """Least-squares estimate of `fixed` and `rate` in: seconds of a micro-batch = fixed + rate x
+    its token positions."""
 
     count: int = 0
     _x: float = 0.0
@@ -107,7 +107,7 @@ class BatchCounts:
         self._sizes.append(slots if self.micro_batches > WARM_UP else 0)
 
     def computed(self, phase: str, seconds: float) -> None:
-        """Add the time of a forward or backward pass.
+        """Record the seconds of a micro-batch's forward or backward pass.
 
         Call this method in the order in which the passes run.
         """
@@ -120,9 +120,11 @@ class BatchCounts:
 
 
 ENOUGH = 20
-"""Minimum number of micro-batches for a fit."""
+"""Minimum number of micro-batches to estimate the time that a micro-batch takes regardless of its
+size."""
 SPREAD = 0.05
-"""Minimum coefficient of variation of the micro-batch sizes, for a usable fit."""
+"""Minimum coefficient of variation of the micro-batch sizes; with less variation, the estimate is
+not possible."""
 WORTH = 0.05
 """Minimum relative gain in tokens per second from twice the rows per micro-batch. With a smaller
 gain, the device counts as saturated."""

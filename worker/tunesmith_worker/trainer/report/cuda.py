@@ -23,7 +23,7 @@ Spans = list[tuple[str, float]]
 
 @dataclass(slots=True)
 class _Segment:
-    """GPU time between two events: the work of one phase, or a gap."""
+    """GPU time between two events: the work of one phase, or a gap without GPU work."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event

@@ -51,7 +51,7 @@ def _rss() -> int | None:
 
 def _peak_rss() -> int:
     """Return the peak memory of this process. The value of getrusage may include the memory of the
-    parent process, so getrusage is only the fallback."""
+    parent process, so getrusage is used only if /proc/self/status does not give the peak."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

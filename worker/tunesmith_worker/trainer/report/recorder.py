@@ -41,7 +41,7 @@ class RunRecorder:
         self._written = -WRITE_SECONDS  # so that the first step writes the report immediately
         self.attempt = 1
         self.first_step: str | None = None
-        """Text about the comparison of the attempt's first step with plain torch, with the names of
+        """Result of comparing the attempt's first step with plain torch. The text also names the
         values that were not compared."""
         self.no_evaluation: str | None = None
         """Reason why the result could not be evaluated."""
@@ -120,8 +120,8 @@ class RunRecorder:
 def training_settings(
     load: LoadPlan, data: DataPlan, train: TrainPlan, *, full: bool, recomputes: bool
 ) -> TrainingSettings:
-    """Return the settings for the report. `recomputes`: True if some layers recompute
-    activations."""
+    """Return the run's settings that the report lists, such as precision and batch size.
+    `recomputes`: True if some layers recompute activations."""
     return TrainingSettings(
         tuning="full" if full else "lora",
         precision=load.precision,

@@ -1,4 +1,7 @@
-"""Measurements of generation in a reinforcement run, summed over its rounds."""
+"""Measurements of generation in a reinforcement run, summed over its rounds.
+
+A round generates the completions on which one or several optimizer steps train.
+"""
 
 from __future__ import annotations
 

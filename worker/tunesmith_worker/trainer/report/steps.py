@@ -1,4 +1,4 @@
-"""Timing of a trainer's methods; each method belongs to one clock phase."""
+"""Timing of a trainer's methods: a method's time counts for one phase, such as evaluation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PHASES = {
     "evaluate": PhaseName.EVALUATION,
     "_save_checkpoint": PhaseName.CHECKPOINTING,
 }
-"""Clock phase of each timed Trainer method. If a timed method calls another timed method, the time
-of the inner call counts only for the inner method's phase."""
+"""Phase for which the time of each Trainer method counts. If a timed method calls another timed
+method, the time of the inner call counts only for the inner method's phase."""
 
 
 def time_steps(trainer: Untyped, clock: WallClock, counts: BatchCounts) -> CudaTimeline | None:

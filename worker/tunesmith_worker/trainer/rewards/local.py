@@ -44,8 +44,8 @@ class LocalReward:
 
     @classmethod
     def load(cls, text: str) -> LocalReward:
-        """Load the reward function `FILE.py:NAME[=WEIGHT]`. Raises RunError if the text is invalid
-        or the file has no such function."""
+        """Load the reward function `FILE.py:NAME[=WEIGHT]`. Raises RunError if `text` is invalid or
+        the file has no such function."""
         place, equals, number = text.partition("=")
         path, colon, name = place.rpartition(":")
         if not colon or not path or not name.isidentifier():

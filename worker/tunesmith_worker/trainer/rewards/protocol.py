@@ -41,8 +41,8 @@ class Graded:
     rewards: tuple[float | None, ...]
     """One reward for each of `Grading.columns`. None means no reward, as in TRL."""
     scores: Mapping[str, float | None]
-    """Scores of all graders and local reward functions before the formula is applied; the keys are
-    names."""
+    """Scores of all graders and local reward functions, before a multi grader's formula combines
+    the scores; the keys are names."""
     errors: tuple[str, ...] = ()
     """Reasons why rewards or scores are None."""
 

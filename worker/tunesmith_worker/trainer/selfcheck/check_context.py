@@ -178,8 +178,9 @@ class ReinforcementContext:
     def select_prompts(self, room: int) -> list[TokenIds]:
         """Return distinct prompts, evenly spaced by length from the shortest to the longest.
 
-        If a prompt plus `room` tokens would exceed the length at which the model's position
-        encoding changes (engine/rollout/rope_tables.py), the prompt is left out.
+        The position encoding of some models changes above a certain length
+        (engine/rollout/rope_tables.py). A prompt is left out if the prompt plus `room` tokens would
+        exceed this length.
         """
         stable = self.engine.stable_length
         ids = {prompt.prompt_ids for prompt in self.prompts}

@@ -79,8 +79,8 @@ def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]
 
 
 def check_longest_batch(context: SupervisedContext) -> Outcome:
-    """Check `longest_batch`: always passes, because the memory plan's trial has already run this
-    batch."""
+    """Check `longest_batch`: always passes, because the trial pass that measures memory has already
+    run this batch."""
     batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
 

@@ -21,7 +21,7 @@ Untyped = Any  # Any: transformers and peft are not typed
 
 CHECK = "gradient"
 TOKEN_ROWS = "trainable_tokens_delta"
-"""Substring that marks the parameter names of PEFT's token rows."""
+"""Substring in the names of PEFT's parameters that train single rows of an embedding."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _NUMBER = re.compile(r"\.\d+\.")
 _SHOWN = 3
@@ -53,10 +53,10 @@ class Unit:
 
     @property
     def may_have_no_gradient(self) -> bool:
-        """True for biases and token rows.
+        """True for biases and for trained rows of an embedding.
 
         The bias of a key projection adds a constant to all scores of a query, and softmax ignores
-        constants. `check_rows` checks the gradients of token rows.
+        constants. `check_rows` checks the gradients of embedding rows.
         """
         return self.name.endswith(".bias") or any(TOKEN_ROWS in name for name in self.parameters)
 
@@ -127,9 +127,9 @@ def check_units(
     True at the first check.
 
     A unit without a gradient is an error if the same module has a gradient in another layer. If a
-    module has no gradient in any layer, the function yields only a warning, and only from the
-    second check on: the rows may be too short, because queries and keys get no gradient from rows
-    of two tokens.
+    module has no gradient in any layer, the finding is only a warning, and the first check does not
+    report it. The reason may be short rows: queries and keys get no gradient from rows of two
+    tokens.
     """
     seen |= {u.name for u in units if any(largest[name] for name in u.parameters)}
     without = [u for u in units if u.name not in seen and not u.may_have_no_gradient]
@@ -161,8 +161,8 @@ def check_units(
 def used_row_gradients(
     model: Untyped, predicting: torch.Tensor
 ) -> dict[str, tuple[list[int], torch.Tensor]]:
-    """Return the trained rows of each embedding matrix in this step, and each row's largest
-    gradient element.
+    """Return which rows of each embedding matrix this step trains, and each row's largest gradient
+    element.
 
     Rows are given as token ids; the gradient elements are a tensor with one element per row.
     `predicting`: ids of tokens that predict a labelled token. The result has only the rows of

@@ -30,8 +30,9 @@ SHARE = 0.25
 """Minimum size of an element's first update, divided by the learning rate. A correct first update
 is at least half of the learning rate."""
 CHANCES = 40.0
-"""A tensor must change only if stochastic rounding is expected to change more than this number of
-its copied weights. With 40 expected changes, the probability of no change at all is e^-40."""
+"""Number of expected changes above which a tensor must change. Stochastic rounding changes a weight
+only with some probability. With 40 expected changes among a tensor's copied weights, the
+probability of no change at all is e^-40."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ class Movement:
         self._highest = list(self._sums)
         self._steps = 0
         self._moved: set[int] = set()
-        """Ids of parameters that had changed at an earlier check. A parameter must change only
-        once, because 16-bit weights may change back."""
+        """Ids of parameters that had changed at an earlier check. One change is enough, because
+        16-bit weights may change back later."""
         self._kept = [
             self._keep(unit.name, parameter, self._group_of.get(id(parameter)))
             for unit, parameter in changing_parameters(list(units))

@@ -204,8 +204,8 @@ def _skipped(why: str) -> list[Outcome]:
 def has_whole_matrices(model: Untyped) -> bool:
     """Return True if a whole embedding or head matrix is trained, not only rows of new tokens.
 
-    A whole matrix computes in the base model's dtype (engine/model/embeddings/whole_matrices.py).
-    """
+    The weights of a whole matrix are fp32, but the forward pass uses the base model's dtype
+    (engine/model/embeddings/whole_matrices.py)."""
     return any(isinstance(module, peft.utils.ModulesToSaveWrapper) for module in model.modules())
 
 

@@ -134,8 +134,8 @@ def _inside_peft(name: str) -> bool:
 
 
 def _unexpected(names: set[str], config: Untyped) -> list[str]:
-    """Return the names of tensors that must not train. Token rows and whole matrices may train, and
-    biases if the recipe trains biases."""
+    """Return the names of tensors that must not train. Rows of an embedding and whole matrices
+    (embedding or head) may train; biases may train if the recipe trains biases."""
     biases = config.bias != "none"
     return [
         name

@@ -118,8 +118,8 @@ def prompt_fault(check: str, message: str) -> Finding:
 
 
 def _tokens(tokenizer: Untyped, text: str) -> list[list[int]]:
-    """Return the token ids of a text without and with added special tokens. A rendered template
-    already contains special tokens; plain text does not."""
+    """Return two lists of token ids for a text: without and with added special tokens. A rendered
+    template already contains special tokens; plain text does not."""
     return [tokenizer(text, add_special_tokens=added)["input_ids"] for added in (False, True)]
 
 

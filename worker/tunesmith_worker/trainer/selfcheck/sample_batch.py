@@ -109,7 +109,7 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
 
 
 def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
-    """Return one row: the first `tokens` tokens of the examples that start at index `place`."""
+    """Return one row of `tokens` tokens: concatenated examples, beginning with example `place`."""
     ids: list[int] = []
     labels: list[int] = []
     while len(ids) < tokens:
@@ -130,7 +130,8 @@ def _unpack(example: dict[str, Any]) -> Sequence[IdsAndLabels]:  # Any: a row of
 
 
 def _single_row(row: IdsAndLabels, *, padded: bool) -> Batch:
-    """Return a batch of one row, with an attention mask of ones or with row bounds."""
+    """Return a batch of one row. If `padded`, the batch has an attention mask of ones; otherwise,
+    it has the start and end index of the row."""
     ids, labels = (torch.tensor(values)[None] for values in row)
     labels[0, 0] = IGNORED
     length = ids.shape[1]

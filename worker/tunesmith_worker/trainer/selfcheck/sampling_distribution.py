@@ -36,7 +36,8 @@ def check_sampling_distribution(
     logits: Sequence[torch.Tensor],
     limits: Limits,
 ) -> Outcome:
-    """Check `sampling_distribution`. `logits`: from the stock model, [C, V] per row."""
+    """Check `sampling_distribution`. `logits`: the stock model's logits, one tensor [completion
+    tokens, vocabulary] for each row."""
     if not context.engine.samples_from_uniforms:
         return not_applicable(NAME, f"the random numbers of {context.engine.name} are not known")
     if not limits.single:

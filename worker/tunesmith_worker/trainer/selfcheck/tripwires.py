@@ -1,8 +1,8 @@
 """Checks during training.
 
 `Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
-all trained units, and that weights change. At steps without a check, `Tripwires` reads nothing from
-the device. `RolloutTripwires` warns about the metrics of a reinforcement run.
+all trained parameters, and that weights change. At steps without a check, `Tripwires` reads nothing
+from the device. `RolloutTripwires` warns about the metrics of a reinforcement run.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KL = 1.0
 ENTROPY = 0.1
 """Minimum entropy, as a share of the mean entropy in the first steps."""
 FIRST, FEW, MANY = 5, 3, 10
-"""Numbers of consecutive bad steps before a warning, for different kinds of warnings. FIRST is also
-the number of steps whose mean entropy is the run's initial entropy."""
+"""Numbers of consecutive bad steps before a warning, for different kinds of warnings. The mean
+entropy of the first FIRST steps counts as the run's initial entropy."""
 
 _RENAMED = {"few_spreads": "mostly_equal_rewards"}
 """Current names of warnings; the keys are their names in resume points of earlier versions."""
@@ -68,7 +68,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         """`trainer`: an SFTTrainer or GRPOTrainer of this project."""
         self._trainer, self._events = trainer, events
         self.had_gradient: list[str] = []
-        """Names of units that had a gradient at an earlier check."""
+        """Names of parameter groups (`gradients.Unit`) that had a gradient at an earlier check."""
         self._movement: Movement | None = None
         self._largest: dict[str, torch.Tensor | None] = {}
         self._rows: dict[str, tuple[list[int], torch.Tensor]] = {}

@@ -145,7 +145,7 @@ def differences(run: RunStep, expected: ExpectedStep, tolerance: Tolerance) -> D
 def describe(rows: str, run: RunStep, found: Differences, tensors: frozenset[str] | None) -> str:
     """Describe a step without differences.
 
-    `rows`: text about the compared rows. `tensors`: compared tensors; None for all.
+    `rows`: text that says which rows are compared. `tensors`: compared tensors; None for all.
     """
     some = "" if tensors is None else f" of a sample of {len(tensors)} tensors"
     parts = [("gradient" + some, found.whole)]

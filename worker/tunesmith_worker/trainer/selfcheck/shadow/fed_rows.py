@@ -76,7 +76,7 @@ class FedStep:
 
 
 class FeedRecorder:
-    """Records the inputs of the model's forward passes with gradient until `stop`."""
+    """Records the inputs of the model's forward passes with gradient, until `stop` is called."""
 
     def __init__(self, trainer: Untyped, share: float) -> None:
         """`share`: share of the step's micro-batches after which the gradient is copied; 1 or more

@@ -19,8 +19,8 @@ LOSSES = ("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
 
 
 def why_no_policy_loss(plan: GRPOPlan) -> str:
-    """Return the reason why plain torch does not compute the recipe's loss; empty if there is
-    none."""
+    """Return the reason why plain torch does not compute the recipe's loss; an empty text if plain
+    torch computes the loss."""
     if plan.loss_type not in LOSSES:
         return f"recipe.grpo.loss_type is '{plan.loss_type}'"
     if plan.top_entropy_quantile < 1.0:

@@ -35,12 +35,13 @@ ROWS_TO_CHECK = 4
 TOKENS = 1024
 """Maximum tokens of the rows to check, unless a single row has more."""
 LOG_PROB = 1e-4
-"""RMS tolerance of the reference's log-probs in fp32, the same as for other log-probs."""
+"""RMS tolerance of the reference model's log-probs in fp32 on a CPU."""
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
-"""The reference counts as the policy if its distance from the policy is less than NEARER times its
-distance from the model before training. Distances are RMS differences of log-probs."""
+"""Factor to detect that the trainer wrongly uses the policy as reference: distance(reference,
+policy) < NEARER x distance(reference, model before training). Distances are RMS differences of
+log-probs."""
 ROUNDING = 0.05
 """Maximum RMS difference of 16-bit log-probs that rounding may cause."""
 

@@ -53,7 +53,7 @@ class _Part:
     places: frozenset[int]
     """Indices of the compared completions."""
     rows: str
-    """Text about which completions are compared."""
+    """Text that says which completions are compared."""
     note: str = ""
 
 
@@ -62,7 +62,7 @@ class ReinforcementStep:
         self._context = context
         self._reference_check = ReferenceCheck(context)
         self._counted: Rollout | None = None
-        """The last rollout whose prompts were added to the counts of used prompts."""
+        """Last rollout whose prompts `examples` has returned."""
 
     def start(self) -> None:
         return

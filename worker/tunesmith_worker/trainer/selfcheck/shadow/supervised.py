@@ -55,7 +55,7 @@ class _Part:
     batches: Sequence[Sequence[FedRow]]
     """Rows of each compared micro-batch."""
     rows: str
-    """Text about which rows are compared."""
+    """Text that says which rows are compared."""
     note: str = ""
 
 
