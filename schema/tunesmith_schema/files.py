@@ -11,11 +11,11 @@ from .base import Request, Response
 from .early_stopping import MethodName
 
 MAX_PROBLEM = 1000
-"""Maximum length of the message about a row."""
+"""Maximum length of `RowProblem.message`, in characters."""
 
 
 class FilePurpose(StrEnum):
-    """Purpose of an uploaded file, with OpenAI's values for requests."""
+    """Purpose of an uploaded file; the values are OpenAI's."""
 
     ASSISTANTS = "assistants"
     BATCH = "batch"
@@ -67,7 +67,7 @@ class RowProblem(Response):
 
 
 class BadRows(Response):
-    """Rows that prevent a method from using a file."""
+    """Bad rows that make a file unusable for a training method."""
 
     problems: list[RowProblem] = Field(max_length=20)
     """First bad rows and their problems."""
@@ -85,7 +85,7 @@ class BadRows(Response):
 
 
 class FileValidation(Request):
-    """Result of validating a data set for every method."""
+    """Result of validating a data set for every training method."""
 
     ok: bool
     """True if at least one method can use the file."""
@@ -178,7 +178,7 @@ class FileUse(Response):
     """Name of the job, or the suffix if the job has no name. Null for an evaluation, and for a job
     without name and suffix."""
     role: Literal["training_file", "validation_file", "file"] | str
-    """Name of the field, in the job or the evaluation, that has the file's id."""
+    """Name of the field with the file's id, in the job or the evaluation."""
     created_at: int
     """Time of creation, Unix seconds."""
     status: str

@@ -1,4 +1,4 @@
-"""Fork of a job: a new job that starts, with another recipe, from a resume point of the job."""
+"""Fork of a job: a new job that starts from a resume point of the job, with another recipe."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class JobFork(Request):
 
 
 FIXED = ("tuning", "from_scratch", "quantization", "precision", "add_tokens")
-"""Recipe fields that a fork cannot change, because the trained state depends on them."""
+"""Recipe fields that a fork cannot change, because the weights and the optimiser state of the
+resume point depend on them."""
 LORA_FIXED = tuple(name for name in LoraRecipe.model_fields if name != "lora_dropout")
 
 
@@ -70,7 +71,8 @@ def merged(recipe: Recipe, changes: dict[str, JsonValue]) -> dict[str, JsonValue
 
 
 def first_fixed_change(old: Recipe, new: Recipe) -> tuple[str, JsonValue, JsonValue] | None:
-    """Return the field name, old value and new value of the first forbidden change, or None."""
+    """Return the field name, old value and new value of the first change that a fork must not make,
+    or None."""
     pairs = [(name, getattr(old, name), getattr(new, name)) for name in FIXED]
     shapes = (old.lora or LoraRecipe(), new.lora or LoraRecipe())
     pairs += [(f"lora.{name}", *(getattr(shape, name) for shape in shapes)) for name in LORA_FIXED]

@@ -32,11 +32,11 @@ from .formulas import FUNCTIONS, parse_formula
 from .templates import parse_template, references
 
 MAX_GRADER_BYTES, MAX_SCHEMA_BYTES = 256 * 1024, 64 * 1024
-"""Maximum size of a grader, and of its JSON Schema, as JSON."""
+"""Maximum size in bytes of a grader, and of a JSON Schema in a grader, as JSON."""
 MAX_GRADERS = 32
 """Maximum number of graders in a multi grader."""
 MAX_LENGTH = 100_000_000
-"""Largest length in a length grader."""
+"""Maximum value of `target` and of `limit` in a length grader."""
 OUTPUT = "{{sample.output_text}}"
 """Template whose value is the whole completion."""
 Overlap = Literal["cosine", "fuzzy_match", "bleu", "gleu", "meteor"]
@@ -209,8 +209,8 @@ class MultiGrader(Request):
         ],
         Discriminator(_one_or_named),
     ]
-    """Graders by name; the formula uses these names. A single grader may be given without a key;
-    the formula then uses the grader's field `name`."""
+    """Graders by name; the formula uses these names. If there is only one grader, it may be given
+    without a key; the formula then uses the grader's field `name`."""
     calculate_output: Annotated[Text, Field(min_length=1, max_length=2000)]
     """Formula of the reward. The formula may contain + - * / ** % (`^` means `**`), comparisons,
     and, or, not, `a if b else c`, min, max, abs, floor, ceil, exp, log, sqrt, numbers and the

@@ -39,8 +39,8 @@ class GRPORecipe(Request):
     """Sample only from tokens whose probability is at least this share of the highest token
     probability; None allows all tokens."""
     loss_type: LossType = "dapo"
-    """Loss variant. The variant determines how the losses of the tokens are aggregated. `cispo`,
-    `sapo`, `luspo` and `vespo` also change the loss of each token."""
+    """Variant of the loss, which determines how token losses are aggregated. `cispo`, `sapo`,
+    `luspo` and `vespo` also change the loss of each token."""
     beta: float = Field(default=0.0, ge=0.0, le=1e6, allow_inf_nan=False)
     """Weight of the KL divergence from the reference model, which is the model before training.
     `beta=0` skips the KL term and the reference model's forward pass."""
@@ -65,8 +65,8 @@ class GRPORecipe(Request):
     mask_truncated_completions: bool = False
     """Exclude completions that reached `max_completion_length` from the loss."""
     top_entropy_quantile: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Train only this share of the tokens: those with the highest entropy in a forward pass. 1
-    trains all tokens."""
+    """Train only on the tokens with the highest entropy: this share of each forward pass's tokens.
+    1 trains all tokens."""
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Self:
@@ -96,17 +96,17 @@ class GRPORecipe(Request):
 
 
 class RolloutRecipe(Request):
-    """Settings for generating completions and for their layout in training."""
+    """Settings for generating completions and for training on them."""
 
     fast_inference: bool | Literal["auto"] = "auto"
     """Engine that generates completions. `true`: only vLLM; the run fails at its start if vLLM is
     not installed or cannot serve the model. `false`: never vLLM. `"auto"`: vLLM on a GPU if it is
     installed, else our own engine, else transformers."""
     importance_sampling: ImportanceSampling = "auto"
-    """Correction for an engine whose log-probs differ from the trainer's: weight each token or
-    completion by the probability ratio trainer / engine. Modes with `_truncate` limit ratios to 3.
-    Modes with `_mask` exclude tokens or completions with ratios above 3 from the loss. `"auto"` is
-    `off` without vLLM. With vLLM, `"auto"` is `sequence_mask`, or `token_truncate` with
+    """Correction for a rollout engine whose log-probs differ from the trainer's: weight each token
+    or completion by the probability ratio trainer / engine. Modes with `_truncate` limit ratios to
+    3. Modes with `_mask` exclude tokens or completions with ratios above 3 from the loss. `"auto"`
+    is `off` without vLLM. With vLLM, `"auto"` is `sequence_mask`, or `token_truncate` with
     `loss_type="vespo"`. For long completions, `token_mask` excludes fewer tokens than
     `sequence_mask`."""
     shared_prompt: bool | Literal["auto"] = "auto"

@@ -1,7 +1,8 @@
 """Checks of a recipe against the other fields of its job: validation file, method and
 hyperparameters.
 
-Job creation and the reader of a run directory share the checks, so both give the same errors.
+A create request (`jobs.py`) and the trainer's spec.json (`run.py`) go through the same checks, so
+both give the same errors.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
 
 
 def _not_the_step(recipe: Recipe, prompts: int, group: int) -> Iterator[Misfit]:
-    """Yield an error if the forward passes of a step do not have `prompts` x `group` rows in
-    total."""
+    """Yield an error if the batch size and the number of forward passes do not fit a step of
+    `prompts` x `group` completions."""
     rows, passes = recipe.per_device_train_batch_size, recipe.gradient_accumulation_steps
     known = (1 if rows == "auto" else rows) * (1 if passes == "auto" else passes)
     both = "auto" not in (rows, passes)

@@ -24,7 +24,7 @@ class JobState(StrEnum):
     """State of a job; `wire_status` maps it to OpenAI's smaller set of values."""
 
     VALIDATING_FILES = "validating_files"
-    """A worker of the queue `light` validates the data set."""
+    """A worker of the queue `light` (short CPU tasks) validates the data set."""
     QUEUED = "queued"
     """The job waits for a training worker."""
     RUNNING = "running"
@@ -81,8 +81,8 @@ class JobCreate(Request):
     )
 
     model: Text = Field(min_length=1, max_length=512)
-    """Base model: a Hugging Face id, a folder name or path in an allowed directory, or a fully
-    tuned `ft:` model."""
+    """Base model: a Hugging Face id, a folder name or path in an allowed directory, or the name
+    (`ft:...`) of a model made by full tuning."""
     training_file: ObjectId
     """Id of the uploaded training file."""
     validation_file: ObjectId | None = None
@@ -249,8 +249,8 @@ class Job(Response):
     """Id of a CSV file with the metrics of each step, once the job has ended. Download:
     `/v1/files/{id}/content`. The trained weights are at `/v1/adapters/{adapter_id}`."""
     trained_tokens: int | None = None
-    """Number of tokens that contributed to the loss in the whole run. In reinforcement, the tokens
-    of completions with zero gradient count too. Completions that `mask_truncated_completions`
+    """Number of tokens that contributed to the loss in the whole run. In reinforcement, tokens of
+    completions whose gradient is zero are included. Completions that `mask_truncated_completions`
     excludes do not count."""
     error: JobError | None = None
     """Reason for the failure; null unless the job failed."""
@@ -272,7 +272,7 @@ class Job(Response):
     attempt: int = 0
     """Number of times a worker has claimed the job."""
     step: int = 0
-    """Last completed optimiser step; after success, the step of the kept weights."""
+    """Last completed optimiser step; after success, the step of the returned weights."""
     total_steps: int | None = None
     """Number of optimiser steps of the whole run; null until known."""
     cancel_requested: bool = False

@@ -1,4 +1,5 @@
-"""Lineage of a job, its self-check and its resume points."""
+"""Lineage of a job (its origin, forks, retries and results), and the job's self-check and resume
+points."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class SelfCheckItem(Response):
 
 
 class SelfCheck(Response):
-    """Self-check before the first step of an attempt."""
+    """Result of the self-check, which verifies before the first step of an attempt that training
+    computes correct results."""
 
     object: Literal["fine_tuning.job.self_check"] = "fine_tuning.job.self_check"
     job_id: str

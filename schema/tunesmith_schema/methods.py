@@ -69,7 +69,7 @@ class Method(Request):
     """Kind of training and its settings."""
 
     type: MethodName
-    """Kind of training; the field of the same name has its settings."""
+    """Kind of training; the field `supervised` or `reinforcement` has its settings."""
     supervised: SupervisedMethod | None = None
     """Settings of supervised fine-tuning; all are `"auto"` by default."""
     reinforcement: ReinforcementMethod | None = None

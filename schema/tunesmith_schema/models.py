@@ -31,15 +31,16 @@ class Model(Response):
     step: int | None = None
     """Tuned models only: optimiser step of the weights."""
     bytes: int | None = None
-    """Size in bytes of a tuned model's files, or of a base model's weights; null if the API's host
-    has no folder of the base model."""
+    """Size in bytes of a tuned model's files, or of a base model's weights; null if the base model
+    is not on the API's host."""
     context_length: int | None = None
     """Context length of the base model in tokens; null if unknown."""
     workers: list[str] | None = None
     """Base models only: ids of the live training workers that have the model."""
     serving: Literal["off", "on_demand", "registered"] | str | None = None
     """Serving state. `off`: this server answers no chat requests; `on_demand`: the first request
-    loads the model; `registered`: the model has answered requests of this API process."""
+    loads the model; `registered`: this API process has registered the model with the inference
+    server."""
 
 
 class ModelUse(Response):

@@ -14,8 +14,8 @@ Role = Literal["viewer", "member", "lead", "admin"]
 may also manage members and keys of the project. An `admin` may do everything in all projects."""
 ProjectRole = Literal["viewer", "member", "lead"]
 UserRole = Literal["admin", "member"]
-"""Role in the organization: an `admin` may do everything; the rights of a `member` come from
-projects."""
+"""Role in the organization: an `admin` may do everything; a `member` has only the rights of its
+role in each project."""
 Verb = Literal["read", "write", "chat", "manage", "administer"]
 """Kind of action that a role or a key allows."""
 
@@ -98,7 +98,7 @@ class UserCreate(Request):
     name: Name
     """Name of the person."""
     role: UserRole = "member"
-    """Role in the organization. The rights of a `member` come from projects."""
+    """Role in the organization. A `member` has only the rights of its role in each project."""
 
 
 class UserUpdate(Request):
@@ -158,7 +158,7 @@ class KeyUser(Response):
 
 
 class KeyService(Response):
-    """Service that uses a key which belongs to no user."""
+    """Owner of a key that belongs to no user: the service that uses the key."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""State and progress of a job in a stream of many jobs."""
+"""State and progress of one job, as the stream of many jobs sends them."""
 
 from __future__ import annotations
 

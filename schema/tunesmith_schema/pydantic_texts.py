@@ -67,7 +67,8 @@ def plain_text(error: Mapping[str, Any]) -> str:  # Any: pydantic's own
 
 
 def joined(first: str, second: str) -> str:
-    """Join the messages of two union members, for example "must be at most 1, or 'auto'"."""
+    """Join the messages for two alternative types of a field, for example "must be at most 1, or
+    'auto'"."""
     if first.startswith("must be ") and second.startswith("must be "):
         return f"{first}, or {second.removeprefix('must be ')}"
     return f"{first}, or: {second}"

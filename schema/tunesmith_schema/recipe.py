@@ -22,7 +22,7 @@ Precision = Literal["fp32", "bf16", "bf16_split_master", "bf16_sr8"]
 PatchNames = Annotated[list[PatchName], Field(min_length=1, max_length=4)]
 NewToken = Annotated[Text, Field(min_length=1, max_length=256)]
 MAX_LIST_BYTES = 64 * 1024
-"""Maximum size of a list of names or tokens as JSON."""
+"""Maximum size in bytes of a list of names or tokens, as JSON."""
 ModuleNames = Annotated[
     list[Annotated[Text, Field(max_length=256)]],
     Field(max_length=1024),
@@ -46,9 +46,9 @@ class LoraRecipe(Request):
     """Dropout probability for the adapter's input during training."""
     target_modules: Auto | Literal["all-linear"] | ModuleNames = "auto"
     """Names of the layers to adapt. `"auto"` means all linear layers in the decoder layers, except
-    routers of experts; `"all-linear"` means all linear layers. If the model stores the experts of a
-    layer as one tensor, the experts get no adapter. If the list names the embedding or the head,
-    the whole matrix is trained: see `allow_full_embeddings`."""
+    the routers of mixture-of-experts layers; `"all-linear"` means all linear layers. If the model
+    stores the experts of a layer as one tensor, the experts get no adapter. If the list names the
+    embedding or the head, the whole matrix is trained: see `allow_full_embeddings`."""
     bias: Literal["none", "all", "lora_only"] = "none"
     """Biases to train: none, all, or only the biases of adapted layers (`"lora_only"`)."""
     use_rslora: bool = False
@@ -114,8 +114,8 @@ class Recipe(Request):
         Literal["auto", "off"] | Annotated[list[PatchName], Field(min_length=1, max_length=4)]
     ) = "auto"
     """Tunesmith kernels that replace modules of the model. `"auto"` uses every kernel that supports
-    the model. A list uses only the named kernels (`"attention_block"` and `"mlp_block"` include
-    `"attention"`). `"off"` uses the stock trainer. Reinforcement requires the kernel `"loss"`."""
+    the model. A list uses only the named kernels; `"attention_block"` or `"mlp_block"` also turns
+    `"attention"` on. `"off"` uses the stock trainer. Reinforcement requires the kernel `"loss"`."""
     gradient_checkpointing: bool | Literal["offload"] | Auto = "auto"
     """Recompute activations in the backward pass to save memory. `true` recomputes all layers,
     `false` recomputes none, and `"auto"` recomputes as few layers as memory requires. `"offload"`

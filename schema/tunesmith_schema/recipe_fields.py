@@ -60,7 +60,7 @@ class RecipeField(Response):
 
 @functools.cache
 def recipe_fields() -> tuple[RecipeField, ...]:
-    """Return the fields of the recipe and of its objects."""
+    """Return the fields of the recipe and of its nested objects, such as `recipe.lora`."""
     return tuple(
         _field(f"{name}.{key}", model.model_fields[key], schema)
         for name, model in RECIPE_OBJECTS.items()
@@ -87,7 +87,8 @@ def _field(name: str, field: FieldInfo, schema: dict[str, Any]) -> RecipeField:
 
 
 def _members(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the members of a union, without null; yield the schema itself if it is not a union."""
+    """Yield the alternatives (`anyOf`) in a JSON schema, except null; without alternatives, yield
+    the schema itself."""
     for member in schema.get("anyOf", [schema]):
         if "anyOf" in member:
             yield from _members(member)

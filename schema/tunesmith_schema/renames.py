@@ -37,7 +37,7 @@ def current_names(document: Json) -> Json:
 def former_names(document: Json) -> Json:
     """Return a copy of a JSON document with the former name of each renamed value.
 
-    Digests are computed from this copy, so that a rename does not change the digests.
+    `RunSpec.sha256` uses this copy, so that a rename does not change the SHA-256.
     """
     return _replaced(document, _FORMER_VALUES)
 

@@ -303,13 +303,13 @@ class RunReport(Response):
     attempt: int = Field(ge=1)
     outcome: Literal["succeeded", "failed", "cancelled", "released", "stopped"] | None = None
     """Outcome of the attempt; null while it is running, or if its worker was lost. `released` means
-    that the worker shut down or paused the job; `stopped` means that a run without a service
-    was stopped."""
+    that the worker shut down or paused the job; `stopped` means that `tunesmith run` was
+    stopped."""
     started_at: float = Field(ge=0)
     """Start time, Unix seconds."""
     wall_seconds: float = Field(ge=0)
-    """Time from the claim to the attempt's end, or until now. For a run without a service, the
-    time starts with its process."""
+    """Time from the claim to the attempt's end, or until now. With `tunesmith run`, the time starts
+    with the process."""
     queued_seconds: float | None = None
     """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)
@@ -338,7 +338,7 @@ class RunReport(Response):
     utilization: Utilization | None = None
     """Model FLOPs utilisation; null before the first step."""
     device_waits_share: float | None = None
-    """Share of steps at whose end the GPU was idle and waited for the host; null on a CPU."""
+    """Share of steps that ended with an idle GPU, which waited for the host; null on a CPU."""
     layers: LayerMemory = Field(default_factory=LayerMemory)
     """Planned and actual recomputation and offload of each layer."""
     choices: list[Choice] = Field(default_factory=list)
@@ -350,9 +350,8 @@ class RunReport(Response):
     advice: Advice
     """Change with the largest expected gain."""
     first_step: str | None = None
-    """Result of comparing the attempt's first step with plain torch, with the values that were not
-    compared. Null before the first step of the attempt, or with `recipe.self_check:
-    false`."""
+    """Result of comparing the attempt's first step with plain torch; names the values that were not
+    compared. Null before the first step of the attempt, or with `recipe.self_check: false`."""
     evaluation: Evaluation | None = None
     """Evaluation of the result; null before the end of the attempt, and without an evaluation."""
     no_evaluation: str | None = None

@@ -77,7 +77,7 @@ class RunSpec(Request):
     seed: int = Field(default=0, ge=0)
     forked: bool = False
     """True if the run starts from a resume point of another job. The recipe may then differ from
-    the other job's recipe in all fields that the saved state does not depend on."""
+    the other job's recipe, except in the fields that determine the saved state."""
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:

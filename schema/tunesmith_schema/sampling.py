@@ -90,7 +90,8 @@ class Sampling(Request):
         return value
 
     def for_engine(self) -> dict[str, Any]:  # Any: JSON
-        """Return the parameters that an inference server must follow."""
+        """Return the parameters to send to the inference server: all that are set, except the
+        ignored ones."""
         fields = type(self).model_fields.items()
         ignored: dict[str, Any] = {
             name: True for name, field in fields if IGNORED in field.metadata

@@ -78,9 +78,9 @@ class EstimatedStart(Response):
     at: int
     """Expected start."""
     earliest: int
-    """Expected start if the jobs before this job run for a shorter time than similar past jobs."""
+    """Expected start if the jobs before this job are faster than similar past jobs."""
     latest: int
-    """Expected start if the jobs before this job run for a longer time than similar past jobs."""
+    """Expected start if the jobs before this job are slower than similar past jobs."""
 
 
 class QueuedJob(Response):
@@ -107,7 +107,7 @@ class QueuedJob(Response):
     total_steps: int | None = None
     """Number of optimiser steps of the whole run; null until known."""
     steps_per_second: float | None = None
-    """Optimiser steps per second of the current attempt without its start-up; null before the
+    """Optimiser steps per second since the first step of the current attempt; null before the
     second step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
@@ -141,7 +141,8 @@ class ProjectShare(Response):
     name: str
     """Name of the project."""
     weight: float
-    """Share of the devices, relative to the weights of other projects with waiting jobs."""
+    """Weight of the project: projects with waiting jobs share the devices in proportion to their
+    weights."""
     guaranteed_devices: int
     """Number of guaranteed devices. While the project uses fewer devices than this number, its jobs
     start before the jobs of projects that use all their guaranteed devices."""
@@ -156,8 +157,8 @@ class ProjectShare(Response):
     queued_jobs: int
     """Number of jobs that are waiting now."""
     decayed_device_seconds: float
-    """Device-seconds that the project used; the weight of past use halves each day. The queue
-    orders projects by their decayed device-seconds divided by their weight."""
+    """Device-seconds that the project used; each second counts half as much after every further
+    day. The queue orders projects by this value divided by `weight`."""
 
 
 class Limits(Request):
@@ -175,7 +176,8 @@ class ShareChange(Limits):
     """New share and limits of a project. A missing field stays unchanged."""
 
     weight: float = Field(default=1.0, ge=0.001, le=1000.0, allow_inf_nan=False)
-    """Share of the devices, relative to the weights of other projects with waiting jobs."""
+    """Weight of the project: projects with waiting jobs share the devices in proportion to their
+    weights."""
     guaranteed_devices: int = Field(default=0, ge=0, le=MAX_STEP)
     """Number of guaranteed devices. While the project uses fewer devices than this number, its jobs
     start before the jobs of projects that use all their guaranteed devices."""
@@ -304,8 +306,8 @@ class DeviceUsageItem(Response):
     device_seconds: float
     """Seconds in which jobs used a device, including the seconds of lost work."""
     lost_seconds: float
-    """Seconds of work after the last resume point that was lost because a worker died. Projects are
-    not charged for lost work."""
+    """Seconds of work that was lost because a worker died before it saved the next resume point.
+    Projects are not charged for lost work."""
 
 
 class DeviceUsage(Response):

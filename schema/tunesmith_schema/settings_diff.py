@@ -1,4 +1,4 @@
-"""Settings of jobs under dotted names: changes from the defaults, and differences between jobs."""
+"""Comparison of a job's settings with the defaults, and with the settings of other jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Settings = dict[str, Any]  # Any: JSON; dotted name -> value
 
 
 def changed_settings(job: Job) -> Settings:
-    """Return the settings that differ from the defaults; the keys are dotted names. If the job is
-    from a list that left out a large recipe, return no settings."""
+    """Return the settings that differ from the defaults; the keys are dotted names. If the API left
+    the recipe out because it is too large for a list, return no settings."""
     if "recipe" in job.omitted:
         return {}
     parts = {name: part for name, part in job.recipe if isinstance(part, BaseModel)}

@@ -41,8 +41,8 @@ class JanitorStatus(Response):
     seconds; a time is None if its event has not happened yet."""
 
     round_at: int | None
-    """Start of the last round, which deletes expired rows and the parts of closed uploads. The
-    server stores this time at most once a minute."""
+    """Start of the last round, which deletes expired database rows and the parts of closed uploads.
+    The server stores this time at most once a minute."""
     round_seconds: float | None
     """Duration of this round."""
     every_seconds: float

@@ -33,7 +33,7 @@ _URL = re.compile(
     re.DOTALL,
 )
 _OTHER_CREDENTIALS = {"passfile", "sslcert", "ssl_certfile"}
-"""URL query keys of libpq and redis-py that name a file with credentials."""
+"""Query parameters in URLs for libpq and redis-py whose value is a file with credentials."""
 
 
 def is_loopback(host: str) -> bool:
@@ -110,7 +110,7 @@ def _is_placeholder(secret: str) -> bool:
 
 
 def first_error(error: ValidationError) -> str:
-    """Return the first error of a settings object in one line, with the variable's name."""
+    """Return the first validation error of the settings as one line, with the variable's name."""
     first = error.errors(include_url=False)[0]
     text = plain_text(first)
     if not first["loc"]:  # the error message already names the variables

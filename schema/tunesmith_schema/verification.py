@@ -11,7 +11,8 @@ from .documents import DOCUMENT_VERSION
 
 VERIFICATION_FILE = "verification.json"
 Arithmetic = Literal["fp32", "tf32", "bf16", "int8"]
-"""Arithmetic of matrix multiplications. The tolerance of logits depends on the arithmetic."""
+"""Arithmetic of matrix multiplications, which determines how far the logits of the saved and the
+trained model may differ."""
 Quantization = Literal["none", "nf4", "int8"]
 
 

@@ -138,13 +138,13 @@ class Claim(Response):
 
 
 class ReadingClaim(Request):
-    """A light worker's request to read and validate an uploaded file."""
+    """A worker's request for an uploaded file to read and validate."""
 
     worker_id: Text = Field(min_length=1, max_length=128)
 
 
 class FileReading(Response):
-    """Answer to a light worker: the file, and the worker's lease of the file."""
+    """Answer to `ReadingClaim`: the file, and the worker's lease of the file."""
 
     file: FileObject
     """The file to read."""
@@ -172,7 +172,7 @@ class ReadingEnd(ReadingLease):
 
 
 class FileFindings(Request):
-    """Validation result and statistics of a file, from a light worker."""
+    """Validation result and statistics of a file, from the worker that read it."""
 
     result: Annotated[FileValidation, JsonBound(512 * 1024)]
     """Result of the validation."""

@@ -28,7 +28,7 @@ _OTHER_FILES = 256
 
 
 class Connection(Protocol):
-    """Attributes and methods of a connection that the guard uses."""
+    """Attributes and methods of a connection that `ConnectionGuard` uses."""
 
     client: tuple[str, int] | None
     transport: Any  # Any: asyncio.Transport or uvloop's

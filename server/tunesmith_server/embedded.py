@@ -1,5 +1,5 @@
-"""`tunesmith serve`: API, broker, a training worker, a light worker and, if the settings ask for
-it, vLLM, as one supervised process tree.
+"""`tunesmith serve`: API, broker, a training worker, a worker that validates files and, if the
+settings ask for it, vLLM, as one supervised process tree.
 
 All data is in one data directory. TUNESMITH_DATABASE_URL, TUNESMITH_BROKER_URL and
 TUNESMITH_STORAGE_URL replace the embedded database, broker and storage.
@@ -50,7 +50,7 @@ TUNESMITH_RELEASE_SECONDS."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C during the start."""
 SLOW_SECONDS = 60.0
-"""Time after which the log names the folder of the log files, because the start is slow."""
+"""Seconds of start-up after which the log points to the folder of the log files."""
 
 
 class StartError(Exception):

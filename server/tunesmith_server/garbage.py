@@ -15,9 +15,8 @@ from . import installation
 
 _BATCH = 100
 _MAX_MARKED_SECONDS = 60.0
-"""Maximum time to mark content as "being deleted". If marking takes longer, this garbage collection
-does not delete the content, because writers may use the content again five minutes after it was
-marked."""
+"""Maximum seconds to mark content as "being deleted". If marking takes longer, the content is not
+deleted now, because writers may use content again five minutes after it was marked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,9 @@ def retrieve(caller: CallerDep, session: ReaderDep, adapter_id: IdPath) -> Adapt
 def verification(
     caller: CallerDep, state: StateDep, session: ReaderDep, adapter_id: IdPath
 ) -> Verification:
-    """Return the result of the check of the stored files. The check loaded the files and compared
-    the logits with those of the trained model. The result has the largest difference, the
-    tolerance, and the versions of the libraries. Checkpoints are not checked and have no result."""
+    """Return the result of checking the stored files. The check loaded the files and compared the
+    logits with those of the trained model. The result has the largest difference, the tolerance,
+    and the versions of the libraries. Checkpoints are not checked and have no result."""
     return verifications.retrieve(state.storage, adapters.retrieve(session, adapter_id))
 
 

@@ -1,4 +1,4 @@
-"""Rules for the audit log: the recorded requests of users, and the contents of an entry."""
+"""Rules for the audit log: which requests it records, and what an entry contains."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def entry_of(
 ) -> Entry | None:
     """Return the audit log's entry for a request, or None if the log does not record the request.
 
-    `method`: HTTP method to record. Browsers send every form of the portal by POST, but the
-              entry has the method of the /v1 route with the same effect.
+    `method`: HTTP method to record; None means the request's own. Browsers send all forms of the
+              portal by POST; for a form, this is the method of the /v1 route that does the same.
     """
     method = method or request.method
     action = f"{method} {path.removeprefix('/v1')}"

@@ -1,4 +1,4 @@
-"""FastAPI dependencies of the routes: sessions, settings, and the caller of a request."""
+"""FastAPI dependencies of the routes: database sessions, settings, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ StateDep = Annotated[State, Depends(get_state)]
 
 
 async def get_session(state: StateDep, request: Request) -> Session:
-    """Return a writable session for the only transaction of the request. `TransactionRoute` commits
-    the transaction."""
+    """Return a writable database session for the only transaction of the request.
+    `TransactionRoute` commits the transaction."""
     return _limited(state.database.write(), request)
 
 
 async def get_reader(state: StateDep, request: Request) -> Session:
-    """Return a read-only session that never waits for a writer."""
+    """Return a read-only database session that never waits for a writer."""
     return _limited(state.database.read(), request)
 
 
 def _limited(session: Session, request: Request) -> Session:
-    """Limit a session to the project of a user's request; workers have no project."""
+    """Limit a database session to the project of a user's request; workers have no project."""
     principal: Principal | None = getattr(request.state, "principal", None)
     if principal is None:
         return session
@@ -92,12 +92,14 @@ def _limited(session: Session, request: Request) -> Session:
 
 
 def project_reader(state: State, principal: Principal) -> Session:
-    """Return a read-only session of the caller's project, for a route with its own transactions."""
+    """Return a read-only database session, limited to the caller's project, for a route with its
+    own transactions."""
     return scope.limit(state.database.read(), principal.project)
 
 
 def project_writer(state: State, principal: Principal) -> Session:
-    """Return a session of the caller's project, for a route with its own transactions."""
+    """Return a writable database session, limited to the caller's project, for a route with its own
+    transactions."""
     return scope.limit(state.database.write(), principal.project)
 
 

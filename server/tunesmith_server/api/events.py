@@ -145,8 +145,9 @@ def job_lineage(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> JobLin
 
 @router.get("/files")
 def list_files(caller: CallerDep, session: ReaderDep, job_id: IdPath) -> Page[JobFile]:
-    """List the files of a job with the paths of their contents: data, create request, environment,
-    log, metrics, report, self-check, evaluation, and weights with the result of their check."""
+    """List the files of a job, each with the path of its content. These files are the data, create
+    request, environment, log, metrics, report, self-check, evaluation, and the weights with the
+    result of their check."""
     return Page(data=job_files.list_files(session, jobs.retrieve(session, job_id)))
 
 

@@ -60,8 +60,8 @@ def compare(
     last: Annotated[int | None, Query(alias="to", ge=0, le=MAX_STEP)] = None,
 ) -> JobComparison:
     """Compare two to eight jobs, given by comma-separated ids. The answer has the results of the
-    jobs, the differences of their settings and of the values chosen for `auto`, and curves over
-    steps, trained tokens or hours. A curve has at most `points` values. `from` and `to` limit
-    the curves and the best values of metrics to a range of steps."""
+    jobs, the settings in which they differ (also values chosen for `auto`), and curves over steps,
+    trained tokens or hours. A curve has at most `points` values. `from` and `to` limit the curves
+    and the best values of metrics to a range of steps."""
     rows = comparison.find(session, jobs_.split(","))
     return comparison.compare(session, rows, axis=axis, points=points, first=first, last=last)

@@ -223,7 +223,7 @@ def file_content(
 def claim_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingClaim
 ) -> FileReading:
-    """Lease a file to a light worker, which reads and validates the file.
+    """Lease an uploaded file to a worker, which reads and validates the file.
 
     If `reading` is 0 in the response, the worker skips the file.
     """
@@ -235,7 +235,7 @@ def claim_reading(
 def renew_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingLease
 ) -> FileReading:
-    """Extend a light worker's lease of a file."""
+    """Extend a worker's lease of an uploaded file."""
     worker_access.check_self(worker, body.worker_id, "light")
     return file_readings.renew(session, state.settings, file_id, body)
 
@@ -244,7 +244,7 @@ def renew_reading(
 def give_back_reading(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingEnd
 ) -> dict[str, bool]:
-    """End a light worker's lease of a file without a validation result."""
+    """End a worker's lease of an uploaded file without a validation result."""
     worker_access.check_self(worker, body.worker_id, "light")
     wake_ups = state.wake_ups
     file_readings.give_back(session, wake_ups, file_id, body, crashed=body.crashed)
@@ -255,7 +255,7 @@ def give_back_reading(
 def reading_result(
     state: StateDep, session: SessionDep, worker: WorkerDep, file_id: IdPath, body: ReadingResult
 ) -> FileObject:
-    """Store a light worker's validation result; queue or fail the jobs that waited for it."""
+    """Store a file's validation result; queue or fail the jobs that waited for it."""
     worker_access.check_self(worker, body.worker_id, "light")
     row = file_readings.store_result(session, state.wake_ups, file_id, body, body)
     return files.to_wire(row)

@@ -60,7 +60,7 @@ def model_file(
     sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
     fence: Annotated[int, Query(ge=1, le=MAX_STEP)],
 ) -> Response:
-    """Return one file of a claimed model. The claim lists the files of its models."""
+    """Return one file of a model that the claimed evaluation needs. The claim lists these files."""
     lease = EvaluationLease(worker_id=worker.worker_id, fence=fence)
     file = evaluation_leases.model_file(session, state.settings, evaluation_id, lease, sha256)
     return send_blob(state.storage, file.sha256, file.bytes, file.name, None)

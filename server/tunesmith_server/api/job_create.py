@@ -107,7 +107,8 @@ def find_problems(
 
 
 def find_warnings(state: State, body: dict[str, Any]) -> list[RequestProblem]:  # Any: JSON
-    """Return the warnings of a request with this body; empty if its recipe is not valid."""
+    """Return the warnings about the job that this body would create; none if the recipe in the body
+    is not valid."""
     try:
         recipe = Recipe.model_validate(body.get("recipe", {}))
     except ValidationError:

@@ -52,7 +52,7 @@ async def get_requester(
     principal: PrincipalDep,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
 ) -> job_create.Requester:
-    """Return the caller of a create request, with the header that identifies a repeated request."""
+    """Return the caller of a create request, with the request's `Idempotency-Key`."""
     return job_create.Requester(
         owner=principal.key_id,
         idempotency_key=idempotency_key,

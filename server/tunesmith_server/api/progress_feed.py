@@ -28,8 +28,8 @@ _REST = 20
 _MAX_CHANGES = 2000
 """Number of changes that a feed keeps; a watcher that missed more changes gets all jobs again."""
 _CLOCK_SECONDS = 60.0
-"""Maximum difference between the clocks of API processes. The end of a job is committed at most
-this many seconds after the end time in the job's row."""
+"""Maximum difference between the clocks of API processes. Also the maximum delay between a job's
+end time and the commit that stores it."""
 
 Render = Callable[[JobProgress], bytes]
 """Function that returns a change as one line of SSE data."""
@@ -60,7 +60,7 @@ class ProgressFeed:
 
     def __init__(self) -> None:
         self.wakes: set[asyncio.Event] = set()
-        """One asyncio.Event of each watcher, set after each change."""
+        """One asyncio.Event per watcher, set after each change."""
         self.is_ready = False
         self.number = 0
         self.polled_at = time.time()
@@ -137,7 +137,7 @@ class ProgressHub:
 
     @contextmanager
     def following(self, project: str, wake: asyncio.Event) -> Iterator[ProgressFeed]:
-        """Follow a project; `wake` is set after each change."""
+        """Follow a project inside the `with` block; the event `wake` is set after each change."""
         feed = self._feeds.setdefault(project, ProgressFeed())
         feed.wakes.add(wake)
         try:

@@ -18,9 +18,9 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Runner of slow functions in one process. The subject of a function is an id, for example of
-    an upload. For each subject, at most one function runs at a time. The function continues if its
-    callers disconnect, so that a client's retry finds the result.
+    """Runner of slow functions in one process. Each function works on a subject, given by its id,
+    for example an upload. For each subject, at most one function runs at a time. The function
+    continues if its callers disconnect, so that a client's retry finds the result.
     """
 
     def __init__(self) -> None:

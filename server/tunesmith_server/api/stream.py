@@ -42,8 +42,8 @@ _WRITE_BYTES = 64 * 1024
 stays in memory."""
 _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
-"""Maximum number of bytes of recent events that a feed keeps for slow watchers. In one round, a
-feed also reads at most this many bytes from the database."""
+"""Maximum number of bytes of recent events that a feed keeps for slow watchers. One poll of the
+database also reads at most this many bytes for each feed."""
 
 Use = tuple[str, str]
 """Id of an API key, and id of the project in which the key is used."""
@@ -64,11 +64,11 @@ class Feed:
         """SSE message after the job's last event, without the empty line that ends a message."""
         self.changed = asyncio.Event()
         self.wakes: set[asyncio.Event] = set()
-        """One asyncio.Event of each watcher of many jobs, set after each change."""
+        """One asyncio.Event for each watcher that follows many jobs, set after each change."""
         self._lines: deque[Line] = deque()
         self._bytes = 0
         self._next: tuple[int, Line] | None = None
-        """Last argument of `after`, and the last result."""
+        """Cache of `after`: its last argument and result."""
 
     def start(self, seq: int) -> None:
         if self.head is None:
@@ -133,8 +133,8 @@ class EventHub:
         self._database = database
         self._feeds: dict[str, Feed] = {}
         self._wakes: set[asyncio.Event] = set()
-        """One asyncio.Event of each watcher of many jobs, set when a key is revoked or the process
-        ends."""
+        """One asyncio.Event for each watcher that follows many jobs, set when a key is revoked or
+        the process ends."""
         self._closing = False
         self._uses: Counter[Use] = Counter()
         """Number of watchers and open chat requests by API key and project."""
@@ -228,7 +228,8 @@ class EventHub:
 
     @contextmanager
     def following(self, job_id: str, wake: asyncio.Event) -> Iterator[Feed]:
-        """Follow a job; `wake` is set after each change of its feed."""
+        """Follow a job inside the `with` block; the event `wake` is set after each change of the
+        job's feed."""
         feed = self._enter(job_id)
         feed.wakes.add(wake)
         try:

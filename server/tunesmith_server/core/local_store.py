@@ -122,9 +122,9 @@ class LocalStore:
             return None
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects durably. Missing objects cause no error. The folders are synced: without a
-        sync, a power cut could restore an object whose row was deleted, and nothing would delete
-        the object again."""
+        """Delete objects durably. Missing objects cause no error. The folders are synced.
+        Otherwise, a power cut could bring back an object that has no database row any more, and
+        nothing would delete it again."""
         targets = [self._root / path for path in paths]
         for target in targets:
             target.unlink(missing_ok=True)

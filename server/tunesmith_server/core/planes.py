@@ -44,8 +44,8 @@ THREADS = {
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
 """Maximum number of database connections of one process. Each thread has its own connection, so
-that no plane waits for another plane. Four further connections are for the janitor and for health
-checks of the pool.
+that no plane waits for another plane. Four further connections are a reserve, for example for the
+janitor.
 """
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")
