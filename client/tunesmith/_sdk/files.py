@@ -219,9 +219,9 @@ class Files:
         return self._http.delete(FileDeleted, path_of("files", file_id))
 
     def id_of(self, argument: str, file: DataFile) -> str:
-        """Return a file id, or upload a local path. Raises InvalidArgumentError if `file` is
-        neither a file id nor a local file. `argument` is the argument's name in the error
-        message."""
+        """Return the id of a file on the server; a local file is uploaded first. Raises
+        InvalidArgumentError if `file` is neither a file id nor a local file. `argument` is the
+        argument's name in the error message."""
         if isinstance(file, str) and _FILE_ID.fullmatch(file):
             return file
         path = Path(file)

@@ -1,4 +1,4 @@
-"""The argument `grader=...` of a new job, which selects reinforcement tuning with this grader."""
+"""The argument `grader=...` for a new job: it selects reinforcement tuning with this grader."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .plot import MAX_POINTS, METRICS, Plot, panels_of, points_of_job
 
 
 class JobRequests(Protocol):
-    """The methods of `client.fine_tuning.jobs` that a job calls."""
+    """The methods of `client.fine_tuning.jobs` that a `Job` object calls."""
 
     def retrieve(self, job_id: str) -> Job: ...
     def cancel(self, job_id: str) -> Job: ...

@@ -130,13 +130,13 @@ class Jobs(JobOutput):
         pinned: bool | None = None,
         with_curve: bool = False,
     ) -> Page[Job]:
-        """List jobs that meet all of the filters, newest first. `metadata`: pairs that the job must
-        have. `state`: the job is in one of the given states. `method`: `supervised` or
-        `reinforcement`. `model`: name of the base model or the tuned model. `text`: a part of the
-        id, the suffix or a model's name. `created_after` (included), `created_before`: Unix
-        seconds. `finished_after`: the job ended at or after this time. `warned_after`: the job had
-        a warning or an error at or after this time. `owner`: id or name of the API key.
-        `with_curve` adds a small curve of the main metric.
+        """List jobs that meet all of the filters, newest first. `metadata`: key-value pairs that
+        the job's metadata must contain. `state`: the job is in one of the given states. `method`:
+        `supervised` or `reinforcement`. `model`: name of the base model or the tuned model. `text`:
+        a part of the id, the suffix or a model's name. `created_after` (included),
+        `created_before`: Unix seconds. `finished_after`: the job ended at or after this time.
+        `warned_after`: the job had a warning or an error at or after this time. `owner`: id or name
+        of the API key. `with_curve` adds a small curve of the main metric.
         """
         filters: dict[str, Any] = {  # Any: values of httpx
             "state": [state] if isinstance(state, str) else state,

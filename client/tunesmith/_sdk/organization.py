@@ -33,7 +33,7 @@ class _Unset:
 
 
 UNSET = _Unset()
-"""Value of an argument that leaves a field unchanged."""
+"""Default value of an argument; it leaves the field unchanged."""
 
 
 def _sent(**fields: Any) -> dict[str, Any]:  # Any: JSON

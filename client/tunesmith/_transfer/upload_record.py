@@ -52,9 +52,9 @@ class UploadRecord:
 
 
 def _fingerprint(file: Path, context: tuple[str | int, ...]) -> str:
-    """Return a hash of `context` and the file's path, size, modification time, first bytes and last
-    bytes. The middle of the file is not read, because the upload compares each part with the
-    server's copy."""
+    """Return a hash of `context` (server, purpose, part size) and of the file's path, size,
+    modification time, first bytes and last bytes. The middle of the file is not read, because the
+    upload compares each part with the server's copy."""
     status = file.stat()
     edges = hashlib.sha256()
     with file.open("rb") as stream:
