@@ -142,8 +142,8 @@ def step_ends(events: Path) -> list[float]:
 def in_pairs(
     windows: Sequence[Window], ends: Sequence[float]
 ) -> list[tuple[list[float], list[float]]]:
-    """Return the durations of the steps in each pair of adjacent windows: without chat, with
-    chat."""
+    """Return two lists for each pair of adjacent windows: durations of the steps without chat, and
+    durations of the steps with chat."""
     times = [
         [b - a for a, b in pairwise(ends) if a >= start and b <= stop] for _, start, stop in windows
     ]

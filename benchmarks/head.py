@@ -86,7 +86,7 @@ def sides(device: str) -> dict[str, Callable[[], Side]]:
 
 
 class Case:
-    """Make the inputs for one shape and dtype."""
+    """Inputs of the measured functions, for one shape and dtype."""
 
     def __init__(self, args: argparse.Namespace, dtype: str) -> None:
         torch.manual_seed(0)

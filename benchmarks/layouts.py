@@ -104,7 +104,7 @@ class Cell:
         return collate([{"input_ids": row, "labels": row} for row in rows])
 
     def seconds(self, step: Batch, name: str) -> float:
-        """Return the CPU-seconds of forward and backward."""
+        """Return the CPU-seconds of a step (forward and backward) in the layout `name`."""
         start = time.thread_time()
         batches = split(step, self.plan.layouts[name], pad_token_id=0)
         for batch in batches:

@@ -43,7 +43,7 @@ HELD_OUT = 200
 KEYS: dict[Precision, str] = {"bf16_split_master": "bf16_error_word"}
 """Keys in the results, for precisions whose key differs from their name."""
 LOSS_BARS = {"bf16_error_word": 0.005, "bf16_sr8": 0.01}
-"""Maximum relative difference between the final loss and the final loss in fp32."""
+"""Maximum relative difference between the final loss in a precision and the final loss in fp32."""
 COST_BAR = 0.05
 BYTES_BARS = {"bf16_error_word": 12.0, "bf16_sr8": 6.0}
 

@@ -168,7 +168,8 @@ def _record(answer: dict[str, Any], record: Record, part: str, seconds: float) -
 
 
 def with_sources(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment that makes this tree's packages importable."""
+    """Return `environment`, changed so that a child process can import this repository's
+    packages."""
     paths = [str(ROOT), *(str(ROOT / name) for name in SOURCES)]
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])

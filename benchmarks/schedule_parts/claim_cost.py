@@ -118,7 +118,7 @@ def _cpu_of(process: int | None) -> float:
 
 
 def plan(database: Database) -> str:
-    """Return how the database executes the query that chooses a job."""
+    """Return the database's plan (EXPLAIN) for the query that chooses a job."""
     query = claims.next_claim(WORKER, (), skip_locked=False).params(worker="w0", host="h")
     text = query.compile(database.engine, compile_kwargs={"literal_binds": True})
     explain = "EXPLAIN" if database.engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"

@@ -109,7 +109,7 @@ def _name(sign: str, job: Job) -> str:
 
 
 def _points(found: JobComparison, job_id: str) -> list[MetricPoint]:
-    """Return the values of a job's curves by step, lowest step first."""
+    """Return one point per step, lowest step first, with the values of all curves of a job."""
     return points_of(
         (metric, map(int, curve.x), curve.values)
         for metric, curves in found.curves.items()
