@@ -127,7 +127,7 @@ def free_gpu_memory() -> int | None:
 
 
 def device_memory() -> int | None:
-    """Return the memory in bytes of the trainers' GPU, or of a host without GPU; None if
+    """Return the total memory in bytes of the trainers' GPU, or of a host without GPU; None if
     unknown."""
     if shutil.which("nvidia-smi"):
         return _gpu_memory("total")

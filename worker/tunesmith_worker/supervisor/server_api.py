@@ -115,7 +115,7 @@ class ServerApi:
         self._http.close()
 
     def acting_as(self, identity: WorkerIdentity) -> Self:
-        """Return a client for the requests of a dead worker.
+        """Return a client that sends requests with the identity of a dead worker.
 
         The new client uses the connections of this client.
         """

@@ -50,7 +50,7 @@ class Watchdog:
         self._newest, self._longest, self._cpu = 0, 0.0, 0.0
 
     def stalled(self, trainer: TrainerProcess, phase: str, *, stepped: bool) -> JobFailure | None:
-        """Return the failure of a stalled trainer; None if the trainer makes progress.
+        """Return a JobFailure if the trainer is stalled; None if the trainer makes progress.
 
         `phase`: phase according to the newest event. `stepped`: True after the first step."""
         now = self._now()
@@ -97,7 +97,8 @@ class Watchdog:
         return changed
 
     def _newest_write(self) -> int:
-        """Return the newest change in the run directory, in ns of the file system's clock."""
+        """Return the time of the newest change in the run directory, in ns of the file system's
+        clock."""
         newest = 0
         for folder, _, names in os.walk(self._run.root):
             for name in ("", *names):

@@ -225,10 +225,11 @@ def _print(line: str) -> None:
 
 
 LOSS_LIMIT = 1e-5
-"""Maximum difference of the losses of a step in fp32. The two trainers sum in different orders, so
-their losses differ slightly."""
+"""Maximum relative difference between the two trainers' losses of a step in fp32. The trainers sum
+in different orders, so their losses differ slightly."""
 NORM_LIMIT = 1e-5
-"""Maximum relative difference of gradient norms; measured differences are 1e-7 to 2e-6."""
+"""Maximum relative difference between the two trainers' gradient norms of a step in fp32; measured
+differences are 1e-7 to 2e-6."""
 FACTOR = 1.5
 FLOOR = {"loss": 1e-4, "gradient norm": 5e-3}
 """Minimum for the stock trainer's bf16 error: a smaller measured error is replaced by this value.
@@ -251,7 +252,7 @@ class CurveCheck:
 
 
 def same_in_fp32(stock: Curves, ours: Curves) -> list[CurveCheck]:
-    """Compare the loss and gradient norm of every step in fp32."""
+    """Compare the two trainers' losses and gradient norms of every step in fp32."""
     return [
         _check(f"largest relative difference of the {what}", max(_relative(b, a)), limit)
         for what, a, b, limit in (
@@ -287,7 +288,7 @@ def _check(text: str, value: float, limit: float) -> CurveCheck:
 
 
 def _relative(values: Sequence[float], exact: Sequence[float]) -> list[float]:
-    """Return the relative differences of two curves; NaN becomes infinity."""
+    """Return the relative difference from `exact` for each of `values`; NaN becomes infinity."""
     differences = [abs(a - b) / max(abs(b), 1e-12) for a, b in zip(values, exact, strict=True)]
     return [math.inf if math.isnan(value) else value for value in differences]
 

@@ -20,7 +20,8 @@ class ResultMismatch(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Largest difference of the logits, and the largest difference that rounding can cause."""
+    """Largest difference between the logits of the loaded and the trained model, and the largest
+    difference that rounding can cause."""
 
     max_difference: float
     tolerance: float

@@ -25,7 +25,8 @@ class Kills:
     on_host: int | None
 
     def since(self, before: Kills) -> int | None:
-        """Return the number of kills since `before`; None if this host does not count kills.
+        """Return the number of out-of-memory kills since `before`; None if this host does not count
+        them.
 
         The control group's count is used if available, otherwise the host's count."""
         for now, earlier in ((self.in_group, before.in_group), (self.on_host, before.on_host)):

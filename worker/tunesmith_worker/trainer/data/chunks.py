@@ -34,7 +34,7 @@ MAX_BYTES = 2**20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     first: int
-    """Number of the chunk's first record."""
+    """Number of the chunk's first record; the first record of the file is number 1."""
     content: bytes = b""
     kind: Literal["lines", "table"] = "lines"
     """Form of the content: `lines` for JSON lines, `table` for an Arrow stream."""
