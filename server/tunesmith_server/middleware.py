@@ -19,7 +19,7 @@ from .body_limits import body_limit
 log = logging.getLogger("tunesmith.access")
 
 _ID = re.compile(rf"(?!{KEY_PREFIX})[A-Za-z0-9._-]{{1,64}}")
-"""Request ids that a caller may choose.
+"""Pattern of the request ids that a caller may choose.
 
 An API key is not a valid request id, because the log shows request ids and must not show keys.
 """

@@ -129,7 +129,8 @@ class JobRow(Owned, Base):
     measured_step: Mapped[int | None] = mapped_column(Integer)
     """Value of `step` at `measured_at`."""
     charged_until: Mapped[float | None] = mapped_column(Double)
-    """Time up to which the project is charged for the current attempt; null without a lease."""
+    """Time up to which the device-time of the current attempt is charged to the project; null
+    without a lease."""
     device_seconds: Mapped[float] = mapped_column(Double, default=0.0, server_default="0")
     """Device-time of the ended attempts in seconds. The column includes time whose work was lost
     when an attempt failed."""

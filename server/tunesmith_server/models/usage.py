@@ -24,7 +24,8 @@ class UsageRow(Base):
     """Base model of the jobs."""
     device_seconds: Mapped[float] = mapped_column(Double)
     lost_seconds: Mapped[float] = mapped_column(Double)
-    """Part of `device_seconds` whose work was lost. The project is not charged for lost seconds."""
+    """Part of `device_seconds` whose work was lost, for example because an attempt failed. The
+    project is not charged for lost seconds."""
 
 
 class IdleRow(Base):

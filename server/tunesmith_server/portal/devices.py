@@ -73,7 +73,8 @@ class Devices:
 
 
 def read(visit: Visit, *, waiting: int) -> Devices:
-    """Return the devices and the first `waiting` jobs of the queue."""
+    """Return the devices and the first waiting jobs; `waiting` is the maximum number of these
+    jobs."""
     view, sees = visit.state.queue_view.get(), visible_to(visit.principal)
     queue: Queue = overview.queue(view, sees, waiting)
     workers = overview.workers(visit.session, view, sees)

@@ -24,7 +24,7 @@ from tunesmith_server.models.scope import all_projects
 from .usage import DAY, lock_project
 
 HELD = (JobState.RUNNING, JobState.PAUSING)
-"""States in which a worker holds the lease."""
+"""States of a job in which a worker holds the job's lease."""
 WAITING = (JobState.VALIDATING_FILES, JobState.QUEUED, JobState.PAUSED)
 """States of the jobs that `max_queued_jobs` limits."""
 WINDOW_DAYS = 30

@@ -20,8 +20,8 @@ from .forecast import Start
 from .snapshot import Snapshot, Waiting
 
 FAST, SLOW = 0.6, 1.7
-"""Factors of the time that similar jobs took. The earliest expected start assumes FAST times the
-time of similar jobs, and the latest expected start assumes SLOW times the time of similar jobs."""
+"""The earliest expected start assumes that a job takes FAST times as long as similar jobs took, and
+the latest expected start assumes that it takes SLOW times as long."""
 LONG_QUEUE = 200
 """Minimum number of waiting jobs for which a view is reused."""
 KEEP_FACTOR = 10.0

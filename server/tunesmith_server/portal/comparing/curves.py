@@ -24,8 +24,8 @@ _MAX_LABEL = 40
 
 
 def by_line(found: JobComparison) -> Curves:
-    """Return the curves in the format of the element `ts-chart`. The keys are names of lines, for
-    example `train_loss.2` for the second job."""
+    """Return the curves in the format of the HTML element `ts-chart`. The keys are names of lines,
+    for example `train_loss.2` for the second job."""
     numbers = {job.id: number for number, job in enumerate(found.jobs, 1)}
     return {
         f"{metric}.{numbers[curve.job_id]}": {"steps": curve.x, "values": curve.values}
@@ -68,7 +68,7 @@ def _plain(at: float) -> float | int:
 
 
 def _label(name: str) -> str:
-    """Return a label for the element `ts-chart`. Commas and colons become spaces, because
+    """Return a label for the HTML element `ts-chart`. Commas and colons become spaces, because
     `ts-chart` uses them to separate labels."""
     return _SEPARATORS.sub(" ", name).strip()[:_MAX_LABEL] or "–"  # noqa: RUF001  # an en dash
 

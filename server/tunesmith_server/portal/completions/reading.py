@@ -89,7 +89,7 @@ class Completions:
     found: list[Sample] = field(default_factory=list)
     """Results of a search in all steps."""
     moments: list[Moment] = field(default_factory=list)
-    """Steps of the followed prompt, lowest step first."""
+    """Steps of the prompt that the page follows (`CompletionsView.row`), lowest step first."""
     opened: Sample | None = None
     item: Any = None  # Any: JSON
     """Row of the training data that belongs to the open completion; None if the row cannot be

@@ -12,7 +12,8 @@ MAX_TURNS = 20
 MAX_TEXT = 4000
 """Maximum number of characters that are shown per turn."""
 _LISTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-"""Columns that contain lists of messages. Values: keys of a message's role and of its text."""
+"""Columns that contain lists of messages. The values are the two keys of a message: the key of its
+role and the key of its text."""
 _TEXTS = {
     "prompt": "user",
     "question": "user",
@@ -29,7 +30,7 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Text of one role, or another field of the row."""
+    """Text of one chat role, or another field of the row."""
 
     role: str
     text: str

@@ -57,7 +57,7 @@ class Chart:
 
     @property
     def listed(self) -> str:
-        """Return the metrics with their labels, in the format of the element `ts-chart`."""
+        """Return the metrics with their labels, in the format of the HTML element `ts-chart`."""
         return ",".join(f"{name}:{label}" for name, label in self.series)
 
 

@@ -20,7 +20,7 @@ class Order:
     question: str = ""
     """Title of the confirmation; empty if no confirmation is needed."""
     stays: str = ""
-    """Text that tells which results stay and which are lost."""
+    """Text of the confirmation that tells which results the command keeps and which are lost."""
     key: str = ""
     """Keyboard key that triggers the command."""
 

@@ -12,10 +12,12 @@ from .charts import Curves
 _LEVELS = 1000
 """Number of different heights that a chart can show."""
 _MIN_DIGITS = 4
-"""Significant figures of the values beside the names of a chart's curves (`number` in job.js)."""
+"""Number of significant figures with which a chart shows the values beside the names of its curves
+(`number` in job.js)."""
 _MAX_DIGITS = 6
 _SMALLEST_SPAN = 1e-300
-"""`_LEVELS` divided by a smaller span can be infinite."""
+"""If the values of a curve span less than this, they are not rounded, because `_LEVELS` divided by
+the span can be infinite."""
 
 
 def document(curves: Curves, void: Sequence[Mapping[str, Any]] = (), *, finer: bool) -> Any:

@@ -70,7 +70,7 @@ def _page(visit: Visit, template: str, *, oob: bool = False) -> Response:
 
 
 def as_json(visit: Visit) -> Response:
-    """Return the curves in the format of the element `ts-chart`. If the axis shows steps, the
+    """Return the curves in the format of the HTML element `ts-chart`. If the axis shows steps, the
     parameters `from` and `to` select a range of steps. With a range, all points of a curve are
     inside the range, so the curve has more detail."""
     view = view_of(visit)

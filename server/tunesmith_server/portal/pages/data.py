@@ -21,7 +21,7 @@ from tunesmith_server.services.pages import PageBuilder
 HERE = "/portal/data"
 _ROWS = 50
 _MOST = 10_000
-"""Maximum number of files in one table; one API call lists at most the same number."""
+"""Maximum number of files in a downloaded table; it is also the maximum of one API call."""
 _MAX_TEXT = 200
 _KEYS = (
     ("u", "Upload a file"),

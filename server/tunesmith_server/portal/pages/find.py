@@ -27,7 +27,7 @@ _MOST_MODELS = 8
 _MOST_FILES = 5
 _MAX_TEXT = 200
 _ON_JOB = re.compile(r"https?://[^/]+(/portal/jobs/ftjob-\w{1,64})(?:[/?#].*)?")
-"""Address of the page of a job."""
+"""Pattern of the address of a job's page."""
 
 
 def show(visit: Visit) -> Response:

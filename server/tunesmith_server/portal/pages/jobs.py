@@ -38,7 +38,7 @@ COLUMNS = {
     "curve": "Curve", "method": "Method", "model": "Base model", "owner": "Owner",
     "took": "Took", "when": "Created",
 }  # fmt: skip
-"""Columns that can be hidden: CSS class of the cells, and title."""
+"""Titles of the columns that can be hidden; the keys are the CSS classes of their cells."""
 _MOST_PICKS = 8
 _CSV_ROWS = 1000
 _CSV = (

@@ -56,7 +56,7 @@ def parameters(texts: Texts) -> dict[str, Any]:  # Any: JSON
 
 
 def request_of(texts: Texts, model: str, messages: Sequence[Any]) -> ChatRequest:
-    """Return the request for one column. Raises BadRequest if a field is not valid."""
+    """Return the request to `model`. Raises BadRequest if a field is not valid."""
     body = {"model": model, "messages": messages, **parameters(texts)}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     if texts.get("logprobs"):

@@ -13,7 +13,7 @@ Piece = dict[str, Any]
 invisible characters. With log-probs, `tone` is from 0 (unlikely) to 4 (nearly certain), and
 `detail` has the probabilities of the token and of its alternatives."""
 _TONES = (0.05, 0.2, 0.5, 0.9)
-"""Minimum probabilities of a token for the tones 1, 2, 3 and 4."""
+"""Probabilities from which a token gets the tone 1, 2, 3 or 4 (see `Piece`)."""
 _LONGEST_TOKEN = 40
 
 

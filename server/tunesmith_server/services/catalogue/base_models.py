@@ -78,7 +78,7 @@ def is_allowed(session: Session, settings: Settings, name: str) -> bool:
 
 
 def on_workers(session: Session) -> dict[str, list[str]]:
-    """Return the ids of the live training workers that have each base model."""
+    """Return, for each base model, the ids of the live training workers that have it."""
     workers: dict[str, list[str]] = {}
     for worker_id, models in session.execute(_LIVE_WORKERS):
         for name in models if isinstance(models, list) else ():
