@@ -1,4 +1,4 @@
-"""Sessions of the portal: 256 random bits in a cookie, exchanged for an API key.
+"""Sessions of the portal. A user signs in with an API key and gets a cookie with 256 random bits.
 
 A session always has the current rights of its key. If the key is revoked or expires, the session
 ends. If the key loses rights, the session loses the same rights. A display session, for an office

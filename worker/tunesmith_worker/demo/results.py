@@ -84,8 +84,8 @@ class Summary:
         return {**figures, "loss per token": (models[0].loss, models[1].loss)}
 
     def rewards(self) -> dict[str, float]:
-        """Return mean rewards of the GRPO job. The completions of the first step come from the base
-        model."""
+        """Return mean rewards of the GRPO job. The mean of the first step is the base model's,
+        because training has not changed the weights yet."""
         if self.grpo is None:
             return {}
         _, values = self.grpo.curve("reward")

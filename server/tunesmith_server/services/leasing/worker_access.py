@@ -67,7 +67,7 @@ def enroll(session: Session, body: WorkerEnrollment) -> None:
 
 
 def authenticate(session: Session, authorization: str | None) -> Worker:
-    """Return the worker of an `Authorization` header `Bearer ID:SECRET`."""
+    """Return the worker that the `Authorization` header (`Bearer ID:SECRET`) identifies."""
     credential = (authorization or "").removeprefix("Bearer ").strip()
     worker_id, _, secret = credential.rpartition(":")
     if not worker_id:

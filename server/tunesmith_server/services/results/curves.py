@@ -55,8 +55,8 @@ def columns(
 
 
 def span_of(job: JobRow, low: int, high: int, points: int) -> Span:
-    """Return the span from step `low` to step `high`, in which a curve has at most `points`
-    values."""
+    """Return the span from step `low` to step `high`, with intervals so wide that a curve has at
+    most `points` values."""
     return Span.around(job, low, high, stretch(low, high, points))
 
 

@@ -23,8 +23,8 @@ MIN_POINTS = 8
 """Number of logged points that a trend needs. With fewer points, only a divergence or a lack of
 reward spread is recognised."""
 CERTAIN = 4.0
-"""A change counts as certain if it exceeds this number of standard errors. Without a trend, noise
-exceeds this number in about 1 of 1000 runs."""
+"""A change counts as certain if it exceeds its standard error by this factor. In a run without a
+trend, noise causes such a change with a probability of about 1 in 1000."""
 FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
@@ -234,7 +234,8 @@ def _reinforcement(curves: Curves) -> _Verdict:
 
 
 def _equal_share(curves: Curves, spreads: Sequence[float]) -> float | None:
-    """Return the mean share of groups with equal rewards; None if the share is unknown."""
+    """Return the share of groups with equal rewards, averaged over the steps; None if it is
+    unknown."""
     shares = [value for _, value in _finite(curves.get("frac_reward_zero_std", ()))]
     if shares:
         return fmean(shares)

@@ -130,7 +130,7 @@ def read_page(storage: Storage, job_id: str, slices: list[Slice], more: bool) ->
 
 
 def parse_cursor(job_id: str, after: str) -> tuple[int, int]:
-    """Return the step and the index in a sample id of this job."""
+    """Return the step and the index that a sample id of this job contains."""
     head, _, index_text = after.rpartition("-")
     head, _, step_text = head.rpartition("-")
     step, index = number_in(step_text), number_in(index_text)

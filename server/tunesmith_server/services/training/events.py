@@ -118,7 +118,7 @@ def event_id(job_id: str, seq: int) -> str:
 
 
 def seq_of(job_id: str, after: str) -> int:
-    """Return the event number in an event id of this job."""
+    """Return the event number that an event id of this job contains."""
     head, _, text = after.rpartition("-")
     seq = number_in(text)
     if head != f"ftevent-{job_id.removeprefix('ftjob-')}" or seq is None:

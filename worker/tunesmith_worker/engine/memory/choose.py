@@ -136,8 +136,8 @@ class Planner:
 
         Each call makes one change to the failed policy, to save memory. As long as some layers keep
         their activations, the number of these layers is halved. If no layer keeps its activations,
-        the inputs of the layers are offloaded to host memory. If the inputs are offloaded or cannot
-        be offloaded, the micro-batch is split into more parts. If the user has set
+        the inputs of the layers are offloaded to host memory. If the inputs are already offloaded
+        or cannot be offloaded, the micro-batch is split into more parts. If the user has set
         recipe.gradient_checkpointing, each new policy only splits the micro-batch further.
         """
         if self.checkpointing == "auto" and self.can_recompute:
@@ -276,7 +276,8 @@ def max_tokens(planner: Planner, policy: Policy) -> int:
 def rows_and_passes(
     rows: int, passes: int, *, tokens_of: Callable[[int], int], max_tokens: int
 ) -> tuple[int, int]:
-    """Split the `rows * passes` rows of a step into micro-batches of at most `max_tokens` tokens.
+    """Split the rows of a step (`rows * passes`) into equal micro-batches of at most `max_tokens`
+    tokens.
 
     Returns the rows per micro-batch (as many as fit, at least one) and the number of micro-batches.
     `tokens_of(n)` returns the number of tokens, padding included, of a micro-batch with the n

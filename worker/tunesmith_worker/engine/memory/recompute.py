@@ -109,8 +109,8 @@ class LayerCounters:
 def no_layer_recomputes(model: Untyped) -> Iterator[None]:
     """Turn recomputation off within this block, then restore each layer's flag.
 
-    TRL's no-gradient code does not restore the flags: it turns recomputation on for every layer,
-    and adds a hook to the embedding."""
+    TRL's `disable_gradient_checkpointing` does not restore the flags: it turns recomputation on for
+    every layer, and adds a hook to the embedding."""
     layers: list[Untyped]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     recompute = [layer for layer in layers if layer.gradient_checkpointing]

@@ -1,9 +1,9 @@
 """Retry training steps and evaluations that run out of memory.
 
 When forward or backward runs out of memory, the retry deletes the step's gradients and applies a
-smaller memory plan. Then it repeats the step with the same random numbers. Each step updates the
-weights exactly once, with or without retries. Smaller micro-batches do not change the loss, because
-the loss is normalised over the whole step.
+memory plan that needs less memory. Then it repeats the step with the same random numbers. Each step
+updates the weights exactly once, with or without retries. Smaller micro-batches do not change the
+loss, because the loss is normalised over the whole step.
 
 If the run can switch to a batch layout that needs less memory, it first tries this layout with the
 same memory plan.

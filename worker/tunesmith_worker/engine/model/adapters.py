@@ -171,7 +171,8 @@ def _rounded(model: Untyped, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_saving(folder: Path, model: Untyped, tokenizer: Untyped) -> None:
-    """Save everything except the weights, so that saving errors occur before training."""
+    """Save everything except the weights to a temporary folder, so that saving errors occur before
+    training."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         model.config.save_pretrained(scratch)
         model.generation_config.save_pretrained(scratch)

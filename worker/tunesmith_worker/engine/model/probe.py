@@ -35,7 +35,7 @@ _METADATA = "tunesmith"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Record of the model in memory at the time of saving."""
+    """Token rows with the model's logits and checksums, recorded when the weights are saved."""
 
     input_ids: torch.Tensor
     """Token rows [B, T]."""

@@ -45,7 +45,7 @@ class Batch:
         interrupted: Callable[[], bool],
     ) -> None:
         """`size`: maximum number of rows. `on_end` is called with each completed row. `interrupted`
-        is checked before each step."""
+        is called before each step; if it returns True, `run` raises Interrupted."""
         self._model, self._decoder, self._rope_tables = model, decoder, rope_tables
         self._size, self._figures, self._clock = size, figures, clock
         self._rows, self._on_end, self._interrupted = rows, on_end, interrupted
