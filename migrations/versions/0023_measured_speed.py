@@ -1,4 +1,5 @@
-"""Add columns for the first measured step of a job's current attempt."""
+"""Add columns for the first measured step of a job's current attempt, from which its speed is
+measured."""
 
 from __future__ import annotations
 
