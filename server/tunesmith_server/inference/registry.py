@@ -86,7 +86,7 @@ class Registry:
 
     async def ensure_registered(self, model: ServedModel) -> dict[str, tuple[str, int]]:
         """Register a model, and the tuned model that it is based on, unless they are registered.
-        Return the digest and the registration number of each model; the keys are model names."""
+        Return the entries of `self._registered` for these models; the keys are model names."""
         registered = {}
         if model.base is not None and model.base.kind != "base":
             registered = await self.ensure_registered(model.base)

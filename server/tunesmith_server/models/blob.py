@@ -27,7 +27,7 @@ class BlobRow(Base):
 
 
 class InstallationRow(Base):
-    """Table with a single row: the random id that the store must have too."""
+    """Table with a single row, which has the installation id; the store must have the same id."""
 
     __tablename__ = "installation"
 

@@ -29,7 +29,7 @@ class UsageRow(Base):
 
 
 class IdleRow(Base):
-    """Time on one day in which a worker was ready but had no job."""
+    """Time on one day in which the workers of one host were ready but had no job."""
 
     __tablename__ = "idle_days"
 

@@ -22,7 +22,7 @@ Jobs = type[JobRow] | AliasedClass[JobRow]
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """Properties of a worker that jobs ask for."""
+    """Properties of a worker that a job can require."""
 
     models: frozenset[str] = frozenset()
     """Names of the base models on the worker's host."""

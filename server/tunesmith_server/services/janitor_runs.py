@@ -41,7 +41,7 @@ class Run:
 
 def store(session: Session, run: Run, seconds: float, next_sweep_at: float) -> None:
     """Store the end of a run. If the run deleted nothing, the row keeps the values of the last
-    deletion. If the run had no error, the row keeps the last error."""
+    deletion. If the run had no error, the row keeps the error of an earlier run."""
     values: dict[str, Any] = {  # Any: column values
         f"{run.kind}_at": run.started_at,
         f"{run.kind}_seconds": seconds,

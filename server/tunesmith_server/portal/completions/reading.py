@@ -1,4 +1,5 @@
-"""Contents of the page of completions, from the service functions of the API's routes."""
+"""Contents of the page of completions, read with the service functions that the API's routes
+use."""
 
 from __future__ import annotations
 

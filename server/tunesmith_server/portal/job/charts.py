@@ -128,7 +128,7 @@ def charts_of(
     precision: str = "auto",
     validates: bool = False,
 ) -> list[Chart]:
-    """Return the charts of a job whose metrics have these `names`.
+    """Return the charts of a job; `names` are the names of the job's metrics.
 
     `precision`: precision of the job's training, such as `bf16`. `validates`: True if the job has
     validation rows. If `validates` is False, metrics of the validation get no curve unless they

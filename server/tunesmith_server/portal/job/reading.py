@@ -1,4 +1,4 @@
-"""Contents of the job page, from the service functions of the API's routes."""
+"""Contents of the job page, read with the service functions that the API's routes use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents of the page of a model, from the service functions of the API's routes."""
+"""Contents of the page of a model, read with the service functions that the API's routes use."""
 
 from __future__ import annotations
 
