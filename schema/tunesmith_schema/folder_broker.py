@@ -64,8 +64,8 @@ class Transport(filesystem.Transport):  # type: ignore[misc]  # kombu is untyped
 
     def __init__(self, client: Untyped, **given: Untyped) -> None:
         super().__init__(client, **given)
-        # kombu shares this record of bound queues in a process, also between two folders. The
-        # second folder then gets no table and loses its messages.
+        # By default, all of a process's brokers share this record of queues, even if their folders
+        # differ. The second folder then gets no routing table, and its messages are lost.
         self.state = virtual.BrokerState()
 
 

@@ -21,10 +21,11 @@ _SHAPES = (
 
 
 def parse_formula(formula: str, names: Collection[str]) -> ast.expr:
-    """Parse a formula into a tree of allowed nodes; `^` means power, as in OpenAI's formulas.
+    """Parse a formula into a syntax tree of Python's `ast`; `^` means power, as in OpenAI's
+    formulas.
 
-    `names` lists the graders that the formula may use. Raises ValueError that quotes the first
-    forbidden part.
+    `names` lists the graders that the formula may use. Raises ValueError that quotes the first part
+    that a formula may not contain.
     """
     try:
         tree = ast.parse(formula.replace("^", "**").strip(), mode="eval").body

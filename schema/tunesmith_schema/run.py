@@ -47,7 +47,7 @@ class RunSpec(Request):
     """spec.json: the input of a trainer."""
 
     document_version: DocumentVersion = DOCUMENT_VERSION
-    """Version of the document's form; a file without this field has version 1."""
+    """Version of the document's format; a file without this field has version 1."""
     job_id: str
     attempt: int = Field(ge=1)
     model: str
@@ -122,7 +122,7 @@ class Plan(Request):
     """plan.json: all choices of a run, reused when the run is resumed or repeated."""
 
     document_version: DocumentVersion = DOCUMENT_VERSION
-    """Version of the document's form; a file without this field has version 1."""
+    """Version of the document's format; a file without this field has version 1."""
     made_for: str
     """SHA-256 of the spec and data files for which the choices are valid."""
     choices: list[Choice]

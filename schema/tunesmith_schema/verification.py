@@ -28,7 +28,7 @@ class Verification(Request):
     result again."""
 
     document_version: int = Field(default=DOCUMENT_VERSION, ge=1)
-    """Version of the document's form."""
+    """Version of the document's format."""
     kind: Literal["lora", "full"]
     """Kind of weights. `lora`: a PEFT adapter; `full`: all weights."""
     step: int

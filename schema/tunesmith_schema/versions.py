@@ -10,7 +10,7 @@ UNINSTALLED = "uninstalled"
 
 @cache
 def installed_version(package: str) -> str:
-    """Return the version of an installed package, or UNINSTALLED. Each package is read once.
+    """Return the version of an installed package, or UNINSTALLED. The result is cached.
 
     A package that is imported from a folder on PYTHONPATH without installation has no version."""
     try:

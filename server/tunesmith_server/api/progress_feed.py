@@ -41,7 +41,8 @@ def to_json(progress: JobProgress) -> bytes:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a job; the changes of a feed are numbered."""
+    """A change of a job's state or progress, with the number of the change in the project's
+    feed."""
 
     number: int
     progress: JobProgress
@@ -56,7 +57,7 @@ class Change:
 
 
 class ProgressFeed:
-    """Jobs of one project."""
+    """Unfinished jobs of one project, and the latest changes of its jobs."""
 
     def __init__(self) -> None:
         self.wakes: set[asyncio.Event] = set()

@@ -29,7 +29,8 @@ class _Bucket:
 
 
 class RateLimits:
-    """Buckets of all senders. Only the event loop's thread may use an instance."""
+    """Token buckets of all keys and client addresses. Only the event loop's thread may use an
+    instance."""
 
     def __init__(self, default: int, now: Callable[[], float] = time.monotonic) -> None:
         self._default = default

@@ -216,8 +216,8 @@ class EventHub:
 
     @contextmanager
     def using(self, use: Use, wake: asyncio.Event) -> Iterator[None]:
-        """Count a watcher that follows many jobs. `wake` is set when the watcher's streams must
-        end."""
+        """Count a watcher that follows many jobs, until the `with` block ends. The event `wake` is
+        set when the watcher's streams must end."""
         self._uses[use] += 1
         self._wakes.add(wake)
         try:
