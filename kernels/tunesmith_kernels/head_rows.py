@@ -123,7 +123,8 @@ def _read_tile(
 
 
 def _find_top1(z: torch.Tensor, targets: torch.Tensor, out: RowStatistics) -> None:
-    """Set `is_top1`. If several columns have the largest logit, the first column counts.
+    """Set `is_top1`: True for each row whose target has the largest logit. If several columns have
+    the largest logit, the first column counts.
 
     `z`: logits [n, V], in which the target's logit is masked."""
     assert out.is_top1 is not None

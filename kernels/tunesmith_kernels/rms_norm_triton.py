@@ -38,7 +38,8 @@ def _forward_kernel(
 ):
     """Compute the forward pass of RMSNorm. Each program processes ROWS rows.
 
-    Row i of x starts at element (i // heads) x_outer + (i % heads) x_inner."""
+    x is [R, heads, H] with the strides x_outer and x_inner, so row i starts at element (i // heads)
+    x_outer + (i % heads) x_inner."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     row_mask = rows < num_rows

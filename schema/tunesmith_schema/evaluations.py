@@ -192,7 +192,7 @@ class EvaluationLease(Request):
 
 
 class EvaluationRenewal(Response):
-    """Answer to a renewed lease."""
+    """Answer to a worker that renewed its lease."""
 
     lease_seconds: float
     """Seconds from now to the new end of the lease."""
