@@ -183,8 +183,8 @@ class RunEngine:
 
     def _recover(self, error: EngineLost, then: str = "") -> None:
         """Replace the failed engine by another engine. If the recipe allows no replacement, close
-        the failed engine, so that the next call of `generate` starts it again. `then`: end of the
-        warning. Raises `error` after RESTARTS restarts."""
+        the failed engine, so that the next call of `generate` starts it again. `then`: last
+        sentence of the warning. Raises `error` after RESTARTS restarts."""
         if self.fall_back(f"{error}.{then}"):
             return
         self._restarts += 1

@@ -1,4 +1,7 @@
-"""Tokenised data sets of a run, with events about dropped rows and a lookup of row numbers."""
+"""Tokenised data sets of a run.
+
+Events report the dropped rows. `RowNumbers` finds the row of an example in the data file.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _MAX_ROWS_NAMED = 3
 
 
 class RowNumbers:
-    """Lookup of the row in the data file that an example came from.
+    """Search for the row of the data file from which an example was made.
 
     Batches carry no row numbers. If a message must name a row, this class searches for the row.
     """
@@ -89,7 +92,7 @@ class Prepared:
     training: TokenizedRows
     validation: TokenizedRows | None
     row_numbers: RowNumbers
-    """Row lookup for the training file."""
+    """Search for rows of the training file."""
     held_out: frozenset[int] = frozenset()
     """Row numbers in the training file; these rows are kept out of training."""
 

@@ -40,7 +40,7 @@ class PromptCounts:
     longest: int = 0
     """Number of tokens in the longest prompt."""
     without_template: int = 0
-    """Number of plain-text prompts for a model with a chat template."""
+    """Number of plain-text prompts, counted only if the model has a chat template."""
 
     def as_data(self) -> dict[str, Any]:  # Any: JSON; all values are integers
         return asdict(self)
@@ -87,8 +87,8 @@ def read_prompts(
     *,
     max_prompt_tokens: int | None,
 ) -> Prompts:
-    """Return the prompts of the spec's files. Prompts with more than `max_prompt_tokens` tokens are
-    dropped or raise an error, depending on `recipe.overlong`.
+    """Return the prompts of the run's data files. Prompts with more than `max_prompt_tokens` tokens
+    are dropped or raise an error, depending on `recipe.overlong`.
 
     Raises DataError for an unusable row or file. Raises RunError if the tokenizer does not match
     the model, or if the grader reads a field that a row lacks.

@@ -205,7 +205,7 @@ def read_parquet(path: Path) -> Iterator[Any]:  # Any: values of the columns
 
 
 def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is untyped
-    """Yield record batches, each with the share of the file's rows read so far. May raise
+    """Yield pyarrow record batches, each with the share of the file's rows read so far. May raise
     Unreadable after some batches."""
     # pyarrow is imported here: only Parquet files need it, and the import takes 0.1 s.
     import pyarrow as pa
@@ -232,8 +232,8 @@ def read_batches(path: Path) -> Iterator[tuple[Any, float]]:  # Any: pyarrow is 
 
 
 def _check_announced(metadata: Any, limit: int) -> int:  # Any: pyarrow is untyped
-    """Return the size in bytes of the largest row group, uncompressed. Raises Unreadable if the
-    metadata announces more than `limit` bytes for the file."""
+    """Return the uncompressed size in bytes of the Parquet file's largest row group. Raises
+    Unreadable if the metadata announces more than `limit` bytes for the file."""
     largest = total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -151,8 +151,8 @@ def _mapped(folder: Path) -> Table:
 
 _LIBRARIES = ("jinja2", "pyarrow", "tokenizers", "transformers")
 _CLOCK = "strftime_now"
-"""Name of the template function for the date. Llama 3's template writes the date into every
-conversation."""
+"""Name of the function with which chat templates get the current date. Llama 3's template writes
+the date into every conversation."""
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -189,7 +189,7 @@ def tokens_key(path: Path, tokenizer: Tokenizer, plan: DataPlan, *, vocabulary: 
 
 
 def _code_hash() -> str:
-    """Return a hash of the modules in this folder, so that a change of code gives new keys."""
+    """Return a hash of the modules in this folder, so that changed code gets new cache keys."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return _hash({source.name: file_hash(source) for source in sources})
 

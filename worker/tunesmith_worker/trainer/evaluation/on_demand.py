@@ -1,7 +1,8 @@
 """Evaluation of stored models on a file. If the rows have answers, losses are computed; with a
 grader, rewards are computed.
 
-Rows, verdicts and answers come from the same code as in the evaluation at the end of a job."""
+The code that selects rows, generates answers and writes the verdict is the same as in the
+evaluation at the end of a job."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ from .stored_models import StoredModel
 from .supervised import EvaluationRows, SupervisedEvaluation
 
 SECONDS = 600.0
-"""Maximum seconds for computing losses, and the same for rewards. If the time is too short for all
-rows, fewer rows are used."""
+"""Maximum seconds for computing losses; the same limit applies to computing rewards. If the time is
+too short for all rows, fewer rows are used."""
 _SEED = 0
 """Seed of the choice of rows: every evaluation of a large file uses the same rows."""
 _UNLIMITED = 1_000_000

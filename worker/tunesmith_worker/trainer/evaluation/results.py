@@ -17,7 +17,7 @@ Pair = tuple[ModelName, ModelName]
 
 
 def pairs(measured: Sequence[ModelName]) -> list[Pair]:
-    """Return the comparisons of the measured models, the most important first."""
+    """Return the pairs of measured models to compare, the most important pair first."""
     possible: list[Pair] = [
         ("tuned", "base"),
         ("tuned", "best"),

@@ -1,6 +1,7 @@
 """Collate the rows of a step, split them into micro-batches and copy them to the device.
 
-The layout changes only speed and memory: the loss is always normalised over the whole step.
+The layout of the micro-batches changes only speed and memory: the loss is always normalised over
+the whole step.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class CompletionScores(NamedTuple):
     Scores are zero after the end of a completion and in skipped rows."""
 
     log_probs: torch.Tensor
-    """Log-probabilities, fp32 [B, C], in the caller's order."""
+    """Log-probabilities, fp32 [B, C], in the order of the rows passed to `score_completions`."""
     entropy: torch.Tensor | None
     """Entropies in nats, fp32 [B, C]; None if not requested."""
     layout: GroupLayout | Literal["padded"]

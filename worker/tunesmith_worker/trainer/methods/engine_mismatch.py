@@ -23,7 +23,7 @@ from .groups import GroupRow
 Inputs = dict[str, Any]  # Any: tensors as TRL names them
 Mode = Literal["sequence_mask", "sequence_truncate", "token_mask", "token_truncate"]
 RATIO = "importance_sampling_ratio"
-"""Key under which TRL's loss reads the ratios."""
+"""Key of the ratios in the inputs of TRL's loss."""
 CLIP_MAX = 3.0
 """Maximum importance-sampling ratio, as in TRL; the ratio has no minimum."""
 
@@ -59,7 +59,7 @@ class MismatchCorrection:
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self._ratios: list[torch.Tensor] = []
-        """Ratios before truncation or masking, one tensor for each part of the step."""
+        """Ratios before truncation or masking, one tensor for each micro-batch of the step."""
 
     def start_step(self) -> None:
         self._ratios.clear()
@@ -88,7 +88,8 @@ class MismatchCorrection:
         return ratio.masked_fill(ratio > CLIP_MAX, 0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the step; empty if no row was computed."""
+        """Return the step's mean ratio, its maximum ratio and the share of ratios above CLIP_MAX;
+        {} if no row was computed."""
         ratios = torch.cat(self._ratios) if self._ratios else torch.empty(0)
         if not len(ratios):
             return {}

@@ -1,8 +1,8 @@
 """Groups of completions with the same prompt: their order in training, and their micro-batches.
 
-With a prompt of P tokens and G completions of R tokens each, sharing the prompt computes P + G R
-tokens instead of G (P + R). Micro-batches are built on the host. The last token of each completion
-is left out, because it predicts no token.
+With a prompt of P tokens and G completions of R tokens each, a forward pass has P + G R tokens if
+the completions share the prompt, and G (P + R) tokens otherwise. Micro-batches are built on the
+host. The last token of each completion is left out, because it predicts no token.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class GroupBatch:
 def end_to_end(
     rows: Sequence[GroupRow], layout: GroupLayout, max_tokens: int | None
 ) -> list[GroupBatch]:
-    """Build concatenated micro-batches of about equal size, up to `max_tokens` tokens each.
+    """Build micro-batches of concatenated rows. All micro-batches have about the same size, at most
+    `max_tokens` tokens.
 
     A single completion with its prompt may exceed `max_tokens`. A group above `max_tokens` is
     split, and each part gets the prompt.

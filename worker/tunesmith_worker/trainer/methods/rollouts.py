@@ -116,7 +116,7 @@ class RolloutRunner:
         return [self._request(ids, ("train", 0, index)) for index, ids in enumerate(prompts)]
 
     def start(self, prompts: Sequence[PromptRow], kind: str, state: Untyped) -> Rollout:
-        """Return a rollout without completions, for `generate`.
+        """Return a rollout without completions; `generate` adds the completions.
 
         `prompts`: one prompt per completion. `state`: transformers' TrainerState."""
         return Rollout(
@@ -224,7 +224,8 @@ class RolloutRunner:
             self._write_samples(rollout.step + 1, samples)
 
     def scores(self, rollout: Rollout) -> dict[str, list[float]]:
-        """Return the available scores of each grader and reward function, under its name."""
+        """Return the scores of each grader and reward function; the keys are their names. Missing
+        scores are left out."""
         scores: dict[str, list[float]] = {}
         for graded in rollout.graded:
             for name, score in graded.scores.items():

@@ -146,7 +146,7 @@ class SFTTrainer(SafeStep, Resumable, trl.SFTTrainer):  # type: ignore[misc]  # 
 
     @staticmethod
     def predicting_tokens(rows: Batch) -> torch.Tensor:
-        """Return the ids of the tokens whose hidden states the loss reads."""
+        """Return the ids of the tokens that directly precede a labelled token."""
         return predicting_tokens(rows)
 
     def micro_batches(self, step: Batch, layout: Layout) -> list[Batch]:

@@ -22,7 +22,7 @@ GAP_TOKENS = 4096
 """Maximum number of tokens in the rows on which the gap between sampling and training log-probs is
 measured. A single row may have more tokens."""
 _NOISE = ("drop", "jitter")
-"""Substrings that mark the names of configuration fields for noise in training."""
+"""Substrings in the names of model settings that add noise in training."""
 
 
 def differs_in_training(model: Untyped) -> bool:

@@ -55,7 +55,7 @@ class Fit:
         return math.sqrt(self._xx / self.count) / self._x if self.count and self._x else 0.0
 
     def fixed_seconds(self) -> tuple[float, float]:
-        """Return the fixed cost of a micro-batch and the standard error of this cost, both in
+        """Return the estimate of `fixed` and the standard error of this estimate, both in
         seconds."""
         rate = self._xy / self._xx
         fixed = self._y - rate * self._x

@@ -28,7 +28,7 @@ def peak_memory() -> PeakMemory:
 
 
 def memory_now() -> dict[str, float | None]:
-    """Return the memory in use in bytes; the keys are names of live metrics."""
+    """Return the memory in use in bytes; the keys are names of metrics."""
     now: dict[str, float | None] = {"memory_rss": _rss()}
     if torch.cuda.is_initialized():
         stats = torch.cuda.memory_stats()

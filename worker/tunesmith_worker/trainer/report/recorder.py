@@ -72,7 +72,8 @@ class RunRecorder:
         )
 
     def rollout(self, figures: RoundFigures) -> None:
-        """Add a round of generated and graded completions, before training on these completions."""
+        """Add the measurements of a round of generation. Call this method before training on the
+        completions."""
         assert self._watch is not None, "call watch first"
         self._watch.rollouts.add(figures)
 

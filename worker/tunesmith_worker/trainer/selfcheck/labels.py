@@ -201,7 +201,8 @@ def _count_labels(labels: list[int]) -> int:
 
 
 def _count_batch_labels(context: SupervisedContext) -> tuple[int, int]:
-    """Count the labels in the rows of one step, and in the micro-batches of that step."""
+    """Return the number of labels in the rows of one step, and the number of labels in that step's
+    micro-batches. The two numbers should be equal."""
     trainer = context.trainer
     count = min(context.train_plan.rows_per_step, len(trainer.train_dataset))
     examples = [trainer.train_dataset[index] for index in range(count)]

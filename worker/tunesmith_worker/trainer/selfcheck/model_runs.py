@@ -34,7 +34,7 @@ class ModelRun:
     log_probs: torch.Tensor
     """Log-probability of each label, [N] fp32 on the CPU, in row order."""
     gradients: dict[str, torch.Tensor]
-    """Gradients of the mean loss, under parameter names; empty without a backward pass."""
+    """Gradients of the mean loss; the keys are parameter names. Empty without a backward pass."""
 
     @property
     def loss(self) -> float:
@@ -60,7 +60,7 @@ def run_batch(trainer: Untyped, batch: Batch, *, backward: bool = False) -> Mode
 
 
 def pop_gradients(model: Untyped) -> dict[str, torch.Tensor]:
-    """Remove the model's gradients and return them under parameter names."""
+    """Remove the model's gradients and return them; the keys are parameter names."""
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

@@ -90,7 +90,8 @@ class Movement:
 
     @property
     def groups_at_rate_zero(self) -> list[int]:
-        """Indexes of groups whose learning rate was 0 at every step so far."""
+        """Indices of the optimizer's parameter groups whose learning rate was 0 at every step so
+        far."""
         groups = enumerate(self._optimizer.param_groups)
         return [index for index, group in groups if group["params"] and not self._sums[index]]
 

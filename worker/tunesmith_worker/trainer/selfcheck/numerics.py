@@ -1,4 +1,5 @@
-"""Checks of a supervised run that run the model, and the choice of each check's precision."""
+"""Checks of a supervised run that need forward passes of the model, and the precision of each
+check."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ class Numerics:
 
 
 def fp32_bytes(model: Untyped, layers: torch.nn.ModuleList, count: int) -> int:
-    """Return the bytes of fp32 weights and three sets of gradients of the first `count` layers."""
+    """Return the bytes of the weights and of three sets of gradients in fp32, if the model has only
+    its first `count` layers."""
     excluded = {id(p) for layer in layers[count:] for p in layer.parameters()}
     included = [p for p in model.parameters() if id(p) not in excluded]
     return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in included)

@@ -1,4 +1,5 @@
-"""Comparisons of model runs: with and without adapter, in a batch and alone, patched and stock.
+"""Comparisons of two runs of the model: with and without adapter, rows in a batch and alone, with
+our kernels and with stock modules.
 
 docs/explanation/self-check.md lists the tolerances. Models with 16-bit weights are compared in
 fp32, where rounding hides no fault. In 16 bits, the gradients of our kernels and of the stock model
@@ -267,8 +268,8 @@ def _whole_distance(run: ModelRun, truth: ModelRun) -> float:
 
 
 def _distance(run: ModelRun, truth: ModelRun, name: str) -> tuple[float, float]:
-    """Return two norms for a tensor: of the difference between both runs' gradients, and of the
-    gradient in `truth`.
+    """Return two norms for a tensor: the norm of the difference between both runs' gradients, and
+    the norm of the gradient in `truth`.
 
     A missing gradient counts as zero."""
     a, b = run.gradients.get(name), truth.gradients.get(name)

@@ -113,7 +113,8 @@ def check_equals_training(
 def check_in_16_bits(
     rollout: torch.Tensor, training: torch.Tensor, stock: torch.Tensor, truth: torch.Tensor
 ) -> Outcome:
-    """Check `rollout_in_16_bits`: RMS errors of 16-bit log-probs against stock fp32."""
+    """Check `rollout_in_16_bits`: the 16-bit log-probs of engine and trainer have small RMS errors.
+    `truth`: log-probs of the stock model in fp32, from which the errors are computed."""
     name = "rollout_in_16_bits"
     engine, trainer, floor = (_rms(scores, truth) for scores in (rollout, training, stock))
     limit = FACTOR * max(floor, FLOOR)

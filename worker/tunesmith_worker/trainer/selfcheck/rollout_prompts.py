@@ -33,7 +33,7 @@ SAMPLE = 256
 FREQUENCY = 1e-5
 """Relative tolerance of a RoPE frequency, for fp32 rounding on different devices."""
 ANGLE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Tolerance of a cosine or sine, for each dtype."""
+"""Tolerance of a cosine or sine in the RoPE tables, for each dtype."""
 _TOKENS = 1024
 """Number of token positions in the comparison of RoPE tables."""
 _PLACES = (1, 4)

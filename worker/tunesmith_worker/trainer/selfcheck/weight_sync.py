@@ -117,8 +117,8 @@ class WeightSyncCheck:
         return make_outcome(NAME, [], detail)
 
     def _stock_change(self, module: _Module, unchanged: Generated) -> float:
-        """Return how much noise on a module changes the stock model's log-probs. In a small model,
-        the noise may change nothing."""
+        """Return the change of the stock model's log-probs that noise on a module causes. In a
+        small model, the noise may change nothing."""
         before = stock_scores(self._context, unchanged)
         with module.change():
             return float((stock_scores(self._context, unchanged) - before).abs().max())

@@ -31,7 +31,7 @@ The same factor is assumed if the run's own code repeats the step
 MEMORY_SHARE = 0.5
 """Share of free memory that plain torch may take."""
 LEAST_TOKENS = 16
-"""Minimum tokens of a sample."""
+"""Minimum number of compared tokens, if only a sample of a step is compared."""
 
 
 @dataclass(frozen=True, kw_only=True)

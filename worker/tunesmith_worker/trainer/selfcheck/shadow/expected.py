@@ -32,7 +32,7 @@ GROUP_LOGITS = 1 << 26
 class ExpectedStep:
     loss: float
     gradients: dict[str, torch.Tensor]
-    """Gradients before clipping, in fp32, under parameter names."""
+    """Gradients before clipping, in fp32; the keys are parameter names."""
     norm: float
     """L2 norm of the gradients of all tensors as one vector."""
 

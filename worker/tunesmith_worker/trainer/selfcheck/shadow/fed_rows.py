@@ -42,7 +42,7 @@ def rows_of_step(step: dict[str, Untyped]) -> list[FedRow]:
 
 
 def rows_of_micro_batch(inputs: dict[str, Untyped]) -> list[FedRow]:
-    """Return the rows of a model's inputs, padded or concatenated."""
+    """Return the rows in a model's inputs; the inputs may be padded or concatenated."""
     ids, labels = inputs["input_ids"].tolist(), inputs["labels"].tolist()
     bounds = inputs.get("cu_seq_lens_q")
     if bounds is not None:
