@@ -70,7 +70,7 @@ class JobComparison(Response):
     jobs: list[ComparedJob]
     settings: dict[str, list[Any]]
     """Settings in which the jobs differ: model, method, files, recipe, hyperparameters, grader,
-    seed. The keys are dotted names such as `recipe.learning_rate`."""
+    seed. The keys are dotted names such as `lora.r`."""
     automatic: dict[str, list[Any]]
     """Values that were chosen for `"auto"` and differ between the jobs. The keys are dotted names.
     The value of a job without a report is null."""
