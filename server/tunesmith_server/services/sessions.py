@@ -34,8 +34,8 @@ DISPLAY_SECONDS = 90 * 86_400.0
 LINK_SECONDS = 15 * 60.0
 """Lifetime of a sign-in link."""
 _SEEN_SECONDS = 60.0
-"""The stored time of a session's last request is updated only if it is older than this number of
-seconds."""
+"""A request updates the time of its session's last request only if the known time is older than
+this number of seconds."""
 _MAX_USER_AGENT = 200
 
 _seen: dict[str, float] = {}

@@ -16,8 +16,8 @@ READY_SECONDS = 35.0
 """Time without a report after which a worker counts as lost: three missed reports, one every 10
 s."""
 MAX_FILES_WAITING = 8
-"""Maximum number of file ids in the reply to a worker that validates files; these files wait for
-validation."""
+"""Maximum number of files in the reply to the heartbeat of a worker that validates files. The reply
+lists files that wait for validation."""
 
 
 def hello(session: Session, body: WorkerHello) -> WorkerWelcome:

@@ -24,8 +24,8 @@ from ..training.jobs import HELD
 from . import leases
 
 KEEP_SECONDS = 14 * 24 * 3600.0
-"""Seconds without a report after which a worker's credential is removed, if the worker holds no
-job. A live worker enrolls again automatically."""
+"""A worker's credential is removed if, for this number of seconds, the worker has neither enrolled
+nor reported, and if it holds no job. A live worker enrolls again automatically."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def authenticate(session: Session, authorization: str | None) -> Worker:
 
 
 def check_self(worker: Worker, worker_id: str, queue: str | None = None) -> None:
-    """Refuse a request that names another worker or another queue than its credential."""
+    """Refuse a request if it names another worker or queue than the request's credential does."""
     if worker_id != worker.worker_id or queue not in (None, worker.queue):
         raise Unauthorized(
             ErrorCode.INVALID_API_KEY,

@@ -42,8 +42,8 @@ _ENDS = select(
 )
 _METRICS: Any = MetricRow.__table__  # Any: a FromClause in SQLAlchemy's types
 _ROWS_AT_A_TIME = 200
-"""Maximum number of rows of `job_metrics` that are in memory at a time. With many more rows,
-Python's full garbage collections would be more frequent."""
+"""Maximum number of rows of `job_metrics` that are in memory at a time. Many more rows would
+survive Python's small garbage collections, and so make full garbage collections more frequent."""
 
 JobCurves = dict[str, dict[str, "Curve"]]
 """Curves by job and metric."""
@@ -168,7 +168,8 @@ def ends(session: Session, job_ids: Collection[str]) -> dict[str, tuple[int, int
 
 def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -> JobCurves:
     """Return the curves of the metrics `names` (None: all metrics) in each span. A curve has the
-    minimum and the maximum of each interval, and the value of the job's last step."""
+    minimum and the maximum of each interval, and the value of the job's last step if the span
+    contains this step."""
     sealed = [replace(span, high=min(span.high, span.sealed_step - 1)) for span in spans]
     rest = [replace(span, low=max(span.low, span.sealed_step)) for span in spans]
     found = _packed(session, 0, names, sealed)
@@ -187,9 +188,8 @@ def read(session: Session, spans: Sequence[Span], names: Sequence[str] | None) -
 
 
 def _with_last(curve: Curve, width: int) -> Curve:
-    """Return the thinned `curve`, but keep its last value. Packed chunks were thinned before, but
-    they never contain the job's last step.
-    """
+    """Return the thinned `curve`, but keep its last value. Values from packed chunks may already be
+    thinned, but packed chunks never contain the job's last step."""
     thin = curve.thinned(width)
     if curve.steps and thin.steps[-1] != curve.steps[-1]:
         thin.steps.append(curve.steps[-1])

@@ -23,8 +23,8 @@ MIN_POINTS = 8
 """Number of logged points that a trend needs. With fewer points, only a divergence or a lack of
 reward spread is recognised."""
 CERTAIN = 4.0
-"""A change counts as certain if it exceeds its standard error by this factor. In a run without a
-trend, noise causes such a change with a probability of about 1 in 1000."""
+"""A change counts as certain if it is at least this many times its standard error. In a run without
+a trend, noise causes such a change with a probability of about 1 in 1000."""
 FEW_POINTS = 4.0
 """With few points, the estimate of the noise is uncertain, so it is multiplied by 1 + FEW_POINTS /
 n for n points."""
@@ -36,8 +36,8 @@ NAN_STEPS = 3
 row."""
 
 PEAK_FACTOR, PEAK_NATS = 2.0, 0.5
-"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and did not fall below
-90 % of its start (RECOVERED) by the end of the run."""
+"""The loss diverged if it rose to twice its start and by at least 0.5 nats, and at the end of the
+run is not below 90 % of its start (RECOVERED)."""
 RECOVERED = 0.9
 RISE_SHARE = 0.1
 """Smallest relative rise of the loss over the whole run that counts as a divergence."""
@@ -161,8 +161,8 @@ def _flat_loss(trend: _Trend, curves: Curves) -> _Verdict:
 
 
 def _peak(points: Sequence[tuple[int, float]]) -> _Verdict | None:
-    """Recognise a loss that rose far above its start and did not fall below 90 % of its start
-    (RECOVERED) by the end of the run."""
+    """Recognise a loss that rose far above its start and, at the end of the run, is not below 90 %
+    of its start (RECOVERED)."""
     values = [value for _, value in points]
     if len(values) < 2:
         return None

@@ -62,8 +62,8 @@ def stored(document: Any) -> JobHealth | None:  # Any: JSON
 
 
 def _small_curve(job: JobRow, found: dict[str, list[Point]]) -> dict[str, Any]:
-    """Return the curve of the reward (reinforcement) or of the training loss as `JobCurve`, with at
-    most MAX_LISTED points. Each point is the mean of consecutive values."""
+    """Return a `JobCurve` of the reward for a reinforcement job, else of the training loss. The
+    curve has at most MAX_LISTED points; each point is the mean of consecutive values."""
     name = "reward" if job.method_name == "reinforcement" else "train_loss"
     known = [(point.step, point.value) for point in found.get(name, []) if point.value is not None]
     width = -(-len(known) // MAX_LISTED) or 1

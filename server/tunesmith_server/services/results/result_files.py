@@ -1,5 +1,5 @@
-"""OpenAI's result file of a job, a CSV file of metrics. Each download makes the file from the
-stored metrics."""
+"""Result file of a job in OpenAI's format: a CSV file of metrics. The file is not stored: each
+request makes it from the stored metrics."""
 
 from __future__ import annotations
 

@@ -139,8 +139,7 @@ def release(
     values: dict[str, Any] | None = None,
 ) -> JobRow | None:
     """Move a released job to the state requested by its user, or else back to the queue. `reason`
-    starts the event's message. Returns None if the database has a newer fencing token for the job.
-    """
+    starts the event's message. Returns None if the job's fencing token has changed."""
     end = requested_end(session, job)
     if end is None:
         return jobs.enqueue(
@@ -158,8 +157,9 @@ def release(
 
 def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
     """Return the state to which a user's command moves a released job, and the event's message.
-    Return None if there is no such command: a cancel, a pause, or a stop of a job without a resume
-    point."""
+
+    Such a command is a cancel, a pause, or a stop of a job without a resume point. Return None if
+    the user has given none of them."""
     if job.cancel_requested:
         return JobState.CANCELLED, "cancelled"
     if job.state == JobState.PAUSING:

@@ -37,8 +37,8 @@ _TABLES: tuple[Any, ...] = (  # Any: mapped classes with job_id
 
 def delete_job(session: Session, job_id: str) -> list[str]:
     """Delete an ended job with its tuned models, checkpoints, resume points, samples, metrics and
-    events, and return the models' names. The janitor, the server's periodic task, later
-    deletes the stored files."""
+    events, and return the models' names. The janitor, the server's periodic task, later deletes
+    the stored files."""
     job = jobs.lock(session, job_id)  # creating a fork locks this row too
     if job.state in set(JobState) - TERMINAL:
         raise BadRequest(

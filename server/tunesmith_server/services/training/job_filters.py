@@ -27,8 +27,7 @@ class JobFilters:
     """Name of the base model or of the tuned model."""
     text: str | None = None
     """Text that the id, the name, the suffix or a model's name (base or tuned) must contain,
-    ignoring case.
-    """
+    ignoring case."""
     created_after: int | None = None
     """Earliest time of creation, Unix seconds."""
     created_before: int | None = None

@@ -54,8 +54,8 @@ def fork(
 def retry(
     session: Session, settings: Settings, wake_ups: WakeUps, job_id: str, requester: Requester
 ) -> tuple[Job, bool]:
-    """Create a job with the settings of `job_id`, to continue from the newest resume point of that
-    job. If this request already created a job, return that job and True."""
+    """Create a job with the model, files and settings of `job_id`, which continues from that job's
+    newest resume point. If this request already created a job, return that job and True."""
     digest = _digest("retry", job_id)
     if earlier := job_create.find_earlier(session, requester, digest):
         return jobs.to_wire(earlier), True

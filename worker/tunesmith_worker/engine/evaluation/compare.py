@@ -3,8 +3,8 @@
 The difference of two models on n rows is `d = sum(x) / sum(w)`; each row has one x and one w. To
 compare losses, x is the row's loss under the second model minus the row's loss under the first
 model, in nats. w is the row's number of answer tokens. With this x and w, d is the difference of
-the losses per token. To compare the scores of graders, x is the first model's score for the row
-minus the second model's score, and w is 1.
+the losses per token. To compare the scores that graders give, x is the first model's score on the
+row minus the second model's score, and w is 1.
 
 The bootstrap samples n rows with replacement, RESAMPLES times, computes d for each sample, and
 takes quantiles of the RESAMPLES values (Efron and Tibshirani, An Introduction to the Bootstrap,

@@ -82,13 +82,13 @@ def score_rows(
 ) -> RowScores:
     """Compute the scores of `rows`, in their order.
 
-    `model`: a causal language model, with or without PEFT. Its loss head is that of TRL
-    (`add_fused_lm_head`) or of engine/patches/head.py. The function does not change the model's
-    training or evaluation mode. `max_tokens`: maximum number of tokens, padding included, in a
-    forward pass of several rows. Each out-of-memory error halves this maximum. `enough`: function
-    that is called after each group of rows with the number of rows scored so far. If `enough`
-    returns True, scoring stops, and only the scores of the rows scored so far are returned. Raises
-    ValueError without rows."""
+    `model`: a causal language model, with or without PEFT. Its loss head is TRL's fused head
+    (`add_fused_lm_head`), or that of head.py or own_head.py in engine/patches. The function does
+    not change the model's training or evaluation mode. `max_tokens`: maximum number of tokens,
+    padding included, in a forward pass of several rows. Each out-of-memory error halves this
+    maximum. `enough`: function that is called after each group of rows with the number of rows
+    scored so far. If `enough` returns True, scoring stops, and only the scores of the rows scored
+    so far are returned. Raises ValueError without rows."""
     if not rows:
         raise ValueError("there are no rows to score")
     parts: list[RowScores] = []

@@ -28,7 +28,7 @@ MIN_OFFLOADED_TOKENS = 512
 """Layer inputs with fewer tokens are not offloaded, because copying them would take longer than
 recomputing the layer."""
 _FIXED_TOKENS = {False: 32, True: 1024}
-"""Assumed fixed time of a forward and backward pass, in addition to the time for its tokens. The
+"""Assumed fixed time of each forward and backward pass, in addition to the time for its tokens. The
 unit is the time for one token. The key is True for a GPU and False for a CPU."""
 
 

@@ -29,7 +29,8 @@ def read_free_memory(device: torch.device, held: int) -> FreeMemory:
 
 
 def host_free(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes available on the host without swapping, within the memory limits of this process."""
+    """Bytes available on the host without swapping, within the memory limits of this process's
+    control groups."""
     return min([int(psutil.virtual_memory().available), *_limits(root, own)])
 
 

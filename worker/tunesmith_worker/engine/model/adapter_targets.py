@@ -28,7 +28,7 @@ _OTHER_CLASS = re.compile(r"Router|TopKGating|DynamicShortConvolution")
 """Pattern in class names of routers and dynamic convolutions; their linear layers get no
 adapter."""
 _ROUTER = re.compile(r"gate|shared_expert_gate|wg|.*router.*")
-"""Name of a linear layer that chooses experts or computes their weights."""
+"""Name of a linear layer that chooses experts, or computes how much each expert counts."""
 
 
 def find_targets(

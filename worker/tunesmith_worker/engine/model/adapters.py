@@ -135,7 +135,8 @@ def save_trained(
     dtype: torch.dtype,
     with_tokenizer: bool,
 ) -> SavedWeights:
-    """Save the adapter in `dtype` (with full tuning, the model), together with a probe (probe.py).
+    """Save a probe (probe.py) and the adapter in `dtype`. With full tuning, save a probe and the
+    model; `dtype` is not used.
 
     Stock libraries can load the files. `with_tokenizer`: True if tokens were added, so that the
     adapter needs its own tokenizer."""

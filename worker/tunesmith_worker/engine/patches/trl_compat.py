@@ -51,7 +51,7 @@ def logit_scale(config: Untyped) -> float:
 def load_balancing_loss(
     config: Untyped, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute the load-balancing loss of a mixture of experts, like TRL's fused head.
+    """Compute the load-balancing loss of a mixture of experts, as TRL's fused head computes it.
 
     `router_logits`: [tokens, experts] of each layer. `mask` [B, T]: 0 for padding; None if there is
     no padding."""

@@ -42,7 +42,7 @@ class RolloutFigures:
     cache_bytes: int = 0
     """Peak size of the key/value cache in bytes."""
     fold_saved: int = 0
-    """Number of weight elements whose bits were saved, because unfolding the adapter would not
+    """Number of weight elements whose bits were saved, because subtracting the adapter would not
     restore them exactly (fold.py)."""
 
 

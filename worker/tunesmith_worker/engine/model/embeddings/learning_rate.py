@@ -2,7 +2,7 @@
 
 In each step, Adam changes every parameter by about the learning rate. The row of a rare token gets
 few updates, so the noise in these updates does not average out. LoRA's learning rate is ten times
-as high as the learning rate for full tuning, and too high for rare tokens.
+as high as the learning rate for full tuning. For rare tokens, LoRA's learning rate is too high.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def _directions(weight: torch.Tensor) -> torch.Tensor:
 def _near_another(
     weight: torch.Tensor, places: torch.Tensor, at: torch.Tensor, limit: float
 ) -> torch.Tensor:
-    """Find the rows that have another row within the distance `limit`. `places`: numbers of the
-    rows of `weight` to search. Returns indices into `places`.
+    """Find the rows that have another row within the distance `limit`. `places`: numbers of
+    the rows of `weight` that are compared. Returns indices into `places`.
 
     `at` [n, directions]: random projections of the rows. Rows with similar projections are in the
     same cell of a grid (locality-sensitive hashing, Datar et al. 2004,
