@@ -32,10 +32,11 @@ class Device:
 
 
 def choose_device(choice: Choice, reserved: Collection[str] = ()) -> Device:
-    """Choose the device. `reserved`: UUIDs of the GPUs that workers and trainers use.
+    """Choose the device. `reserved`: UUIDs of the GPUs that belong to workers and trainers.
 
     Chat uses a GPU that is not reserved. If no GPU is reserved, chat skips the first GPU: a worker
-    that starts later uses the first GPU."""
+    that starts later uses the first GPU. If no GPU remains, the choice `cuda` takes the first GPU,
+    and the choice `auto` takes none."""
     gpus = torch.cuda.device_count()
     if choice == "cpu" or (choice == "auto" and not gpus):
         return Device(torch.device("cpu"))

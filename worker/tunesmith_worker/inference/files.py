@@ -76,8 +76,8 @@ def check_hash(value: Any) -> str:
 
 
 class FileStore:
-    """Storage of model files: the folder `files` with each file under its hash, and a folder of
-    links to these files for each registered model."""
+    """Storage of model files: the folder `files`, in which each file is named after its hash, and a
+    folder of links to these files for each registered model."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         """`most_bytes`: maximum total size of the files."""

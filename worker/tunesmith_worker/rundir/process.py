@@ -129,8 +129,8 @@ def default_environment(env: MutableMapping[str, str]) -> None:
 
 
 def trainer_gpu(env: Mapping[str, str] | None = None) -> str:
-    """Return the entry of CUDA_VISIBLE_DEVICES for the GPU that trainers use. `env` defaults to
-    os.environ."""
+    """Return the CUDA id of the GPU that trainers use: the first entry of CUDA_VISIBLE_DEVICES, or
+    0 if the variable is not set. `env` defaults to os.environ."""
     env = os.environ if env is None else env
     return env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 

@@ -1,8 +1,8 @@
 """Start runs: in the warm trainer if one exists, otherwise in a fresh trainer process.
 
-A warm trainer is an idle process with its imports done. The worker keeps at most one warm trainer.
-A warm trainer starts only when no other trainer runs, so only an idle worker uses memory for a warm
-trainer.
+A warm trainer is a trainer process that does its imports before it gets a run. The worker keeps at
+most one warm trainer. A warm trainer starts only when no other trainer runs, so only an idle worker
+uses memory for a warm trainer.
 """
 
 from __future__ import annotations

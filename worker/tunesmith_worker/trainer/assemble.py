@@ -195,7 +195,7 @@ def evaluation_base(context: RunContext, loaded: LoadedModel) -> AdapterReferenc
     """Return the base model of a LoRA run.
 
     Call this function before a training step or a resume point changes the model's biases, because
-    the reference copies their initial values.
+    `AdapterReference` copies the biases' initial values.
     """
     recipe = context.spec.recipe
     return AdapterReference(loaded.model) if recipe.evaluate and recipe.tuning == "lora" else None

@@ -1,5 +1,5 @@
-"""Objects of a run that supervised and reinforcement training share. Importing this module must not
-import torch."""
+"""Context of a run: objects that both supervised and reinforcement training need. Importing this
+module must not import torch."""
 
 from __future__ import annotations
 

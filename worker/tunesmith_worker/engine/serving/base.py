@@ -42,8 +42,9 @@ def load(
     """Load a model and its tokenizer. `folder` may be a Hugging Face id.
 
     `tokenizer_folder`: folder of an adapter that added tokens. The tokenizer is read from this
-    folder, and the embedding grows to its number of tokens. Weights are fp32 on a CPU, and in the
-    checkpoint's dtype on a GPU. Code from a model's repository never runs. Raises ServingError."""
+    folder, and the embedding grows to the tokenizer's number of tokens. Weights are fp32 on a CPU,
+    and in the checkpoint's dtype on a GPU. Code from a model's repository never runs. Raises
+    ServingError."""
     transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -79,8 +80,8 @@ def loading_bytes(name: str, folder: str, device: torch.device) -> int:
     """Return the peak memory in bytes while a model is loaded. `folder` may be a Hugging Face id;
     the size is then computed from the model's configuration. Raises ServingError.
 
-    The peak includes a second copy of the weights, which exists while the decoder converts the
-    weights to the layout of its kernels."""
+    The peak includes a second copy of the weights, which exists while the decoder packs the weights
+    (see serving/weights.py)."""
     path = Path(folder)
     if not path.is_dir():
         return 2 * _bytes_of_hub_model(name, folder, device)

@@ -1,10 +1,11 @@
 """Caches of attention keys and values: a buffer per new prompt, a slot per generating request.
 
-While a prompt is computed, its keys and values are in a buffer. Afterwards, the request is a row:
-it generates tokens, and its keys and values are in a slot.
+While a prompt is computed, its keys and values are in a buffer. Afterwards, the request generates
+tokens, and its keys and values are in a slot.
 
-Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. The rows occupy the
-first slots without gaps, so that one matrix product per layer covers all rows without copying keys.
+Shapes: L layers, S slots, KV key/value heads, D head size, T tokens per slot. The B requests that
+generate tokens (rows) occupy the first slots without gaps, so that one matrix product per layer
+covers all rows without copying keys.
 """
 
 from __future__ import annotations
@@ -69,15 +70,15 @@ class SlotCache:
         return max(rows, 0) * round_up(tokens) * self._shape.token_bytes
 
     def layer(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values of B requests as two views, each [B KV, T, D]. T: number
-        of tokens of the longest request, including its new token."""
+        """Return one layer's keys and values of all B requests as two views, each [B KV, T, D]. T:
+        number of tokens of the longest request, including its new token."""
         longest = max(self.lengths) + 1
         keys, values = self._kv[number, :, : self.rows, :, :longest].unbind()
         return keys.flatten(0, 1), values.flatten(0, 1)
 
     def write_index(self) -> torch.Tensor:
-        """Return the positions [B 2 KV] in `flat(layer)` to which the next keys and values of B
-        requests must be written."""
+        """Return the positions [B 2 KV] in `flat(layer)` to which the next keys and values of all
+        B requests must be written."""
         _, _, slots, kv_heads, tokens, _ = self._kv.shape
         row = torch.arange(self.rows)[:, None] * kv_heads + torch.arange(kv_heads)
         within = row * tokens + torch.tensor(self.lengths)[:, None]

@@ -1,6 +1,6 @@
 """Forward pass of one step of the serving engine.
 
-A step computes the newest token of each decoding row (a request that generates tokens), and parts
+The model reads the newest token of each decoding row (a request that generates tokens), and parts
 of the prompts of new requests. For each weight, one matrix product computes all tokens of a step.
 Attention is computed once for all decoding rows, and once for each part of a prompt.
 

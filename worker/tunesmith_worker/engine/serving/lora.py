@@ -21,9 +21,9 @@ from .adapter_files import AdapterFile, LoraPair
 from .protocol import UnsupportedAdapter
 
 _MOST_UNUSED = 4
-"""Maximum ratio of the sum of all adapters' ranks to the sum of the ranks that a batch uses. Above
-this ratio, the layer multiplies by each used adapter separately, instead of once by the matrices of
-all adapters."""
+"""Maximum ratio of the sum of all adapters' ranks to the sum of the ranks of the adapters that a
+batch uses. Above this ratio, the layer multiplies by each used adapter separately, instead of once
+by the matrices of all adapters."""
 
 
 @dataclass(frozen=True)

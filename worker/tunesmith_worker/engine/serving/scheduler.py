@@ -1,9 +1,9 @@
 """Continuous batching: in each step, requests can join and leave the batch.
 
-A step computes one token of every request whose prompt is complete. The step also computes prompt
-tokens, but only so many that the step takes at most about twice as long as without them. So a long
-prompt delays other requests only a little. If older requests need the memory of a newer request,
-the newer request returns to the queue and is computed again."""
+A step generates one token for every request whose prompt has been computed. The step also computes
+prompt tokens, but only so many that the step takes at most about twice as long as without them. So
+a long prompt delays other requests only a little. If older requests need the memory of a newer
+request, the newer request returns to the queue and is computed again."""
 
 from __future__ import annotations
 
@@ -245,8 +245,8 @@ class Scheduler:
         return max((len(row.tokens) for row in [*self._decoding, *self._prompts]), default=0)
 
     def _make_room(self) -> list[Output]:
-        """Return the newest requests to the queue until the next tokens of all other requests fit
-        into memory."""
+        """Move the newest requests back to the queue until the next tokens of all other requests
+        fit into memory."""
         while True:
             rows, tokens = len(self._decoding) + len(self._prompts), self._longest() + 1
             if not self._decoding or self._needed(rows, tokens) <= self._budget:
@@ -297,8 +297,8 @@ class Scheduler:
         self._prompts.append(row)
 
     def _reuse(self, row: Row) -> None:
-        """Copy attention keys and values from the kept sequence or running request that starts with
-        the most tokens of `row`."""
+        """Copy attention keys and values to `row` from the kept sequence or running request that
+        has the longest common prefix with `row`, if the prefix has at least MIN_TOKENS tokens."""
         assert row.buffer is not None
         space = row.stream.prefix_space
         found = self._kept.find(space, row.rope_key, row.tokens)

@@ -1,6 +1,7 @@
 """Weights of a base model for serving with several adapters.
 
-The packed weights (copies in the layout of the decoder's kernels) replace the model's own weights,
+The decoder packs the weights: it joins weights with the same input, such as q, k and v, and on a
+CPU converts them to the layout of its kernels. The packed weights replace the model's own weights,
 so that the process holds only one copy.
 """
 

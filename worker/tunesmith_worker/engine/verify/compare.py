@@ -1,5 +1,5 @@
-"""Comparisons of saved weights with probe.safetensors, the record of the trained model. A
-difference raises ResultMismatch."""
+"""Comparisons of saved weights with probe.safetensors, which holds logits and checksums of the
+trained model. A difference raises ResultMismatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compare a folder of saved weights with its probe.safetensors, the record of the trained model."""
+"""Compare a folder of saved weights with its probe.safetensors, which holds logits and checksums of
+the trained model."""
 
 from __future__ import annotations
 

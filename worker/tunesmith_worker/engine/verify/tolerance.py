@@ -48,8 +48,8 @@ def coarser(one: Arithmetic, other: Arithmetic) -> Arithmetic:
 
 
 def tolerance(model: Untyped, logits: torch.Tensor, arithmetic: Arithmetic) -> float:
-    """Return the largest difference from `logits` that rounding can cause if `model` computes the
-    same tokens."""
+    """Return the largest difference from `logits` that rounding can cause if `model` computes these
+    logits again."""
     modules, width = 0, 1
     for name, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False)]

@@ -103,8 +103,8 @@ def _layout_is_fastest(report: RunReport) -> bool:
     """Return True if the run chose its layout from several layouts; advice never changes this
     choice.
 
-    The choice `packing` of such a run has the entry `alternatives` or, in reports of earlier
-    versions, `tokens_per_second`."""
+    In the report of such a run, the choice `packing` has the figure `alternatives` or, in reports
+    of earlier versions, `tokens_per_second`."""
     return any(
         choice.name == "packing"
         and (choice.figures.get("alternatives") or choice.figures.get("tokens_per_second"))
@@ -222,7 +222,10 @@ RULES: tuple[Rule, ...] = (
     Rule("grading", rollouts.grading_over_generation, 0.50, rollouts.grading),
     Rule("log_probs", _wall_share(PhaseName.LOG_PROBS), 0.10, rollouts.log_probs),
 )
-"""All advice rules, with name, measured value, threshold and suggestion. Most values are shares of
-the wall time. The other values are shares of the training time (rule data_wait), the token
-positions (padding), the steps (host), the predicted step time (recompute), the groups (zero_std),
-the completions (ungraded, truncated) and the generation time (grading)."""
+"""All advice rules, with name, measured value, threshold and suggestion.
+
+The values are shares of the wall time (rules evaluation, checkpointing, logging, generation and
+log_probs), the training time (data_wait), the token positions (padding), the steps (host), the
+predicted step time (recompute), the groups (zero_std) or the completions (ungraded, truncated). The
+value of small_batches is the gain in tokens per second from twice the rows; the value of grading is
+the waiting time for graders divided by the generation time."""

@@ -20,7 +20,7 @@ from .warm_trainer import WarmTrainer
 log = logging.getLogger(__name__)
 
 TAKE_SECONDS = 5.0
-"""Maximum seconds until a warm trainer (an idle process with its imports done) accepts a run;
+"""Maximum seconds until a warm trainer (see launcher.py) whose imports are done accepts a run;
 usually 0.05 s are enough."""
 IMPORT_SECONDS = 30.0
 """Maximum seconds until a warm trainer that is still importing accepts a run."""

@@ -254,7 +254,8 @@ class MemoryPlan:
 
     def _smaller_layout(self, option: Option) -> Option:
         """Switch to the layout that needs less memory, if a policy with this layout recomputes less
-        or splits micro-batches less. Recomputing less saves more time than the faster layout saves.
+        or splits micro-batches less. Recomputing less saves more time than the present, faster
+        layout saves.
 
         Returns the policy to use, with its prediction."""
         layers = self.planner.shape.layers

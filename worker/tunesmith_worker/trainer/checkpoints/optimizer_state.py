@@ -35,8 +35,8 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], scheduler: Untyped
 ) -> tuple[Json, dict[str, torch.Tensor]]:
-    """Return the numbers of the state as JSON, and its tensors, not copied, under names such as
-    `exp_avg/PARAMETER`.
+    """Return the state without its tensors as JSON, and the tensors, not copied, under names such
+    as `exp_avg/PARAMETER`.
 
     `names`: name of each trained parameter."""
     numbers: dict[str, Json] = {}

@@ -188,9 +188,10 @@ def _render_turns(template: _Template, row: Row) -> RenderedRow:
     """Return examples that train the assistant's turns.
 
     The first example ends with the last trained turn. Most templates only append text, so this
-    example trains every turn. If a template rewrites history (Qwen3 drops earlier thinking), each
-    rewritten turn needs one more example, which ends with this turn. Messages after an example's
-    last turn are not rendered, because the model does not see them when it generates this turn.
+    example trains every turn. If a template rewrites earlier turns (Qwen3 drops earlier thinking),
+    further examples train these turns: each further example ends with the last turn that no earlier
+    example trains. Messages after an example's last turn are not rendered, because the model does
+    not see them when it generates this turn.
     """
     messages = row.messages or ()
     pending = [i for i, m in enumerate(messages) if m.role == "assistant" and m.trained]

@@ -187,8 +187,8 @@ class ServedVLLM:
             time.sleep(1.0)
 
     def _check_lengths(self, row_tokens: int) -> None:
-        """Check that the server accepts `row_tokens` tokens, the longest prompt with its
-        completion. This check also finds a wrong API key."""
+        """Check that the server accepts the longest prompt with its completion, which has
+        `row_tokens` tokens. This check also finds a wrong API key."""
         reply = self._request("GET", "/v1/models")
         limit = self._first_in(reply, "data").get("max_model_len")
         if type(limit) not in (int, type(None)):
@@ -253,7 +253,7 @@ class ServedVLLM:
 
     def _first_in(self, reply: httpx.Response, name: str) -> dict[str, Untyped]:
         """Return the first object of the JSON list `name` in the reply. Raises EngineUnavailable if
-        the list is empty."""
+        there is none."""
         try:
             first = reply.json()[name][0]
         except (ValueError, LookupError, TypeError) as error:

@@ -71,10 +71,11 @@ def sampling_arguments(request: Request, weights: str = "") -> dict[str, Untyped
 def encode(
     sampled: SampledTokens, vocabulary: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two token ids and their logits for each of B completions.
+    """Return the two token ids that may get finite logits, and these logits, for each of B
+    completions.
 
-    The results are the ids [2, B], the logits [B] of the first ids, and the logits [B] of the
-    second ids."""
+    The results are the ids [2, B] (t and t + 1, see the module's docstring), the logits [B] of the
+    first ids, and the logits [B] of the second ids."""
     tokens = torch.tensor(sampled.tokens)
     both = torch.stack([tokens, (tokens + 1) % vocabulary])
     first = 1.0 - torch.tensor(sampled.policy_logprobs, dtype=torch.float64)
