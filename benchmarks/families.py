@@ -3,7 +3,8 @@
 Each family is a tiny random model in fp32: 4 layers, hidden size 256, a vocabulary of 8,192 tokens.
 Our trainer and stock TRL each have one process with one thread. For each model, these two processes
 run one after the other. A step trains on one packed sequence of 1,024 tokens, made of rows of 32 to
-768 tokens, with LoRA r 32 (as in sft.py). Prints one JSON line with these values for each family.
+768 tokens, with LoRA r 32 (as in sft.py). Prints one JSON line. For each family, the line has
+these values.
 
 `speed_ratio`: Tokens per CPU-second, ours / stock TRL; median over the rounds.
 `loss_difference`: Largest relative difference between our loss and stock TRL's loss in a step.

@@ -13,8 +13,8 @@ only slow a rollout. Prints one JSON line with these values.
 `sync_share`: Share of our CPU-seconds spent on the weight sync.
 
 With `--engines`, each engine of `recipe.rollout.fast_inference` generates 1, 8 and 32 rows from
-prompts of 16 and 512 tokens (rollout_engines.py). Prints one JSON line with these values for each
-engine and cell. A cell is a number of rows and a prompt length.
+prompts of 16 and 512 tokens (rollout_engines.py). A cell is a number of rows and a prompt length.
+For each engine and cell, prints one JSON line with these values.
 
 `tokens_per_cpu_second`: Generated tokens per CPU-second of the fastest rollout.
 `over_native`: CPU-seconds of the engine / CPU-seconds of the native engine.

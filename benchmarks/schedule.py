@@ -1,8 +1,8 @@
 """Measure the fairness of the queue: `python -m benchmarks.schedule [--seed N] [--only PART ...]`.
 
-Simulates a week of jobs with the real claim code and a virtual clock, and measures the cost of a
-claim (a worker takes a job) with 10,000 queued jobs. Prints one JSON line.
-docs/reference/benchmarks.md explains each result.
+A claim is the request by which a worker takes a job. The benchmark simulates a week of jobs with
+the real claim code and a virtual clock, and measures the cost of a claim with 10,000 queued jobs.
+Prints one JSON line. docs/reference/benchmarks.md explains each result.
 """
 
 from __future__ import annotations

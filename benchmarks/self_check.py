@@ -1,7 +1,8 @@
 """Measure the cost of the self-check: `python -m benchmarks.self_check`.
 
 Trains 5 steps of each case with the code of `tunesmith run` and times the self-check inside the
-run. Times are CPU-seconds of one thread. Prints one JSON line with these values for each case.
+run. Times are CPU-seconds of one thread. Prints one JSON line. For each case, the line has these
+values.
 
 `self_check`: CPU-seconds of the self-check before the first step.
 `first_step`: CPU-seconds of the comparison of the first step with plain torch.

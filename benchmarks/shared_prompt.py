@@ -3,8 +3,8 @@
 Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with LoRA of rank 32 on
 all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. A shared row
 has a prompt once and all its completions; a plain row repeats the prompt for each completion. Both
-layouts alternate in one process on one thread. Prints one JSON line with these values for each
-dtype and prompt length.
+layouts alternate in one process on one thread. Prints one JSON line. For each dtype and prompt
+length, the line has these values.
 
 `forward`, `backward`: Median CPU-seconds of each layout.
 `least`: Smallest CPU-seconds of forward plus backward, for each layout.

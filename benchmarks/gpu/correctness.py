@@ -1,6 +1,6 @@
 """Part `correctness`: accuracy of our kernels on the tensor shapes of real models, and GPU tests.
 
-The part has these cases.
+The benchmark part has these cases.
 
 `SHAPE/OPERATION`: Errors of outputs and gradients. In fp32, a kernel's relative RMS error against
     eager torch in float64 must be at most 1e-5. In bf16, a kernel's error against eager torch in
@@ -52,8 +52,9 @@ MOST_NAMES = 20
 
 
 def check(operation: str, shape: Shape, device: torch.device) -> Result:
-    """Compute the errors of an operation in fp32 and in bf16. Return the largest errors and
-    `passed`. `passed` is False if an error is NaN or above its limit."""
+    """Compute the errors of an operation in fp32 and in bf16. Return the largest fp32 error of our
+    kernel, the bf16 errors of our kernel and of eager torch for each output and gradient, and
+    `passed`. `passed` is False if an error of our kernel is NaN or above its limit."""
     fp32 = [ours for ours, _ in errors(operation, shape, device, torch.float32, torch.float64)]
     bf16 = errors(operation, shape, device, torch.bfloat16, torch.float32)
     slack = INTERPRETED_BF16 if device.type == "cpu" else 0.0

@@ -27,7 +27,7 @@ FP32_LIMIT = 1e-5
 
 def head_rows(shape: Shape, device: torch.device) -> dict[str, Any]:  # Any: JSON
     """Measure the head-rows kernel's time. `ms_metrics`: milliseconds of a call that also computes
-    the entropy of each row, and whether its target is the most likely token."""
+    each row's entropy, and whether the row's target is the most likely token."""
     vocabulary = _vocabulary(device)
     rows = min(shape.rows, MOST_ROWS)
     logits = (torch.randn(rows, vocabulary, device=device) * 3).bfloat16()

@@ -1,8 +1,9 @@
-"""Part `kernels`: times of our operations. Part `correctness` checks their results.
+"""Part `kernels`: times of our operations on the tensor shapes of real models.
 
-The times are for forward and backward in bf16, with our kernels, eager torch and Liger. `ratio` is
-our kernel's rate divided by the ceiling measured in the same process. The ceiling is the copy
-bandwidth for memory traffic and the rate of torch.mm for matrix products.
+Part `correctness` checks the results of the operations. The times are for forward and backward in
+bf16, with our kernels, eager torch and Liger. `ratio` is our kernel's rate divided by the ceiling
+measured in the same process. The ceiling is the copy bandwidth for memory traffic and the rate of
+torch.mm for matrix products.
 """
 
 from __future__ import annotations

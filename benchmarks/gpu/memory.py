@@ -1,6 +1,6 @@
 """Part `memory`: predicted and measured memory.
 
-The part has these cases.
+The benchmark part has these cases.
 
 `MODEL/ROWSxLENGTH/MODE`: Predicted and measured peak memory and pinned memory of a micro-batch.
 `MODEL/offload`: Step time with offloading / step time with recomputation. With offloading, every

@@ -1,6 +1,7 @@
 """Part `precision`: full tuning in bf16 with split masters.
 
-A split master is a bf16 weight plus the low 16 bits of its fp32 master. The part has these cases.
+A split master stores an fp32 weight in two parts: the model's bf16 weight, and the low 16 bits of
+the fp32 weight. The benchmark part has these cases.
 
 `MODEL/bytes`: Bytes per parameter of weights and optimizer, in every precision.
 `MODEL/time`: Step time with split masters / step time in plain bf16; a step is forward, backward,

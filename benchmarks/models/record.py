@@ -44,7 +44,8 @@ class Outcome:
 
 
 def record(model_type: str, name: str, tokenizer: Untyped, methods: tuple[str, ...]) -> Untyped:
-    """Train a small model of a type by each method; return its row for results/models.json."""
+    """Train a small model of `model_type` with each method. Return the model type's row for
+    results/models.json."""
     row: dict[str, Untyped] = {
         "model_type": model_type,
         "class": name,

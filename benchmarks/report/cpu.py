@@ -21,8 +21,8 @@ TUNINGS = {"lora": "LoRA", "full": "all weights"}
 
 
 def newest(results: list[Result]) -> list[Result]:
-    """Return the newest run for each tuning, dtype and compared trainer. Results files list the
-    newest run first."""
+    """Return the newest run of benchmarks.sft for each combination of tuning, dtype and compared
+    trainer. Results files list the newest run first."""
     newest_runs: dict[tuple[str, ...], Result] = {}
     for row in results:
         if row["benchmark"] == "sft":

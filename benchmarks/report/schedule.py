@@ -1,4 +1,7 @@
-"""Section on the queue: simulated weeks, and the cost of a claim (a worker takes a job)."""
+"""Section on the queue: simulated weeks, and the cost of a claim.
+
+A claim is the request by which a worker takes a job.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ step."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Run all jobs of each kind. Return median times of each phase, and until the first step."""
+    """Run all jobs of each kind. Return, for each kind, the median seconds of each phase and the
+    median seconds until the first step."""
     runs: dict[str, list[Seconds]] = {kind: [] for kind in ("cold", "warm", "at_once", "without")}
     for number in range(STARTS):
         with _service(folder / str(number), warm=True) as (service, run_job):

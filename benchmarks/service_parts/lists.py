@@ -34,8 +34,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_on(service: Installation, *, rows: int, limit: int) -> dict[str, Any]:
-    """Return, for each list, the median latency of its pages in ms, and for each fifth of the pages
-    the ratio to the latency of page 1."""
+    """Return, for each list, the median latency of its pages in ms. For each fifth of the pages,
+    also return their median latency divided by the median latency of page 1."""
     job_id = service.new_job(service.new_file())
     seed(service.database_url, job_id, rows)
     lists: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,9 +91,9 @@ def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float
 
 
 def seed(database_url: str, job_id: str, rows: int) -> None:
-    """Insert copies of a job until there are `rows` jobs; their metadata name ten different teams.
-    Also insert `rows` events of the job. The rows go directly into the database, because requests
-    would take too long."""
+    """Insert copies of a job until there are `rows` jobs. The metadata of each job name one of ten
+    teams. Also insert `rows` events of the job. The rows go directly into the database, because
+    requests would take too long."""
     database = Database(database_url)
     with database.write.begin() as session:
         job = session.get_one(JobRow, job_id)

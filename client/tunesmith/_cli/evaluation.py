@@ -21,8 +21,8 @@ def show_evaluation(evaluation: Evaluation, names: Mapping[str, str] | None = No
 def render(
     evaluation: Evaluation, *, names: Mapping[str, str] | None = None, answers: bool = True
 ) -> RenderableType:
-    """Make the text of an evaluation: verdict, scores, comparisons and, with `answers`, the
-    answers."""
+    """Make the text of an evaluation: verdict, scores of each model, comparisons, and the answers
+    if `answers` is True."""
     parts: list[RenderableType] = [Text(evaluation.verdict, style="bold"), ""]
     for short, name in (names or {}).items():
         parts.append(f"{short}: {name}")

@@ -115,7 +115,7 @@ def visible(text: str) -> str:
 
 
 def moment(seconds: int | None) -> str:
-    """Return a Unix time as local date and time, as text; empty for None."""
+    """Format a Unix time as local date and time; return an empty text for None."""
     if seconds is None:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,4 +1,4 @@
-"""`tunesmith top` (devices and queue), `tunesmith why` (why a job waits), `tunesmith usage`."""
+"""`tunesmith top` (devices and queue), `why` (why a job waits) and `usage` (device-hours)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`tunesmith storage`: stored bytes, free disk, and the last runs of the server's periodic task."""
+"""`tunesmith storage`: stored bytes, free disk, and the last runs of the janitor.
+
+The janitor is the server's periodic task.
+"""
 
 from __future__ import annotations
 
