@@ -26,9 +26,12 @@ OPTIMIZER_JSON = "optimizer.json"
 TRAINER_STATE = "trainer_state.json"
 """File of transformers' TrainerState, including the callbacks' states."""
 RUN_STATE = "run_state.json"
-"""File of layouts, random states of Python and NumPy, and metrics that no event contains yet."""
+"""File of the random states of Python and NumPy, and of metrics that no event contains yet. If a
+reinforcement run trains several steps on the same completions, the file also has these
+completions."""
 RUN_TENSORS = "run_state.safetensors"
-"""File of torch's random states, and token sums that no event contains yet."""
+"""File of torch's random states, and of loss and token sums that no event contains yet. Like
+RUN_STATE, the file may also have completions, as tensors."""
 PLAN = "plan.json"
 PREFIX = "resume-"
 
