@@ -22,8 +22,8 @@ from tunesmith_server.services import blobs
 log = logging.getLogger(__name__)
 
 _SAMPLE = 20
-"""Number of objects that are looked up in a store without an id: the most recently used objects of
-the table `blobs`. A store that has none of them is the wrong store."""
+"""Number of the most recently used objects of the table `blobs` that are looked up in a store
+without an id. A store that has none of these objects is the wrong store."""
 _REMEDY = (
     "check TUNESMITH_DATABASE_URL and TUNESMITH_STORAGE_URL (--data-dir); if this database and "
     "this store belong together, run `tunesmith gc --adopt`"

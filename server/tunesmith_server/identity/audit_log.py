@@ -1,4 +1,4 @@
-"""Lists of the audit log's entries, for admins. services/audit.py writes and verifies it."""
+"""Lists of the audit log's entries, for admins. services/audit.py writes and verifies the log."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ RULES: dict[str, Verb] = {
 
 
 def require(principal: Principal, verb: Verb, resource: str) -> None:
-    """Raise Forbidden if the caller's key does not have `verb`. `resource`: route that the error
-    message names."""
+    """Raise Forbidden if the caller's key does not have `verb`. `resource`: what needs the verb,
+    such as a route; the error message names it."""
     if verb in principal.verbs:
         return
     raise Forbidden(

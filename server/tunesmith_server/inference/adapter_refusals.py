@@ -20,8 +20,8 @@ _KINDS = re.compile(
     r"LoRA rank|is unsupported LoRA weight|vLLM does not (yet )?support |"
     r"vLLM only supports modules_to_save|Adapter bias is not supported"
 )
-"""Texts in vLLM's error messages about an adapter that it refuses. Users do not see other messages
-of vLLM, because these may be about faults of vLLM or name files of its host."""
+"""Texts in vLLM's error messages about an adapter that vLLM refuses. Users do not see vLLM's other
+messages with status 500, because these may be about faults of vLLM or name files of its host."""
 _OTHER_MODULES = "LoRA module is correct"
 """Text in vLLM's message about an adapter that changes unsupported modules. The whole message is
 not shown, because it names a folder of vLLM's host."""

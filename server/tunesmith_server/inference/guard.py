@@ -18,8 +18,8 @@ from types import FrameType
 from tunesmith_server.children import die_with_parent
 
 STOP_SECONDS = 10.0
-"""Seconds that the child has to end after SIGTERM; then the guard kills it. `tunesmith serve` waits
-longer before it kills the guard."""
+"""Seconds that the child has to end after SIGTERM, before the guard kills the process group.
+`tunesmith serve` waits longer before it kills the guard."""
 
 
 def main() -> int:

@@ -95,8 +95,8 @@ class OpenAIServer:
         await self._client.aclose()
 
     async def _check_base(self, model: ServedModel) -> None:
-        """Refuse an adapter whose base model the server does not have. If the weights of both base
-        models have the same shapes, vLLM would load the adapter on the wrong base model and answer
+        """Refuse an adapter whose base model the server does not have. If vLLM's own base model
+        has weights of the same shapes, vLLM would load the adapter on that model and answer
         nonsense. Servers that list no models are not checked."""
         if model.base is None or model.base.kind != "base":
             return

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # importing httpx takes 0.2 s, and many servers never chat
 log = logging.getLogger(__name__)
 
 ABSENT_SECONDS = 10.0
-"""If the inference server answers that it does not have a registered model, requests for the model
-fail for this many seconds. Then the model is registered again."""
+"""If a request fails because the inference server does not have the registered model, further
+requests for it fail for this many seconds without being sent. Then requests are sent again."""
 
 _SERVE_BASE = (
     "start the inference server with this base model and this name (vLLM: --served-model-name), or "
@@ -40,7 +40,7 @@ class Registry:
         self._registering: dict[str, asyncio.Lock] = {}
         self._absent: dict[str, tuple[str, float, NotFound]] = {}
         """Registered models that the inference server does not have; the keys are model names. Each
-        value has the model's digest, the time of the next registration, and the error."""
+        value has the model's digest, the time until which requests fail, and the error."""
 
     def __contains__(self, model_id: str) -> bool:
         return model_id in self._registered

@@ -43,7 +43,8 @@ class EvaluationRow(Owned, Base):
     losses: Mapped[int] = mapped_column(Integer, default=0)
     """Number of claims that ended because the worker, or its evaluation process, was killed."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last message that asked a worker to claim the evaluation."""
+    """Time of the last message that told a worker to claim waiting work, including this
+    evaluation."""
     request_key: Mapped[str | None] = mapped_column(String(64), unique=True)
     """SHA-256 of the caller and of the request's Idempotency-Key; null without an
     Idempotency-Key."""

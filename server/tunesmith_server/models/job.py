@@ -79,7 +79,7 @@ class JobRow(Owned, Base):
     lease_until: Mapped[float | None] = mapped_column(Double)
     """End of the lease, Unix seconds of the database clock."""
     woken_at: Mapped[float] = mapped_column(Double, default=0.0)
-    """Time of the last message that asked a worker to claim the job."""
+    """Time of the last message that told a worker to claim waiting work, including this job."""
 
     last_seq: Mapped[int] = mapped_column(BigInteger, default=0)
     """Highest event number of the job."""
@@ -123,9 +123,8 @@ class JobRow(Owned, Base):
     claimed_step: Mapped[int | None] = mapped_column(Integer)
     """Value of `step` at the newest claim, or the step from which the attempt continued."""
     measured_at: Mapped[float | None] = mapped_column(Double)
-    """Time at which the first steps of the current attempt were reported, Unix seconds of the
-    database clock. The start-up ends before this time, so the job's speed is measured from this
-    time."""
+    """Time from which the speed of the current attempt is measured, Unix seconds of the database
+    clock: usually the time of the first report of a step, because the start-up ends before it."""
     measured_step: Mapped[int | None] = mapped_column(Integer)
     """Value of `step` at `measured_at`."""
     charged_until: Mapped[float | None] = mapped_column(Double)

@@ -1,5 +1,5 @@
 """Scope of a database session: the session of a user's request sees and writes only one project's
-rows.
+rows. The session also sees the models that other projects share with its project.
 
 The scope is part of the session, so no query can leave it out. SQLAlchemy adds the condition for
 the project to every SELECT, UPDATE and DELETE, also in subqueries. A query that needs rows of all

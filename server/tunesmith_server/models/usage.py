@@ -29,7 +29,8 @@ class UsageRow(Base):
 
 
 class IdleRow(Base):
-    """Time on one day in which the workers of one host were ready but had no job."""
+    """Time on one day in which a worker of one host was ready but had no job, summed over the
+    workers of the host."""
 
     __tablename__ = "idle_days"
 

@@ -13,8 +13,8 @@ class WorkerCredentialRow(Base):
 
     worker_id: Mapped[str] = mapped_column(String(128), primary_key=True)
     queue: Mapped[str] = mapped_column(String(16))
-    """Queue of the worker, which determines what the worker may read: `train` for jobs and
-    evaluations, `light` for the validation of files."""
+    """Queue of the worker: `train` (jobs and evaluations) or `light` (validation of files). The
+    queue determines what the worker may read."""
     secret_sha256: Mapped[str] = mapped_column(String(64))
     """sha256 of the worker's secret. The worker generates the secret, and sends only this hash when
     it enrolls."""

@@ -1,5 +1,5 @@
-"""Routes of pages, which check sign-in and rights, open a transaction, write the audit log and
-return error pages."""
+"""Routes of pages. A route checks sign-in and rights, opens a transaction, writes the audit log and
+returns error pages."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def _show(
     """Call the page's function in one transaction.
 
     The audit log gets an entry for each change and for each download of a file's content. The
-    transaction of the page also adds the audit entry. For a page that only reads contents of files
-    (`Page.is_bulk`), another transaction adds the audit entry afterwards.
+    transaction of the page also adds the audit entry. If a bulk page (`Page.is_bulk`) only reads,
+    another transaction adds the audit entry afterwards.
     """
     only_reads = page.method == "GET"
     if only_reads and (page.is_bulk or not READS.intersection(page.needs[:1])):

@@ -33,10 +33,10 @@ MOST_FAILURES = 10
 """Maximum number of failed sign-ins of one client address in `FAILURE_SECONDS`."""
 FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
-"""Number of client addresses with failed sign-ins above which addresses without recent failures are
+"""If this many client addresses have failed sign-ins, addresses without recent failures are
 forgotten."""
 _MAX_PATH = 2000
-"""Maximum length of a path that `own_path` returns; proxies refuse long headers."""
+"""Maximum length of an address that `own_path` accepts; proxies refuse long headers."""
 
 
 class DefaultHeaders:

@@ -49,8 +49,8 @@ def words(name: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with four significant figures and commas; numbers below 0.001 get an
-    exponent."""
+    """Return a number as text with `digits` significant figures. Large numbers become whole numbers
+    with commas; numbers below 0.001 get an exponent."""
     if value is None:
         return UNKNOWN
     if math.isnan(value):

@@ -43,8 +43,8 @@ class Durations:
     job."""
 
     def __init__(self, examples: Iterable[Example], *, factor: float = 1.0) -> None:
-        """`factor` multiplies each time that is estimated from ended jobs, for an early or a late
-        forecast (view.py)."""
+        """`factor` multiplies each time that is not estimated from the job's own speed, for an
+        early or a late forecast (view.py)."""
         groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for one in examples:
             for group in _groups(one):
@@ -69,8 +69,8 @@ class Durations:
 
     def known_remaining(self, job: Running, now: float) -> float | None:
         """Return the expected number of seconds until a running job ends. The estimate uses the
-        job's own speed, or else jobs that have ended. Return None if there is neither, or if the
-        job has already taken longer than the jobs that have ended."""
+        job's own speed, or else jobs that have ended. Return None if neither is known, or if the
+        job has already taken longer than the estimate from the jobs that have ended."""
         per_step = seconds_per_step(job, now)
         if per_step is not None and job.total_steps:
             return max(MIN_REMAINING_SECONDS, per_step * (job.total_steps - job.step))

@@ -32,8 +32,8 @@ WINDOW_DAYS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Link:
-    """Column with the id of the project or API key to which a job or a usage row belongs. The
-    limits are in `table`."""
+    """Column of jobs, evaluations and usage rows with the id of their project or API key. The
+    limits of the project or key are in `table`."""
 
     column: str
     table: Any  # Any: ProjectRow or ApiKeyRow

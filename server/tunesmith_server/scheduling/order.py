@@ -6,8 +6,8 @@ interactive job at a time.
 Rule 2: Jobs of a project that has fewer devices than its guarantee come before other jobs.
 
 Rule 3: The project with the least usage per weight comes first. Usage is device-time, and older
-device-time counts less. For rule 3, the query compares the logarithms of usage per weight, because
-their order does not change as time passes (usage.py).
+device-time counts less. For rule 3, the query compares logarithms of usage per weight at a fixed
+time; their order is also the order of the present usage per weight (usage.py).
 
 Rule 4: Jobs with a higher priority come first.
 

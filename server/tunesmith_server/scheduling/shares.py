@@ -16,8 +16,8 @@ from .limits import HELD
 
 
 def list_shares(session: Session, only: str | None) -> list[ProjectShare]:
-    """Return the shares of the active projects, ordered by name, or only of the project with the id
-    `only`."""
+    """Return the shares of the active projects, ordered by name, or only the share of the project
+    with the id `only`."""
     query = select(ProjectRow).order_by(ProjectRow.name)
     query = query.where(ProjectRow.archived_at.is_(None) if only is None else ProjectRow.id == only)
     rows = session.scalars(query).all()

@@ -19,8 +19,8 @@ IN_SIGHT = (
 """Recipe fields that are always shown; the other fields appear after a click."""
 TUNING = "recipe.tuning"
 EARLY_STOPPING = "recipe.early_stopping"
-"""Recipe object that has a checkbox of its own in the form. The checkbox is needed because even an
-object with only default values turns early stopping on."""
+"""Recipe object that the form adds to the recipe if its checkbox is checked. The checkbox is needed
+because even an object with only default values turns early stopping on."""
 ON = "on"
 """Value of a checked checkbox."""
 _GROUPS = {

@@ -1,12 +1,12 @@
 """Route that answers a prompt with up to four models in one response.
 
-All answers share one response. Each line of this response is a JSON object that names its column
-(each model has a column of the page). A browser opens at most six connections to a host for all
-tabs together, and the live stream uses one of these connections. If each answer had its own
-response, four answers and the live stream would use five of the six connections. With a second
-playground, no connection would be free for other tabs. With one response, all answers are cancelled
-together when the user clicks Stop, closes the tab or signs out. The page cannot use the `/v1`
-routes, because the cookie of the session is valid only for the portal. This route and
+All answers share one response. Lines of this response are JSON objects. A line of an answer names
+the answer's column on the page (one column per model). A browser opens at most six connections to a
+host for all tabs together, and the live stream uses one of these connections. If each answer had
+its own response, four answers and the live stream would use five of the six connections. With a
+second playground, no connection would be free for other tabs. With one response, all answers are
+cancelled together when the user clicks Stop, closes the tab or signs out. The page cannot use the
+`/v1` routes, because the cookie of the session is valid only for the portal. This route and
 `/v1/chat/completions` both call `api.chat.answering`. Therefore, the check of model and parameters,
 the limits of the key and the separation of projects are the same in this route and in
 `/v1/chat/completions`. For the rate limit, each column counts as one request. The same callers may

@@ -50,7 +50,7 @@ def _read(folder: Path, changed: tuple[int, int]) -> FolderFacts:
 
 
 def _weight_bytes(folder: Path) -> int | None:
-    """Return the size of the files `*.safetensors`, or of the files `*.bin` if there are none."""
+    """Return the total size of the files `*.safetensors`, or of `*.bin` if there are none."""
     for pattern in ("*.safetensors", "*.bin"):
         with suppress(OSError):
             if sizes := [path.stat().st_size for path in folder.glob(pattern)]:

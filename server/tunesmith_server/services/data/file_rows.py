@@ -56,8 +56,8 @@ def read_page(
 ) -> PageBuilder:
     """Return the rows that come after the first `offset` lines and after the position `after`.
 
-    With `text`, return only rows that have this text in a JSON key or a JSON string. Raises
-    FileNotFoundError if the content is lost.
+    With `text`, return only rows that have this text in a JSON key or a JSON string, ignoring
+    upper and lower case. Raises FileNotFoundError if the content is lost.
     """
     start = _parse(after, file) if after else Position()
     if start.byte == 0:

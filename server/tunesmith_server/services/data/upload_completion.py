@@ -23,8 +23,8 @@ from .. import blobs
 from . import files, uploads
 
 EXPIRY_GRACE_SECONDS = 600.0
-"""Seconds after an upload's `expires_at` before the upload may be marked as expired. In this time,
-a completion that started before the expiry can still end."""
+"""An upload is marked as expired at the earliest this many seconds after its `expires_at`. In this
+time, a completion that started before the expiry can still end."""
 FORGET_SECONDS = 24 * 3600.0
 MAX_DELETED = 1000
 """Maximum number of parts that one round of the janitor deletes."""
