@@ -338,8 +338,7 @@ def _widened(shape: ModelShape, tuning: Tuning, engine: Engine) -> tuple[int, in
 def _head(
     shape: ModelShape, tuning: Tuning, batch: MicroBatch, engine: Engine
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Bytes of the head's forward pass and of its backward pass, each as a pair (logits,
-    workspace).
+    """Bytes of the head's forward and backward pass, each pass as a pair (logits, workspace).
 
     The backward pass includes the last norm."""
     e, s, h, v = (*_sizes(tuning), shape.hidden, shape.vocabulary)
