@@ -92,7 +92,7 @@ class Prepared:
     training: TokenizedRows
     validation: TokenizedRows | None
     row_numbers: RowNumbers
-    """Search for rows of the training file."""
+    """Object that finds the row of an example in the training file."""
     held_out: frozenset[int] = frozenset()
     """Row numbers in the training file; these rows are kept out of training."""
 

@@ -88,7 +88,7 @@ class TokenStream:
 
     @property
     def processes(self) -> int:
-        """Number of processes that tokenised chunks, including the trainer."""
+        """Number of processes: the trainer, and all helpers that were started."""
         return 1 + len(self._helpers)
 
     def __enter__(self) -> TokenStream:

@@ -37,14 +37,15 @@ from .stored_models import StoredModel
 from .supervised import EvaluationRows, SupervisedEvaluation
 
 SECONDS = 600.0
-"""Maximum seconds for computing losses; the same limit applies to computing rewards. If the time is
-too short for all rows, fewer rows are used."""
+"""Planned seconds for computing losses and generating answers. Computing rewards may take as
+many seconds. If the time is too short for all rows, fewer rows are used."""
 _SEED = 0
 """Seed of the choice of rows: every evaluation of a large file uses the same rows."""
 _UNLIMITED = 1_000_000
 """Assumed context in tokens, if the model has no limit."""
 _FORWARD_TOKENS = 2048
-"""Maximum number of tokens, padding included, in a forward pass of several rows."""
+"""Maximum number of tokens, padding included, in a forward pass. If the longest row has more
+tokens, the maximum is the length of this row."""
 _ROWS_AT_A_TIME = 64
 
 

@@ -77,7 +77,7 @@ def conclude(
 
 
 def combined(first: Evaluation, *others: Evaluation) -> Evaluation:
-    """Combine several evaluations of the same models; each evaluation has different metrics.
+    """Combine evaluations of the same models by different metrics, such as reward and loss.
 
     The result has the verdict and the answers of `first`."""
     for other in others:

@@ -81,9 +81,9 @@ def _in_order(rows_of_examples: Sequence[int], examples: int) -> list[list[int]]
 
 
 def _balanced(lengths: Sequence[int], bins: list[list[int]]) -> list[list[int]]:
-    """Redistribute the rows of `bins`, so that all bins have about the same number of tokens. If
-    the largest bin does not become smaller, return `bins`. The largest bin determines the peak
-    memory."""
+    """Redistribute the rows of `bins` over as many new bins, so that all bins have about the same
+    number of tokens. If the largest bin does not become smaller, return `bins`. The largest bin
+    determines the peak memory."""
     if len(bins) < 2:
         return bins
     balanced = _spread(lengths, len(bins))

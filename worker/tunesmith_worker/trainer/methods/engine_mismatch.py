@@ -1,7 +1,7 @@
 """Importance sampling for completions of an engine whose log-probs differ from the trainer's.
 
 The loss of a token or of a whole completion is multiplied by the ratio p_trainer / p_engine. The
-modes have the same names as in TRL's setting `vllm_importance_sampling_mode`. A truncating mode
+recipe's modes are the modes of TRL's setting `vllm_importance_sampling_mode`. A truncating mode
 limits the ratio to CLIP_MAX. A masking mode sets a ratio above CLIP_MAX to 0.
 """
 

@@ -70,7 +70,7 @@ class GRPOSteps(transformers.Trainer):  # type: ignore[misc]  # transformers is 
         return sum(len(row.completion_ids) for row in with_gradient if row.scored)
 
     def predicting_tokens(self, rows: Inputs) -> torch.Tensor:
-        """Return the ids of the tokens that directly precede a token with loss."""
+        """Return the ids of the tokens that directly precede a completion token with a gradient."""
         ids = {
             token
             for row in self.rows_with_gradient(rows)

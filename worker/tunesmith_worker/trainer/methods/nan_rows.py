@@ -190,7 +190,8 @@ def _restored_afterwards(trainer: Untyped) -> Iterator[None]:
 
 @contextmanager
 def _first_bad_output(model: Untyped) -> Iterator[list[tuple[str, int | None]]]:
-    """Record the first module whose output is not finite, and the token position of the fault.
+    """Record the first module whose output is not finite, and the first index in dimension 1 of the
+    output (the token position) with a value that is not finite.
 
     If a kernel outside any module computed the non-finite output, record the surrounding layer."""
     culprits: list[tuple[str, int | None]] = []

@@ -77,8 +77,8 @@ class RolloutRunner:
         log_warning: Callable[[str], None],
         stop_requested: Callable[[], bool],
     ) -> None:
-        """`write_samples`: function that stores the samples of a step (prompts, completions and
-        rewards); takes the step number, starting at 1, and the samples.
+        """`write_samples`: function that stores a step's samples, such as prompts, completions and
+        rewards. Its arguments are the step number, starting at 1, and the samples.
 
         `record_figures`: function that receives the measurements of each step. `stop_requested`:
         function that returns True if generation should be interrupted.
@@ -218,7 +218,7 @@ class RolloutRunner:
         return counts
 
     def store(self, rollout: Rollout, advantages: Sequence[float]) -> None:
-        """Store the prompts, completions and rewards of a training rollout as samples."""
+        """Store a training rollout's prompts, completions and rewards as the step's samples."""
         if rollout.kind == "train":
             samples = [self._sample(rollout, *pair) for pair in enumerate(advantages)]
             self._write_samples(rollout.step + 1, samples)

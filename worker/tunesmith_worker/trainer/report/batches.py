@@ -22,7 +22,7 @@ is allocated and kernels are selected."""
 @dataclass(slots=True)
 class Fit:
     """Least-squares estimate of `fixed` and `rate` in: seconds of a micro-batch = fixed + rate x
-    its token positions."""
+    its token positions. Only running sums are kept, not the single micro-batches."""
 
     count: int = 0
     _x: float = 0.0
@@ -124,7 +124,7 @@ ENOUGH = 20
 size."""
 SPREAD = 0.05
 """Minimum coefficient of variation of the micro-batch sizes; with less variation, the estimate is
-not possible."""
+not made."""
 WORTH = 0.05
 """Minimum relative gain in tokens per second from twice the rows per micro-batch. With a smaller
 gain, the device counts as saturated."""

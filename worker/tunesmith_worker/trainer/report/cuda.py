@@ -23,12 +23,12 @@ Spans = list[tuple[str, float]]
 
 @dataclass(slots=True)
 class _Segment:
-    """GPU time between two events: the work of one phase, or a gap without GPU work."""
+    """GPU time between two events: the work of one phase, or the gap between two such phases."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
     phase: str | None = None
-    """Phase of the GPU work; None for a gap."""
+    """Phase of the GPU work, one of ON_DEVICE; None for a gap."""
     spans: Spans = field(default_factory=list)
 
 

@@ -32,8 +32,8 @@ A single faulty row does not end a run.
 
 
 class SpecGrader:
-    """The job's grader: one or several single graders, and the formula that combines their
-    scores."""
+    """The job's grader: a single grader, or several single graders and the formula that combines
+    their scores."""
 
     def __init__(self, grader: Grader) -> None:
         """Raises RunError for an invalid grader."""
@@ -278,8 +278,8 @@ class GradingWarnings:
         """For each grader: the number of unscored completions in its last warning."""
 
     def sentences(self, step: int, graded: Sequence[Graded]) -> list[str]:
-        """Return warnings: one at a grader's first error, and one each time the number of unscored
-        completions has doubled."""
+        """Return one warning for each grader that has its first errors, or at least twice as many
+        errors in this step as at its last warning. An error is a completion without a score."""
         by_grader: dict[str, list[str]] = {}
         for result in graded:
             for name, error in {text.partition(":")[0]: text for text in result.errors}.items():

@@ -162,8 +162,8 @@ def _walk(value: JsonValue | Item, path: Sequence[str | int]) -> JsonValue:
 
 
 def _explain(item: Item, path: Sequence[str | int]) -> str:
-    """Describe how far the row contains the path of a missing field, and the row's content at this
-    place."""
+    """Describe the last place on the path of a missing field that exists in the row, and the row's
+    content at this place."""
     value: JsonValue | Item = item
     for depth in range(len(path)):
         try:

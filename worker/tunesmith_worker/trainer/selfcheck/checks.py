@@ -80,7 +80,7 @@ def self_check(context: AnyContext, events: EventLog, checks: Checks[AnyContext]
 
 def check_longest_batch(context: SupervisedContext) -> Outcome:
     """Check `longest_batch`: always passes, because the trial pass that measures memory has already
-    run this batch."""
+    run the longest batch."""
     batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
     return passed("longest_batch", f"{batch.tokens:,} tokens ran in the memory plan's trial pass")
 

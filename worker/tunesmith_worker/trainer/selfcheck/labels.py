@@ -25,7 +25,7 @@ TEXTS = 8
 """Number of examples at the start of the data whose labels are compared as text."""
 FILE_ROWS = 64
 """Number of rows to read at the start of the file, to find the rows of the first examples. If rows
-of the file were dropped, that many more rows are read."""
+of the file were dropped, up to that many more rows are read."""
 MOST_ROWS = 1024
 """Maximum rows to read in the search for an example's row; reading them takes half a second."""
 ENOUGH = 0.7

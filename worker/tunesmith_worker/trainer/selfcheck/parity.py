@@ -50,8 +50,8 @@ the norm of all gradients.
 Gradients of key biases are always that small.
 """
 FACTOR = 2.0
-"""Maximum ratio of our 16-bit gradient error to the stock model's gradient error. The ratio
-measured on one batch was 1.3 (docs/contributing/log)."""
+"""Maximum ratio of our kernels' gradient error to the stock model's gradient error, both in 16
+bits. The ratio measured on one batch was 1.3 (docs/contributing/log)."""
 FLOOR = 1e-2
 """Minimum of the stock model's 16-bit gradient error. A smaller measured error is replaced by this
 value, because the measured error may be small by chance."""

@@ -37,7 +37,8 @@ class GeneratedRow:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the engine's log-probabilities for this row; 1 for a greedy completion."""
+        """Temperature that divides the logits in the row's policy log-probabilities; 1 for a greedy
+        completion."""
         return self.request.sampling.temperature or 1.0
 
 

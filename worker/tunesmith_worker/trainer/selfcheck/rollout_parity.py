@@ -113,8 +113,11 @@ def check_equals_training(
 def check_in_16_bits(
     rollout: torch.Tensor, training: torch.Tensor, stock: torch.Tensor, truth: torch.Tensor
 ) -> Outcome:
-    """Check `rollout_in_16_bits`: the 16-bit log-probs of engine and trainer have small RMS errors.
-    `truth`: log-probs of the stock model in fp32, from which the errors are computed."""
+    """Check `rollout_in_16_bits`: in 16 bits, the RMS error of the engine's log-probs and of the
+    trainer's log-probs is at most FACTOR times the stock model's RMS error. If the stock model's
+    error is less than FLOOR, FLOOR is used instead.
+
+    `truth`: log-probs of the stock model in fp32. An error is the difference from `truth`."""
     name = "rollout_in_16_bits"
     engine, trainer, floor = (_rms(scores, truth) for scores in (rollout, training, stock))
     limit = FACTOR * max(floor, FLOOR)

@@ -109,7 +109,7 @@ def _select_rows(dataset: Untyped, longest: int) -> list[IdsAndLabels]:
 
 
 def _long_row(dataset: Untyped, place: int, tokens: int) -> IdsAndLabels:
-    """Return one row of `tokens` tokens: concatenated examples, beginning with example `place`."""
+    """Concatenate examples from index `place` on, and return the first `tokens` tokens as a row."""
     ids: list[int] = []
     labels: list[int] = []
     while len(ids) < tokens:

@@ -1,8 +1,9 @@
 """Checks during training.
 
-`Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that gradients reach
-all trained parameters, and that weights change. At steps without a check, `Tripwires` reads nothing
-from the device. `RolloutTripwires` warns about the metrics of a reinforcement run.
+`Tripwires` checks at steps 1, 10 and 50 that the loss is finite and not zero, that each group of
+trained parameters (`gradients.Unit`) gets a gradient, and that weights change. At steps without a
+check, `Tripwires` reads nothing from the device. `RolloutTripwires` warns about the metrics of a
+reinforcement run.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Tripwires(transformers.TrainerCallback, ExportableState):  # type: ignore[
         """`trainer`: an SFTTrainer or GRPOTrainer of this project."""
         self._trainer, self._events = trainer, events
         self.had_gradient: list[str] = []
-        """Names of parameter groups (`gradients.Unit`) that had a gradient at an earlier check."""
+        """Names of the units (`gradients.Unit`) that had a gradient at an earlier check."""
         self._movement: Movement | None = None
         self._largest: dict[str, torch.Tensor | None] = {}
         self._rows: dict[str, tuple[list[int], torch.Tensor]] = {}

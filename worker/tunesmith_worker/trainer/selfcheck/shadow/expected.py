@@ -23,7 +23,7 @@ part of the loss."""
 GROUP_TOKENS = 1024
 """Maximum tokens of a padded group of rows, unless a single row has more."""
 PADDING = 1.15
-"""Maximum ratio of positions to tokens in a padded group of rows."""
+"""Maximum ratio of token positions, padding included, to tokens in a padded group of rows."""
 GROUP_LOGITS = 1 << 26
 """Maximum number of logits of a group, unless a single row has more."""
 

@@ -35,7 +35,8 @@ ROWS_TO_CHECK = 4
 TOKENS = 1024
 """Maximum tokens of the rows to check, unless a single row has more."""
 LOG_PROB = 1e-4
-"""RMS tolerance of the reference model's log-probs in fp32 on a CPU."""
+"""RMS tolerance of the reference model's log-probs in fp32 on a CPU; the same value as in
+parity.EXACT."""
 LOG_PROB_GPU = 5e-3
 LOG_PROB_16_BITS = 0.25
 NEARER = 0.5
