@@ -78,9 +78,8 @@ class Prediction:
     """Moment of the peak: `head`, `layer N`, `embedding` or `optimizer`."""
     items: dict[str, int] = field(default_factory=dict)
     """Bytes at the peak by item: weights, adapter, gradients, optimizer, batch, activations,
-    layer_inputs, workspace, attention_workspace, logits. After a measurement, there is also the
-    item `allocator`: freed bytes that the host's allocator has not returned to the operating
-    system."""
+    layer_inputs, workspace, attention_workspace, logits. After a measurement, also `allocator`:
+    freed bytes that the host's allocator has not returned to the operating system."""
     by_layer: tuple[int, ...] = ()
     """Bytes that each layer keeps on the device between forward and backward."""
     pinned_host: int = 0
