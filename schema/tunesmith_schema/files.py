@@ -15,7 +15,7 @@ MAX_PROBLEM = 1000
 
 
 class FilePurpose(StrEnum):
-    """Purpose of an uploaded file; the values are OpenAI's."""
+    """Purpose of an uploaded file: the values that OpenAI allows in an upload request."""
 
     ASSISTANTS = "assistants"
     BATCH = "batch"

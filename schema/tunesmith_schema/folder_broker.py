@@ -64,8 +64,8 @@ class Transport(filesystem.Transport):  # type: ignore[misc]  # kombu is untyped
 
     def __init__(self, client: Untyped, **given: Untyped) -> None:
         super().__init__(client, **given)
-        # By default, all of a process's brokers share this record of queues, even if their folders
-        # differ. The second folder then gets no routing table, and its messages are lost.
+        # In kombu, all file-system brokers of a process share one record of queues, even if their
+        # folders differ. The second folder then gets no routing table, and its messages are lost.
         self.state = virtual.BrokerState()
 
 

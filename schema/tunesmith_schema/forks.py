@@ -1,4 +1,4 @@
-"""Fork of a job: a new job that starts from a resume point of the job, with another recipe."""
+"""Fork of a job: a new job that starts from a resume point of that job, with another recipe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checks of a recipe against the other fields of its job: validation file, method and
 hyperparameters.
 
-A create request (`jobs.py`) and the trainer's spec.json (`run.py`) go through the same checks, so
-both give the same errors.
+The checks apply to a create request (`jobs.py`) and to the trainer's spec.json (`run.py`), so both
+are refused with the same errors.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class Job(Response):
     attempt: int = 0
     """Number of times a worker has claimed the job."""
     step: int = 0
-    """Last completed optimiser step; after success, the step of the returned weights."""
+    """Last completed optimiser step; after success, the step of the result's weights."""
     total_steps: int | None = None
     """Number of optimiser steps of the whole run; null until known."""
     cancel_requested: bool = False

@@ -158,7 +158,7 @@ class KeyUser(Response):
 
 
 class KeyService(Response):
-    """Owner of a key that belongs to no user: the service that uses the key."""
+    """Owner of a key without a user: the service that uses the key."""
 
     id: str
     name: str

@@ -309,7 +309,7 @@ class RunReport(Response):
     """Start time, Unix seconds."""
     wall_seconds: float = Field(ge=0)
     """Time from the claim to the attempt's end, or until now. With `tunesmith run`, the time starts
-    with the process."""
+    when its process starts."""
     queued_seconds: float | None = None
     """Time in the queue before the claim; not part of `wall_seconds`."""
     phases: dict[str, float] = Field(default_factory=dict)

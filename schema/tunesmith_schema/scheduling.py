@@ -107,8 +107,8 @@ class QueuedJob(Response):
     total_steps: int | None = None
     """Number of optimiser steps of the whole run; null until known."""
     steps_per_second: float | None = None
-    """Optimiser steps per second since the first step of the current attempt; null before the
-    second step."""
+    """Optimiser steps per second since the current attempt reported its first step; null before
+    the second reported step."""
     queue_position: int | None = None
     """Position in the queue; null for a running job."""
     waiting_because: WaitingBecause | None = None
@@ -157,8 +157,8 @@ class ProjectShare(Response):
     queued_jobs: int
     """Number of jobs that are waiting now."""
     decayed_device_seconds: float
-    """Device-seconds that the project used; each second counts half as much after every further
-    day. The queue orders projects by this value divided by `weight`."""
+    """Device-seconds that the project used. A second counts half after one day, a quarter after two
+    days, and so on. The queue orders projects by this value divided by `weight`."""
 
 
 class Limits(Request):

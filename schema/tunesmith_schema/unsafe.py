@@ -33,7 +33,8 @@ _URL = re.compile(
     re.DOTALL,
 )
 _OTHER_CREDENTIALS = {"passfile", "sslcert", "ssl_certfile"}
-"""Query parameters in URLs for libpq and redis-py whose value is a file with credentials."""
+"""Query parameters in URLs for libpq and redis-py whose value is the path of a file with
+credentials."""
 
 
 def is_loopback(host: str) -> bool:

@@ -11,8 +11,8 @@ from .documents import DOCUMENT_VERSION
 
 VERIFICATION_FILE = "verification.json"
 Arithmetic = Literal["fp32", "tf32", "bf16", "int8"]
-"""Arithmetic of matrix multiplications, which determines how far the logits of the saved and the
-trained model may differ."""
+"""Arithmetic of matrix multiplications. The allowed difference between the logits of the saved and
+the trained model depends on the arithmetic."""
 Quantization = Literal["none", "nf4", "int8"]
 
 

@@ -157,7 +157,7 @@ class FileReading(Response):
 
 class ReadingLease(Request):
     """A lease of a file that a worker holds. Only the worker with the newest `reading` of the file
-    may send the result."""
+    may renew the lease, end it, or send the result."""
 
     worker_id: Text = Field(min_length=1, max_length=128)
     reading: int = Field(ge=1, le=2**31 - 1)

@@ -40,7 +40,7 @@ def entry_of(
     """Return the audit log's entry for a request, or None if the log does not record the request.
 
     `method`: HTTP method to record; None means the request's own. Browsers send all forms of the
-              portal by POST; for a form, this is the method of the /v1 route that does the same.
+              portal by POST; for a form, pass the method of the /v1 route that does the same.
     """
     method = method or request.method
     action = f"{method} {path.removeprefix('/v1')}"

@@ -87,7 +87,7 @@ def goodbye(session: SessionDep, worker: WorkerDep, worker_id: WorkerPath) -> di
 def claim(
     state: StateDep, session: SessionDep, worker: WorkerDep, body: ClaimRequest
 ) -> Claim | Response:
-    """Lease the first queued job that the worker can run; return 204 if there is no such job."""
+    """Lease the first job in queue order that the worker can run; return 204 if there is none."""
     worker_access.check_self(worker, body.worker_id, "train")
     return claims.claim(session, state.settings, body.worker_id) or Response(status_code=204)
 

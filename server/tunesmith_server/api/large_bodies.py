@@ -18,8 +18,8 @@ from tunesmith_schema import ErrorCode
 from tunesmith_server.core.errors import BadRequest, Unavailable
 
 LARGE_BYTES = 64 * 1024
-"""Size in bytes from which a body is large. Any number of smaller bodies may be in memory, because
-each connection has a buffer of this size anyway."""
+"""Size in bytes above which a body is large. Any number of smaller bodies may be in memory, because
+the HTTP server buffers up to this many bytes of each body anyway."""
 AT_ONCE = 4
 SECONDS = 30.0
 """Maximum seconds until a large body has arrived, so that slow clients do not delay others."""

@@ -138,7 +138,8 @@ class ProgressHub:
 
     @contextmanager
     def following(self, project: str, wake: asyncio.Event) -> Iterator[ProgressFeed]:
-        """Follow a project inside the `with` block; the event `wake` is set after each change."""
+        """Follow the jobs of a project inside the `with` block; the event `wake` is set after each
+        change."""
         feed = self._feeds.setdefault(project, ProgressFeed())
         feed.wakes.add(wake)
         try:

@@ -42,8 +42,8 @@ _WRITE_BYTES = 64 * 1024
 stays in memory."""
 _OVER, _KNOWN = frozenset(map(str, TERMINAL)), frozenset(map(str, JobState))
 _FEED_BYTES = 1024 * 1024
-"""Maximum number of bytes of recent events that a feed keeps for slow watchers. One poll of the
-database also reads at most this many bytes for each feed."""
+"""Maximum number of bytes of recent events that a feed keeps for slow watchers. For each feed,
+one poll of the database also reads about this many bytes at most."""
 
 Use = tuple[str, str]
 """Id of an API key, and id of the project in which the key is used."""

@@ -32,7 +32,7 @@ class Position:
     """Time up to which the progress of all jobs was received, Unix seconds."""
 
     def open(self) -> list[str]:
-        """Return the named jobs whose last message the reader has not received."""
+        """Return the ids of the jobs whose message `done` the reader has not received."""
         return [job_id for job_id in self.seqs if job_id not in self.ended]
 
     def text(self) -> bytes:

@@ -150,8 +150,8 @@ def _close_returned(connection: object, record: ConnectionPoolEntry) -> None:
 def _to_json(value: Any) -> str:  # Any: JSON column values
     """Serialize to JSON; NaN becomes null, because PostgreSQL refuses NaN.
 
-    NUL becomes U+FFFD, because PostgreSQL stores NUL but fails in each query that reads a key of
-    JSON with NUL.
+    NUL becomes U+FFFD, because PostgreSQL stores NUL but fails in each query that reads a key of a
+    JSON value with NUL.
     """
     text = to_json(value, inf_nan_mode="null").decode()
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text

@@ -44,8 +44,9 @@ THREADS = {
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
 """Maximum number of database connections of one process. Each thread has its own connection, so
-that no plane waits for another plane. Four further connections are a reserve, for example for the
-janitor.
+that no plane waits for another plane. Of the four further connections, the janitor uses one and
+`QueueView` uses one: the thread that computes the view still has the connection of its request. The
+other two are a reserve.
 """
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")

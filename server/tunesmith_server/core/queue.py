@@ -121,8 +121,8 @@ def _send_unsent(session: Session) -> None:
 
 @event.listens_for(Session, "after_rollback")
 def _discard(session: Session) -> None:
-    """Discard unsent messages after a rollback: the messages of the innermost open savepoint, or of
-    the whole transaction."""
+    """Discard the unsent messages of the part that SQLAlchemy has rolled back: the innermost open
+    savepoint, or the whole transaction."""
     if unsent := session.info.get(_UNSENT):
         ended = session.get_nested_transaction()
         session.info[_UNSENT] = [one for one in unsent if ended and not _is_in(one[0], ended)]
