@@ -34,8 +34,8 @@ fp32. The losses of LoRA and full tuning equal those of stock TRL on the same ro
 differs by at most {largest:.0e} (limit 1e-5).
 
 Small models of {made} types were made. With LoRA: {counts}.
-GRPO is slower on stock models, because transformers generates the completions. GRPO is also slower
-on [some fast models](../explanation/kernels.md#families).
+GRPO is slower on models without our kernels, because transformers generates their completions.
+GRPO is also slower on [some fast models](../explanation/kernels.md#families).
 """
 
 _LISTS = {

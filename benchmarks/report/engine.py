@@ -50,7 +50,7 @@ def memory_plan(result: Result | None) -> str:
         "corrects the prediction; `error after the trial` is the error of the corrected "
         "prediction. `error of resident memory` compares the corrected prediction with the growth "
         "of the process's resident memory. Held-out settings were not used to develop the "
-        "prediction. `Worst` is the largest error of all other settings.\n"
+        "prediction. `Worst` is the largest error of the settings that are not held out.\n"
     )
     if result is None:
         return words + _open("plan")

@@ -48,8 +48,9 @@ def memory_families(result: Result | None) -> str:
         "Predicted and measured peak memory of tensors in two steps on a CPU "
         "(`python -m benchmarks.plan_families`; `plan_families.json`). Small random models of six "
         "families are trained in three precisions, and in bf16 with an NF4 base model. The "
-        "prediction is made after the run's trial pass. A prediction whose error exceeds the bar "
-        "is missed; a missed prediction is silent if the run's report does not mention the error.\n"
+        "prediction is made after a trial pass (one forward and backward pass before training). A "
+        "prediction whose error exceeds the bar is missed; a missed prediction is silent if the "
+        "run's report does not mention the error.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"

@@ -44,8 +44,8 @@ def engines(results: list[Result], syncs: list[Result]) -> str:
     words = (
         "### Engines side by side\n\nSpeed of each engine in tokens per CPU-second, with the same "
         "model and adapter (`python -m benchmarks.rollout --engines`; `rollout_engines.json`). The "
-        "number in brackets is the engine's CPU time divided by the CPU time of `native`. `vllm` "
-        "is the CPU build of vLLM.\n"
+        "number in brackets is the engine's CPU time divided by the CPU time of `native`, "
+        "which is Tunesmith's own engine. `vllm` is the CPU build of vLLM.\n"
     )
     cells = {
         (row["dtype"], row["rows"], row["prompt_tokens"]): date(row)

@@ -72,8 +72,8 @@ class GRPORecipe(Request):
     def _loss_fits(self) -> Self:
         if self.delta is not None and self.delta <= 1 + (self.epsilon_high or self.epsilon):
             raise ValueError(
-                f"delta={self.delta:g} must be above 1 + epsilon_high, the bound of the "
-                "clipped ratio"
+                f"delta={self.delta:g} must be above 1 + epsilon_high, the upper clipping bound of "
+                "the probability ratio"
             )
         return self
 
@@ -83,11 +83,11 @@ class GRPORecipe(Request):
         both = f"recipe.grpo.importance_sampling_level={level!r} with loss_type={loss!r}"
         if level == "sequence" and loss in ("bnpo", "dr_grpo", "dapo", "cispo"):
             yield (
-                f"{both} weights each completion by its length. GSPO uses loss_type='grpo', which "
-                "gives all completions the same weight"
+                f"{both} gives longer completions more weight. For equal weights (GSPO), set "
+                "recipe.grpo.loss_type='grpo'"
             )
         if level == "sequence" and loss == "vespo":
-            yield f"{both}: the level has no effect, because VESPO weights whole completions"
+            yield f"{both}: the level has no effect, because VESPO always weights whole completions"
         if level == "token" and loss == "luspo":
             yield (
                 f"{both} differs from LUSPO: it multiplies each token's loss by the completion's "

@@ -79,8 +79,8 @@ def _not_reinforcement(recipe: Recipe) -> Iterator[Misfit]:
     if recipe.packing is True:
         yield (
             "packing",
-            "true is only for supervised training: remove recipe.packing. recipe.rollout sets the "
-            "layout of completions",
+            "true is only for supervised training: remove recipe.packing. In reinforcement, "
+            "recipe.rollout.shared_prompt sets the layout of completions",
         )
     if recipe.assistant_only_loss != "auto":
         yield (

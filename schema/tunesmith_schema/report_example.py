@@ -61,7 +61,7 @@ REPORT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "utilization": {
             "mfu": 0.4512,
-            "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 7,504,658,432, "
+            "reason": "4 P + 6 P_lora + attention FLOPs per token, P = 7,504,658,432, "
             "P_lora = 41,943,040, over 989.4 TFLOP/s of NVIDIA H200",
             "model_flops": 1.237e17,
             "peak_tflops": 989.4,
@@ -155,7 +155,7 @@ REINFORCEMENT_EXAMPLE: Mapping[str, JsonValue] = MappingProxyType(
         },
         "utilization": {
             "mfu": 0.4688,
-            "reason": "4 P + 6 P_lora + attention FLOPs a token, P = 3,000,000,000, P_lora = "
+            "reason": "4 P + 6 P_lora + attention FLOPs per token, P = 3,000,000,000, P_lora = "
             "20,000,000, over 989.4 TFLOP/s of NVIDIA H200",
             "model_flops": 5.9e16,
             "peak_tflops": 989.4,

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     choice.add_argument(
         "--adopt",
         action="store_true",
-        help="declare that the store belongs to this database; deletes nothing",
+        help="mark the store as belonging to this database; delete nothing",
     )
     collection.set_defaults(run=_gc)
     audit_verbs = audit_commands.add_to(verbs, _database)

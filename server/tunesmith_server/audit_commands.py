@@ -26,9 +26,11 @@ def add_to(
         required=True, metavar="VERB"
     )
     verify = commands.add_parser(
-        "verify", help="check the hashes of all entries; exit status 1 if one is wrong"
+        "verify", help="check the hash of each entry; exit status 1 if a hash is wrong"
     )
-    verify.add_argument("--head", help="hash that an earlier run printed: fail if no entry has it")
+    verify.add_argument(
+        "--head", help="hash that an earlier `audit verify` printed; fail if no entry has this hash"
+    )
     verify.set_defaults(run=lambda *given: _verify(open_database, *given))
     listing = commands.add_parser("list", help="list the entries, oldest first")
     listing.add_argument("--after", type=int, default=0, help="number of the last known entry")

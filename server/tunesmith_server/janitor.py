@@ -138,7 +138,9 @@ class Janitor(threading.Thread):
         ahead, lease = now - steady, self._settings.lease_seconds
         if self._clock_ahead is not None and ahead - self._clock_ahead > lease / 4:
             jump = ahead - self._clock_ahead
-            log.warning("the database clock jumped by %.0f s: leases are extended", jump)
+            log.warning(
+                "the database clock jumped by %.0f s: workers get more time to renew leases", jump
+            )
             self._may_take_back = steady + lease
         self._clock_ahead = ahead
         return steady >= self._may_take_back

@@ -88,7 +88,7 @@ def create(
     interactive: Annotated[
         bool,
         typer.Option(
-            "--interactive", help="Use the interactive lane, for jobs of up to 10 minutes."
+            "--interactive", help="Start before other jobs; meant for jobs of up to 10 minutes."
         ),
     ] = False,
     label: Annotated[

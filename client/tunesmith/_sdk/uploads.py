@@ -109,7 +109,7 @@ class Uploads:
             server=self._http.base_url,
         )
         if upload.file is None:
-            raise UploadError(f"the file of {upload.id} was deleted right after the upload")
+            raise UploadError(f"the file that upload {upload.id} created was deleted at once")
         return upload.file
 
 

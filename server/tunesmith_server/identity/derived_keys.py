@@ -30,7 +30,7 @@ def check_verbs(principal: Principal, asked: Set[Verb], what: str) -> None:
             f"this key cannot create {what} with the verbs {', '.join(sorted(more))}, which it "
             "does not have",
             param="role",
-            hint="choose a weaker role or fewer verbs; GET /v1/me shows your verbs",
+            hint="choose a role with fewer rights, or fewer verbs; GET /v1/me shows your verbs",
         )
 
 

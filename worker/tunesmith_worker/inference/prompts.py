@@ -11,6 +11,8 @@ from .errors import ApiError, invalid, unsupported
 
 Untyped = Any  # Any: transformers is not typed
 
+_FORMS = "prompt must be a string, a list of strings, or one or more lists of token ids"
+
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, KeyError, IndexError, ValueError)
 """Exceptions that a chat template may raise, by `raise_exception` or on unexpected values."""
 
@@ -80,17 +82,17 @@ def text_ids(tokenizer: Untyped, prompt: Any, vocabulary: int) -> list[tuple[int
     `prompt`: a string, a list of token ids, or a list of strings or of lists of token ids.
     """
     if prompt is None:
-        raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
+        raise invalid("prompt", _FORMS)
     if isinstance(prompt, str):
         return [_encode(tokenizer, prompt, special=True)]
     if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
+        raise invalid("prompt", _FORMS)
     if all(isinstance(text, str) for text in prompt):
         return [_encode(tokenizer, text, special=True) for text in prompt]
     lists = [prompt] if all(_is_id(one) for one in prompt) else prompt
     for ids in lists:
         if not isinstance(ids, list) or not ids or not all(_is_id(one) for one in ids):
-            raise invalid("prompt", "prompt must be a string, a list of strings or token ids")
+            raise invalid("prompt", _FORMS)
         if max(ids) >= vocabulary:
             raise invalid("prompt", f"token ids must be below {vocabulary}, got {max(ids)}")
     return [tuple(ids) for ids in lists]

@@ -136,7 +136,7 @@ def refusal(row: FileRow, *, has_grader: bool) -> str | None:
         return files.refusal(row, "reinforcement")
     reason = files.refusal(row, "supervised")
     if reason and files.refusal(row, "reinforcement") is None:
-        return f"its rows have no answers to measure losses on: add a grader ({reason})"
+        return f"its rows have no answers, so no loss can be measured: add a grader ({reason})"
     return reason
 
 

@@ -57,7 +57,8 @@ def check_fence(session: Session, job_id: str, fence: int) -> JobRow:
 def _fenced_out(job: JobRow, fence: int) -> Conflict:
     return Conflict(
         ErrorCode.FENCED_OUT,
-        f"fence {fence} no longer holds job {job.id}: it is {job.state} with fence {job.fence}",
+        f"the claim with fencing token {fence} no longer holds job {job.id}: the job is "
+        f"{job.state} with fencing token {job.fence}",
         hint="stop the trainer: another worker has the job, or the job has ended",
     )
 

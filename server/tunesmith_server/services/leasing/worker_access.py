@@ -62,7 +62,7 @@ def enroll(session: Session, body: WorkerEnrollment) -> None:
         raise Conflict(
             ErrorCode.INVALID_REQUEST,
             f"another worker has the id {body.worker_id!r}",
-            hint="restart this worker: each start makes a new id",
+            hint="restart this worker: it then uses a new id",
         )
 
 

@@ -165,7 +165,7 @@ def requested_end(session: Session, job: JobRow) -> tuple[JobState, str] | None:
     if job.state == JobState.PAUSING:
         return JobState.PAUSED, "paused"
     if job.stop_requested and not has_resume_point(session, job):
-        return JobState.CANCELLED, "cancelled, not stopped: there is no resume point to keep"
+        return JobState.CANCELLED, "cancelled, because there is no resume point to keep"
     return None
 
 

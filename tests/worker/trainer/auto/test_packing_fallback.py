@@ -60,7 +60,7 @@ def test_rows_that_mix_less_than_bf16_rounds_are_found() -> None:
     model = transformers.AutoModelForCausalLM.from_config(MODELS["bloom"][1]())
     reason = mixed_rows_reason(model.to(torch.bfloat16), range(5, 60))
     assert reason is not None
-    assert reason.endswith("(a row's logits depend on the row before)")
+    assert reason.endswith("(a row's logits depend on the previous row)")
 
 
 def test_the_trial_uses_different_tokens_in_both_rows() -> None:
@@ -88,7 +88,7 @@ def test_packing_falls_back_to_padded_rows_and_says_so(
     assert [text for text in warned if text.startswith("recipe.packing=true has no effect: ")]
     layout = layout_of(packed)
     assert layout.value == "padded"
-    assert "does not keep packed rows apart" in layout.reason
+    assert "does not separate packed rows" in layout.reason
     padded = make_run(QUESTIONS, recipe=recipe | batch | {"packing": False}, name="padded")
     assert main(padded) == 0, read_result(padded).error
     assert losses(packed) == losses(padded)

@@ -101,7 +101,7 @@ def test_a_fault_is_named_and_the_next_engine_is_checked(
         for event in read_events(run)
         if "changes from vllm to native" in event.message
     ]
-    assert "rollout_equals_stock: adapter detached" in said
+    assert "rollout_equals_stock: adapter not used" in said
     assert engine_in_plan(run) == "native"
 
 

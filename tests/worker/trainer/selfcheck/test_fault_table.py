@@ -92,7 +92,7 @@ STOPPED: dict[str, tuple[object, ...]] = {
     "transposed groups": (POLICY["transposed groups"], POLICY["interleaved prompts"]),
     "completions trained at another position": (POLICY["shifted completions"],),
     "the reference is the policy": (test_later_steps.policy_as_reference,),
-    "rollouts without the adapter": (ENGINES["adapter detached"],),
+    "rollouts without the adapter": (ENGINES["adapter not used"],),
     "rollouts at another temperature": (ENGINES["other temperature"],),
     "a truncated prompt": (ENGINES["truncated prompt"],),
 }

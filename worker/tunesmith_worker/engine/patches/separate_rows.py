@@ -47,9 +47,9 @@ def mixed_rows_reason(model: Untyped, token_ids: Sequence[int]) -> str | None:
     inside, expected = packed[0, len(first) :].float(), alone[0].float()
     apart = float((inside - expected).square().mean().sqrt() / expected.std().clamp_min(1e-6))
     if apart > TOLERANCE.get(model.dtype, TOLERANCE_16_BITS):
-        return f"{name} does not keep packed rows apart (a row's logits change by {apart:.1g})"
+        return f"{name} does not separate packed rows (a row's logits change by {apart:.1g})"
     if depends:
-        return f"{name} does not keep packed rows apart (a row's logits depend on the row before)"
+        return f"{name} does not separate packed rows (a row's logits depend on the previous row)"
     return None
 
 

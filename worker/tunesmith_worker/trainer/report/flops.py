@@ -91,7 +91,7 @@ class FlopsShape:
     def formula(self) -> str:
         weights = "6 P" if self.full else "4 P + 6 P_lora"
         adapter = "" if self.full else f", P_lora = {self.adapter:,}"
-        return f"{weights} + attention FLOPs a token, P = {self.base:,}{adapter}"
+        return f"{weights} + attention FLOPs per token, P = {self.base:,}{adapter}"
 
 
 def model_shape(model: Untyped, *, full: bool) -> FlopsShape | str:

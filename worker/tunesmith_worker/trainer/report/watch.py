@@ -94,7 +94,7 @@ class TrainingWatch:
         report.utilization = self._utilization(seconds - generation)
         if report.rollouts is not None:
             report.rollouts.idle_share = _share(_idle(report.phases, seconds), seconds)
-            report.utilization.reason += "; generation and its time are not counted"
+            report.utilization.reason += "; the generation of completions is not counted"
         report.saturation = saturation_of(
             self._counts.fit,
             device="CPU" if self._timeline is None else "GPU",

@@ -183,8 +183,8 @@ def check_rows(name: str, ids: list[int], sizes: Iterable[float]) -> Iterator[Fi
     without = [id_ for id_, size in zip(ids, sizes, strict=True) if size == 0.0]
     if without:
         yield _finding(
-            f"some rows of {name} get no gradient, although the step trains on the tokens of these "
-            f"rows: token ids {list_names([str(id_) for id_ in without])}."
+            f"some rows of {name} get no gradient, although the step trains on their "
+            f"tokens: token ids {list_names([str(id_) for id_ in without])}."
         )
 
 

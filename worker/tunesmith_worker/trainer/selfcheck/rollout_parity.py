@@ -178,7 +178,7 @@ def _suspects(
     if isinstance(context.model, peft.PeftModel):
         with disabled_adapter(context.model):
             base = stock_scores(context, generated)
-        yield "adapter detached (or weights copied before the adapter was changed)", base
+        yield "adapter not used (or weights copied before the adapter was changed)", base
     for temperature in TEMPERATURES:
         # The right temperature gives right log-probs, so it cannot match wrong log-probs.
         yield f"temperature {temperature:g}", generated.log_probs_at(logits, temperature)

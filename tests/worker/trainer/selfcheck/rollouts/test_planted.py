@@ -29,7 +29,7 @@ Untyped = Any  # Any: transformers and PEFT are not typed
 FULL = {"lora": False}
 
 ENGINES: dict[str, tuple[Callable[[Untyped], Untyped], dict[str, Any], str, str]] = {  # Any: JSON
-    "adapter detached": (engines.WithoutAdapter, {}, "rollout_equals_stock", "adapter detached"),
+    "adapter not used": (engines.WithoutAdapter, {}, "rollout_equals_stock", "adapter not used"),
     "stale adapter": (engines.OneCallLate, {}, "rollout_follows_weights", "stale weights"),
     "stale weights": (engines.OneCallLate, FULL, "rollout_follows_weights", "stale weights"),
     "neighbour's prompt": (engines.NeighboursPrompt, {}, "rollout_rows_apart", "rows attend"),
@@ -136,7 +136,7 @@ def test_an_adapter_that_is_detached_in_the_trainer_is_named(
         )
     found = faults(subject)
     assert list(found) == ["rollout_equals_training"], found
-    assert "adapter detached" in found["rollout_equals_training"]
+    assert "adapter not used" in found["rollout_equals_training"]
     assert "in the trainer" in found["rollout_equals_training"]
 
 

@@ -113,7 +113,7 @@ def test_a_fault_ends_the_run_with_its_cause(ready: Callable[..., ReinforcementC
     assert error.code == ErrorCode.SELF_CHECK_FAILED
     assert error.category == ErrorCategory.INFRASTRUCTURE
     assert error.message.startswith(
-        "Self-check before the first step: rollout_equals_stock: adapter detached"
+        "Self-check before the first step: rollout_equals_stock: adapter not used"
     )
     assert error.hint
     assert torch.equal(torch.get_rng_state(), before)

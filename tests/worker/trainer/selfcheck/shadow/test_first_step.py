@@ -38,7 +38,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any], str]] = {  # Any: JSON
     "mean of means": (
         faults.mean_of_means,
         FOUR,
-        "first_step: wrong normaliser: each micro-batch is divided by its own number of labels",
+        "first_step: wrong normaliser: the loss of each micro-batch is divided by its own number",
     ),
     "dropped micro-batch": (
         faults.dropped_micro_batch,
@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any], str]] = {  # Any: JSON
     "normaliser with dropout": (
         faults.mean_of_means,
         {**FOUR, "lora": {"lora_dropout": 0.1}},
-        "first_step: wrong normaliser: each micro-batch",
+        "first_step: wrong normaliser: the loss of each micro-batch",
     ),
 }
 

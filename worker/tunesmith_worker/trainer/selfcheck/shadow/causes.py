@@ -50,11 +50,11 @@ def name_cause(
     own = [share * count for share, count in zip(factors, labels, strict=True)]
     if max(own) - min(own) <= EQUAL * abs(max(own)):
         return (
-            "wrong normaliser: each micro-batch is divided by its own number of labels instead of "
-            f"the step's {total} (weights of the micro-batches: {shown} instead of 1)"
+            "wrong normaliser: the loss of each micro-batch is divided by its own number of labels "
+            f"instead of the step's {total} (factors of the micro-batches: {shown} instead of 1)"
         )
     if max(abs(share - 1.0) for share in factors) > EQUAL / 10:
-        return f"wrong normaliser: the micro-batches have the weights {shown} instead of 1"
+        return f"wrong normaliser: micro-batches have the factors {shown} instead of 1"
     return "wrong gradient"
 
 
