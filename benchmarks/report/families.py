@@ -14,9 +14,9 @@ def family_speeds(result: Result | None) -> str:
         "## Speed by family\n\n"
         "Training of tiny random models with LoRA r 32 in fp32, compared with stock TRL, on rows "
         "of 32 to 768 tokens (`python -m benchmarks.families`; `families.json`). The models have 4 "
-        "layers and a hidden size of 256; a step has one packed row of 1,024 tokens. Speed is our "
-        "tokens per CPU-second divided by those of stock TRL: the median of three rounds, on one "
-        "thread.\n"
+        "layers and a hidden size of 256; a step has one packed sequence of 1,024 tokens. Speed is "
+        "our tokens per CPU-second divided by those of stock TRL: the median of three rounds, on "
+        "one thread.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.families` yet.\n"

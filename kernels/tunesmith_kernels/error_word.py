@@ -50,9 +50,9 @@ def join_words(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 
 
 def tied_to_odd(weight: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
-    """Return a bool mask of the weights that torch would round to another bf16 number. Their fp32
-    number is exactly between two bf16 numbers: torch rounds it to the even number, and `weight` is
-    the odd number."""
+    """Return a bool mask of the weights that differ from torch's rounding of the same fp32 number.
+    In these places, the fp32 number is exactly between two bf16 numbers: torch rounds it to the
+    even number, and `weight` is the odd number."""
     return (error == -_HALF) & (weight.view(torch.int16) & 1).bool()
 
 

@@ -84,8 +84,8 @@ class Chunk:
     call: HeadCall
 
     def other_probs(self) -> torch.Tensor:
-        """Return g Q, [n, 1]: g times the probability of all tokens except the target (symbols:
-        head_rows.py)."""
+        """Return g Q, [n, 1]: g times the total probability of all tokens except the target
+        (symbols: head_rows.py)."""
         d = self.statistics.distance()[:, None]
         return (torch.sigmoid(d) * self.call.transform.gain).to(self.statistics.target.dtype)
 

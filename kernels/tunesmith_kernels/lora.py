@@ -1,4 +1,4 @@
-"""Autograd node for linear layers with LoRA adapters and the operation that computes their input.
+"""Autograd node for an operation such as RMSNorm, and the linear layers with LoRA that follow it.
 
 All projections of a node have the same input x. A node computes q, k and v; or gate and up; or a
 single projection:

@@ -1,5 +1,4 @@
-"""Add columns for the first measured step of a job's current attempt, from which its speed is
-measured."""
+"""Add the time and the step from which the speed of a job's current attempt is measured."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class ModelComparison(Response):
     high: float | None = None
     """Upper bound of the interval."""
     level: float
-    """Confidence level of the interval. The level is chosen so that with a probability of 99 %
-    every interval of the evaluation contains its true difference."""
+    """Confidence level of this interval: 0.99, or higher if the evaluation has several intervals.
+    Then all intervals together contain their true differences with a probability of 99 %."""
     outcome: Outcome
     """Outcome of the comparison. `no_difference` means that the rows show no difference: the
     interval contains 0, or there are fewer than 8 rows."""
