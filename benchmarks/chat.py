@@ -2,7 +2,7 @@
 
 The model answers over HTTP with server-sent events. Our process and transformers load a copy of the
 model without end-of-sequence token, so every completion has the maximum number of tokens. Prints
-one JSON line with these values.
+one JSON line with the values below.
 
 `first_token_ms`: median time of 20 requests, from the request to the first token; the model is
     already loaded.

@@ -4,7 +4,7 @@ Each family is a tiny random model in fp32: 4 layers, hidden size 256, a vocabul
 Our trainer and stock TRL each have one process with one thread. For each model, these two processes
 run one after the other. A step trains on one packed sequence of 1,024 tokens, made of rows of 32 to
 768 tokens, with LoRA r 32 (as in sft.py). Prints one JSON line. For each family, the line has
-these values.
+the values below.
 
 `speed_ratio`: Tokens per CPU-second, ours / stock TRL; median over the rounds.
 `loss_difference`: Largest relative difference between our loss and stock TRL's loss in a step.

@@ -6,7 +6,7 @@ and one thread (grpo_side.py). The model is the Llama of sft.py with 12.4 millio
 trained with LoRA r 32 and without recomputation. A step has 2 prompts with 8 completions of 128
 tokens each. Both trainers use the same prompts and completion lengths. A step includes generation,
 rewards, forward, backward, clipping, optimizer, logging and the stored samples. Prints one JSON
-line with these values.
+line with the values below.
 
 `speed_ratio`: CPU-seconds of a step, stock TRL / ours; median over the rounds.
 `generation_ratio`: CPU-seconds of generation, stock TRL / ours.

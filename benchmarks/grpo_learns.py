@@ -7,7 +7,7 @@ adapter on held-out problems. With `--stock`, TRL's GRPOTrainer also trains with
 separate process and with TRL's sampling (grpo_learns_stock.py). With `--engine vllm`, vLLM
 generates the completions. `--engine vllm` needs `--trainer-python` (a Python interpreter with vLLM)
 or `--rollout-url` (the URL of a vLLM server with tiny-math-flat; see docs/how-to/vllm.md). Prints
-one JSON line with these values.
+one JSON line with the values below.
 
 `before`, `after`: pass@1 on the held-out problems, with 8 completions per problem at temperature 1;
     `after` has one value per seed.

@@ -5,7 +5,7 @@ Our engine and transformers run alternately; each run has its own process and on
 adapter of rank 32. A rollout generates 8 completions of 128 tokens for each of 2 prompts, at
 temperature 1. A rollout includes the weight sync, which loads the newest weights into the engine. A
 run's result is the fastest rollout after the first rollout, because other load on the machine can
-only slow a rollout. Prints one JSON line with these values.
+only slow a rollout. Prints one JSON line with the values below.
 
 `speed_ratio`: CPU-seconds of a rollout, transformers / ours; median over the rounds.
 `memory_ratio`: Peak resident memory minus resident memory before the first rollout, ours /
@@ -14,7 +14,7 @@ only slow a rollout. Prints one JSON line with these values.
 
 With `--engines`, each engine of `recipe.rollout.fast_inference` generates 1, 8 and 32 rows from
 prompts of 16 and 512 tokens (rollout_engines.py). A cell is a number of rows and a prompt length.
-For each engine and cell, prints one JSON line with these values.
+For each engine and cell, prints one JSON line with the values below.
 
 `tokens_per_cpu_second`: Generated tokens per CPU-second of the fastest rollout.
 `over_native`: CPU-seconds of the engine / CPU-seconds of the native engine.

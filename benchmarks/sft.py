@@ -4,7 +4,7 @@ Our trainer and stock TRL run alternately; each run has its own process and one 
 (sft_side.py). Both trainers train the same model on the same rows in the same order: a Llama of
 12.4 million parameters, rows of 32 to 768 tokens, LoRA r 32, packs of 2 x 1,024 tokens, no
 recomputation. A step includes data, forward, backward, clipping, optimizer and TRL's logging.
-Prints one JSON line with these values.
+Prints one JSON line with the values below.
 
 `speed_ratio`: Tokens per CPU-second (GPU: per second), ours / stock TRL; median over the rounds.
 `memory_ratio`: Peak memory minus memory before training, ours / stock TRL. On a GPU, the memory is

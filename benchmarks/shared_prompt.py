@@ -4,7 +4,7 @@ Times forward and backward of one GRPO step of the 12.4 M Llama of sft.py with L
 all projections. A step has 2 prompts with GENERATIONS completions of 128 tokens each. A shared row
 has a prompt once and all its completions; a plain row repeats the prompt for each completion. Both
 layouts alternate in one process on one thread. Prints one JSON line. For each dtype and prompt
-length, the line has these values.
+length, the line has the values below.
 
 `forward`, `backward`: Median CPU-seconds of each layout.
 `least`: Smallest CPU-seconds of forward plus backward, for each layout.

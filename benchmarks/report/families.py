@@ -49,8 +49,8 @@ def memory_families(result: Result | None) -> str:
         "(`python -m benchmarks.plan_families`; `plan_families.json`). Small random models of six "
         "families are trained in three precisions, and in bf16 with an NF4 base model. The "
         "prediction is made after a trial pass (one forward and backward pass before training). A "
-        "prediction whose error exceeds the bar is missed; a missed prediction is silent if the "
-        "run's report does not mention the error.\n"
+        "prediction with an error above the bar counts as missed, and also as silent if the run's "
+        "report does not mention the error.\n"
     )
     if result is None:
         return words + "\n**Open**: no result of `python -m benchmarks.plan_families` yet.\n"

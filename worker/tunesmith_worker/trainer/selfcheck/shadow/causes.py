@@ -17,8 +17,9 @@ MISSING = 0.02
 EQUAL = 0.05
 """Relative tolerance within which the factors of micro-batches count as equal."""
 FITS = 0.1
-"""Maximum relative difference between the run's gradient and the gradient that the fit gives. With
-a larger difference, no cause is derived from the fit."""
+"""Maximum relative difference between the run's gradient and its least-squares fit: the
+micro-batches' gradients times the fitted factors. If the difference is larger, no cause is derived
+from the factors."""
 
 
 def name_cause(
