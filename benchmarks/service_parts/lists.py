@@ -91,9 +91,9 @@ def _timed(user: httpx.Client, path: str, params: dict[str, Any]) -> tuple[float
 
 
 def seed(database_url: str, job_id: str, rows: int) -> None:
-    """Insert copies of a job until there are `rows` jobs. The metadata of each job name one of ten
-    teams. Also insert `rows` events of the job. The rows go directly into the database, because
-    requests would take too long."""
+    """Insert copies of a job until there are `rows` jobs. Each job belongs to one of ten teams,
+    which its metadata contain. Also insert `rows` events of the job. The rows go directly into the
+    database, because requests would take too long."""
     database = Database(database_url)
     with database.write.begin() as session:
         job = session.get_one(JobRow, job_id)

@@ -25,7 +25,9 @@ class Timeline(Protocol):
         """Record a change of phase. The phase `ended` took `seconds` on the host."""
 
     def finish(self, seconds: float) -> None:
-        """Wait for the device, then assign the time since the timeline's start (`seconds`)."""
+        """Wait for the device, then assign the whole time to the phases.
+
+        `seconds`: the host's time since the timeline began."""
 
 
 class WallClock:

@@ -58,7 +58,7 @@ class Away:
 
 
 def since(visit: Visit, now: float) -> float | None:
-    """Return the start of the absence whose changes the page must show; None if there is no
+    """Return the start of the absence (the page shows the changes since then); None without an
     absence."""
     seen, away = cookies.home_visit(visit.request)
     start = seen if seen and now - seen > LEAST_SECONDS else away

@@ -42,7 +42,7 @@ def new_warning(job: JobRow) -> EventRow:
     """Return a new event of `job` that contains the warning."""
     message = (
         f"no training worker has the base model {job.model!r}: the job waits. Start a worker whose "
-        "TUNESMITH_MODEL_DIRS contains that folder"
+        "TUNESMITH_MODEL_DIRS contains the folder of this model"
     )
     data: dict[str, JsonValue] = {"reason": REASON, "base_model": job.model}
     return events.new(job, message, level="warn", data=data)

@@ -137,7 +137,7 @@ class _Template:
         return len(prompt), len(prompt) + len(upto[len(prompt) :].rstrip())
 
     def _opening(self, whole: str) -> str:
-        """Return the template's text before the first message if the assistant wrote that message.
+        """Return the template's text before the first message, which the assistant wrote.
 
         Because templates cannot render an empty conversation, render the first message with a
         generation prompt, and search `whole` for this generation prompt."""

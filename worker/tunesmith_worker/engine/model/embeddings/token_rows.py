@@ -48,8 +48,8 @@ def train_token_rows(
 ) -> None:
     """Initialise the rows of tokens that the model never learned and make these rows trainable.
 
-    `model`: a PEFT model, or the plain model for full tuning. `used`: token ids of the training
-    rows. `adapter_itemsize`: bytes per parameter in the adapter's file.
+    `model`: a PEFT model, or the plain model for full tuning. `used`: token ids that occur in
+    the training data. `adapter_itemsize`: bytes per parameter in the adapter's file.
     """
     matrices = Matrices.of(model.get_base_model() if _is_lora(model) else model)
     frozen = _frozen_matrices(matrices)
