@@ -85,8 +85,8 @@ def steps(model: str, side: str, tuning: str) -> dict[str, Any]:  # Any: JSON
 
 def decode(model: str, batch: int, *, ragged: bool) -> dict[str, Any]:  # Any: JSON
     """Measure the seconds to decode `batch` completions, 8 per prompt. The time excludes the weight
-    sync (loading the newest weights into the engine) and the prefill (forward pass of the
-    prompts). Ragged completions have different lengths and leave the batch one by one. Each new
+    sync (loading the newest weights into the engine) and the prefill (forward pass of
+    the prompts). Ragged completions have different lengths and leave the batch one by one. Each new
     batch layout needs another CUDA graph."""
     task = replace(task_of(model, "ours", "lora"), steps=1, prompts_per_step=batch // GROUP)
     prompts, lengths = task.prompts(), replace(task, ragged=ragged).lengths(0)

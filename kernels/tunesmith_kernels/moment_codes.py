@@ -85,7 +85,8 @@ def encode_v(
 ) -> None:
     """Encode v into code [n] and scale [blocks], and overwrite v.
 
-    The shape of `v` is [blocks x BLOCK] fp32. The elements of `v` after element n are 0. `uniform`:
+    The shape of `v` is [blocks x BLOCK] fp32. The caller must set the elements of `v`
+    after element n to 0. `uniform`:
     random numbers [n] in [0, 1)."""
     v.view(-1, BLOCK).mul_(_inverse_of_largest(v, scale))
     some = v[: len(code)] > 0

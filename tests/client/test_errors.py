@@ -64,7 +64,9 @@ def test_an_error_has_all_fields_of_the_answer() -> None:
 
 def test_an_error_page_of_another_program_is_named() -> None:
     answer = httpx.Response(404, text="<html>nginx</html>")
-    with pytest.raises(tunesmith.NotFoundError, match="not as a Tunesmith server") as caught:
+    with pytest.raises(
+        tunesmith.NotFoundError, match="404, but the answer is not from a Tunesmith server"
+    ) as caught:
         client_of(Script(answer)).models.list()
     assert caught.value.body == "<html>nginx</html>"
 

@@ -214,7 +214,11 @@ def test_requests_that_cannot_be_evaluated_name_the_field(server: Server) -> Non
 def test_bad_rows_that_are_found_later_fail_the_evaluation(server: Server) -> None:
     file_id = server.upload(b"not json\n", "bad.jsonl")
     made = create(server, file=file_id)
-    assert "validation" in server.user.json(f"{PATH}/{made['id']}")["waiting_for"]
+    waits = server.user.json(f"{PATH}/{made['id']}")["waiting_for"]
+    assert waits == "a worker that validates files: none is running"
+    assert server.worker.hello("light", queue="light").status_code == 200
+    waits = server.user.json(f"{PATH}/{made['id']}")["waiting_for"]
+    assert waits == "the validation of its file"
     assert claim(server) is None
     server.wake_ups.sent.clear()
     problems = [{"row": 7, "message": "not JSON"}]

@@ -193,7 +193,8 @@ def _unexpected_body(response: httpx.Response, base_url: str) -> ErrorBody:
             hint="only GET requests follow redirects: set the base URL to the final address",
         )
     return ErrorBody(
-        message=f"{url} answered with status {response.status_code}, but not as a Tunesmith server",
+        message=f"{url} answered with status {response.status_code}, but the answer is not from a "
+        "Tunesmith server",
         type="unknown_error",
         hint=v1_hint(base_url) or f"check that {base_url} is the address of a Tunesmith server",
     )

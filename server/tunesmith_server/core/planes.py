@@ -29,7 +29,7 @@ class Plane(Enum):
     BULK = "contents of files and adapters"
     ASSEMBLY = "completion of uploads"
     STREAMS = "reads for event streams"
-    CHAT = "keys and models of chat requests, and files for the inference server"
+    CHAT = "lookups of keys and models for chat requests; files for the inference server"
     HEALTH = "/readyz"
 
 
@@ -44,9 +44,9 @@ THREADS = {
 }
 DATABASE_CONNECTIONS = sum(THREADS.values()) + 4
 """Maximum number of database connections of one process. Each thread has its own connection, so
-that no plane waits for another plane. Of the four further connections, the janitor uses one and
-`QueueView` uses one: the thread that computes the view still has the connection of its request. The
-other two are a reserve.
+that no plane waits for another plane. Of the four further connections, the janitor uses one.
+`QueueView` uses one, because the thread that computes the view keeps the connection of its request.
+The other two are a reserve.
 """
 
 _limiters: RunVar[dict[Plane, CapacityLimiter]] = RunVar("tunesmith_planes")

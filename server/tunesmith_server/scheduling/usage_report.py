@@ -35,8 +35,8 @@ def report(
     session: Session, days: int, by: Collection[Group], project_id: str | None
 ) -> DeviceUsage:
     """Return the device-time of the last `days` days, summed in groups. If `by` has `project` and
-    `day`, there is one sum per project and day. `project_id` limits the device-time to
-    one project; the idle time always includes all workers."""
+    `day`, there is one sum per project and day. `project_id` limits the device-time to one
+    project; the idle time always includes all workers."""
     now = usage.database_now(session)
     first = int(now // usage.DAY) - days + 1
     projects = {row.id: row.name for row in session.scalars(select(ProjectRow))}

@@ -197,10 +197,12 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     gap = next(
         item for item in document.all("ts-chart") if "warning" in item.attributes["data-title"]
     )
-    assert (gap.attributes["data-series"], gap.attributes["data-limit"]) == (
+    names = ("data-title", "data-series", "data-limit")
+    assert [gap.attributes[name] for name in names] == [
+        "Log-prob difference between generation and training (warning above 0.1)",
         "rollout_gap:Gap",
         "0.1",
-    )
+    ]
     assert "Rollout enginenative" in document.with_id("time").text
     told = metrics(5, 5, importance_ratio=1.0, importance_ratio_max=2.5)
     server.worker.report(claim, events=[told])

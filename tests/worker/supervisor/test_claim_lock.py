@@ -45,7 +45,7 @@ class DownApi(FakeApi):
 
 class OtherHasIt(FakeApi):
     def report(self, job_id: str, report: Report, timeout: float) -> ReportReply:
-        raise FencedOut("fence 1 no longer holds the job")
+        raise FencedOut("the claim with fencing token 1 no longer holds the job")
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def run_job(tmp_path: Path, on_report: Callable[[Report], None]) -> list[Path]:
 def test_an_adapter_stays_if_its_report_is_not_accepted(tmp_path: Path) -> None:
     def refuse(report: Report) -> None:
         if report.outcome is not None:
-            raise FencedOut("fence 1 no longer holds the job")
+            raise FencedOut("the claim with fencing token 1 no longer holds the job")
 
     assert [path.read_bytes() for path in run_job(tmp_path, refuse)] == [b"w"]
 

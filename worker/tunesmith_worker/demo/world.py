@@ -89,7 +89,8 @@ def make_world(seed: int, *, taught: int, held_out: int) -> World:
 
 
 def pretraining_data(world: World) -> DataSet:
-    """Return rows for the base model about every inhabitant, in prose unless JSON is requested.
+    """Return the base model's rows: questions about each inhabitant of the invented world, answered
+    in prose, and in JSON on request.
 
     QUESTIONS has three questions about each inhabitant: training uses two of them, and validation
     the third. The validation loss therefore measures knowledge of the facts, not memorised rows.

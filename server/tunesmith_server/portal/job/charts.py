@@ -92,9 +92,9 @@ _RATIOS = Chart(
 )  # fmt: skip
 _REINFORCEMENT = (
     Chart(
-        title="Groups with equal rewards, truncated and ungraded completions (share)",
+        title="Groups with equal rewards, cut and ungraded completions (share)",
         series=(
-            ("frac_reward_zero_std", "Equal rewards"), ("truncated_share", "Truncated"),
+            ("frac_reward_zero_std", "Equal rewards"), ("truncated_share", "Cut"),
             ("ungraded_share", "Ungraded"),
         ),
     ),
@@ -156,7 +156,7 @@ def _limited(chart: Chart, precision: str) -> Chart:
     if chart.names != ("rollout_gap",):
         return chart
     gap = largest_gap(precision)
-    return replace(chart, limit=gap, title=f"{chart.title[:-1]}, warning above {gap:g})")
+    return replace(chart, limit=gap, title=f"{chart.title} (warning above {gap:g})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,9 +41,9 @@ def _packed(curves: Curves, finer: bool) -> dict[str, Any]:  # Any: JSON
 
 
 def _steps(steps: Sequence[float]) -> dict[str, Any]:  # Any: JSON
-    """Return an object for the portal's script chart.js. If all steps are whole numbers, the field
-    `by` of the object has the difference of each step from the previous step. Otherwise, for
-    example if the axis shows hours, the field `steps` has the steps."""
+    """Return the horizontal axis of a chart as an object for the portal's script chart.js. If all
+    values are whole numbers (steps), its field `by` has the difference of each value from the
+    previous value. Otherwise (for example hours), its field `steps` has the values."""
     if not all(step == int(step) for step in steps):
         return {"steps": steps}
     return {"by": [int(step - before) for step, before in zip(steps, [0, *steps], strict=False)]}

@@ -18,7 +18,7 @@ from tunesmith_schema import (
     TaskResults,
 )
 from tunesmith_schema.documents import DOCUMENT_VERSION, read_document
-from tunesmith_schema.queue import TRAIN_TASK
+from tunesmith_schema.queue import LIGHT_QUEUE, TRAIN_TASK
 from tunesmith_server.core.database import new_id
 from tunesmith_server.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from tunesmith_server.core.queue import WakeUps
@@ -255,7 +255,9 @@ def waiting_for(session: Session, row: EvaluationRow) -> str | None:
         return None
     file = session.get(FileRow, row.file or "")
     if file is not None and file.status == "uploaded":
-        return "the validation of its file"
+        if workers.ready(session).get(LIGHT_QUEUE):
+            return "the validation of its file"
+        return "a worker that validates files: none is running"
     if not workers.ready(session).get("train"):
         return "a training worker: none is running"
     return "a free training worker that has the base model"

@@ -70,7 +70,9 @@ def test_such_settings_are_warned_of(make_run: MakeRun) -> None:
     run = make(make_run, LENGTH, {"importance_sampling_level": "sequence"})
     assert main(run) == 0, read_result(run).error
     said = [one.message for one in read_events(run) if one.level == "warn"]
-    assert any("GSPO uses loss_type='grpo'" in one for one in said), said
+    assert any("equal weights (GSPO), set recipe.grpo.loss_type='grpo'" in one for one in said), (
+        said
+    )
 
 
 @pytest.mark.parametrize(

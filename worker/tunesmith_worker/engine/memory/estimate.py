@@ -1,11 +1,10 @@
 """Predict a training step's peak memory, from one formula for each kind of tensor.
 
-A layer that our kernels compute keeps `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) +
-statistics` bytes per token for backward. In this formula, H is the hidden size, I the intermediate
-size, and q and kv the widths of the queries and of the keys. `e` is the number of bytes per
-element, and `s` the number of bytes per element of the residual stream. The ranks are those of the
-layer's adapters; the statistics are a few numbers from norms and softmax. The tensors in this
-formula are listed in kernels/tunesmith_kernels/lora.py and attention.py.
+For the hidden size H, the intermediate size I, queries of width q, keys of width kv, `s` bytes per
+element of the residual stream and `e` bytes per other element, a layer that our kernels compute
+keeps `s H + e (q + 2 kv) + e q + s H + e 2 I + e (sum of ranks) + statistics` bytes per token for
+backward. The ranks are those of the layer's adapters; the statistics are a few numbers from norms
+and softmax. kernels/tunesmith_kernels/lora.py and attention.py list the tensors of this formula.
 
 A recomputed layer keeps only its input (`s H` bytes per token). An offloaded layer keeps its input
 in host memory. Layers with 8-bit weights also keep the inputs of their projections, because

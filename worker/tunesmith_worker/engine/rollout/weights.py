@@ -174,14 +174,14 @@ def _weights_to_fold(model: Architecture) -> list[tuple[torch.Tensor, Adapter]]:
     pairs = []
     for part in map(read_projection, modules):
         if isinstance(part.weight, NF4Weight):
-            raise UnsupportedModel("an adapter cannot be added to 4-bit weights")
+            raise UnsupportedModel("an adapter cannot be merged into 4-bit weights in place")
         if part.adapter is not None:
             pairs.append((part.weight.detach(), part.adapter))
     tied = model.embedding.weight.data_ptr()
     if any(weight.data_ptr() == tied for weight, _ in pairs):
         raise UnsupportedModel(
-            "the weights of the output layer are also those of the embedding (tied), so its "
-            "adapter cannot be added to them"
+            "the head shares its weights with the embedding, so an adapter of the head cannot be "
+            "merged in place"
         )
     return pairs
 

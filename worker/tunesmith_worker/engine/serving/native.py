@@ -117,7 +117,7 @@ class NativeServing:
             found.setdefault("head", found["embedding"])
         if getattr(self._head, "bias", None) is not None and "head" in found:
             raise UnsupportedAdapter(
-                "the adapter has trained rows for single tokens in an output layer with a bias"
+                "the adapter has trained rows for single tokens in a head with a bias"
             )
         device = self._embedding.weight.device
         return TrainedRows(

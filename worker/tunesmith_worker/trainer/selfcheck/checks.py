@@ -82,7 +82,7 @@ def check_longest_batch(context: SupervisedContext) -> Outcome:
     """Check `longest_batch`: always passes, because the trial pass that measures memory has already
     run the longest batch."""
     batch = context.memory.planner.batch.part(context.memory.steps.policy.parts)
-    return passed("longest_batch", f"a trial pass with {batch.tokens:,} tokens fit into memory")
+    return passed("longest_batch", f"a trial pass with {batch.tokens:,} tokens fitted into memory")
 
 
 def check_directory(context: CheckContext) -> Outcome:

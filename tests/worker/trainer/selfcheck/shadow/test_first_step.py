@@ -38,7 +38,8 @@ FAULTS: dict[str, tuple[Plant, dict[str, Any], str]] = {  # Any: JSON
     "mean of means": (
         faults.mean_of_means,
         FOUR,
-        "first_step: wrong normaliser: the loss of each micro-batch is divided by its own number",
+        "first_step: wrong normaliser: the loss of each micro-batch is divided by its own number "
+        "of labels instead of the step's",
     ),
     "dropped micro-batch": (
         faults.dropped_micro_batch,

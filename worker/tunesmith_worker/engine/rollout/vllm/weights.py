@@ -53,8 +53,7 @@ class PolicyWeights:
                 weights += _weights_of(name, module, causal.dtype)
             elif isinstance(module, peft.tuners.lora.LoraLayer):
                 raise UnsupportedModel(
-                    f"{name}: the layer has an adapter, but its weights are also those of the "
-                    "embedding (tied)"
+                    f"{name}: the head has an adapter, but shares its weights with the embedding"
                 )
         return weights
 

@@ -15,7 +15,7 @@ from .expected import ExpectedStep, norm_of
 MISSING = 0.02
 """Factor below which a micro-batch counts as missing in the gradient."""
 EQUAL = 0.05
-"""Relative tolerance within which the factors of micro-batches count as equal."""
+"""Relative tolerance within which the fitted factors of the micro-batches count as equal."""
 FITS = 0.1
 """Maximum relative difference between the run's gradient and its least-squares fit: the
 micro-batches' gradients times the fitted factors. If the difference is larger, no cause is derived
