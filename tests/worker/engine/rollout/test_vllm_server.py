@@ -278,5 +278,7 @@ def test_an_adapter_on_a_tied_head_is_refused() -> None:
     model.tie_weights()
     with pytest.warns(UserWarning, match="tie_word_embeddings"):
         adapted = with_lora(model, target_modules=["q_proj", "lm_head"])
-    with pytest.raises(UnsupportedModel, match="lm_head: the head has an adapter, but shares its weights"):
+    with pytest.raises(
+        UnsupportedModel, match="lm_head: the head has an adapter, but shares its weights"
+    ):
         PolicyWeights(adapted)
