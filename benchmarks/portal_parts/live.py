@@ -41,7 +41,8 @@ def value_of(step: int) -> float:
 def tell(service: Service, job_id: str, *steps: int) -> float:
     """Store metrics of `steps` in the same way as a worker's report. Return the time of storage."""
     with service.database.write.begin() as session:
-        job = session.scalars(select(JobRow).where(JobRow.id == job_id)).one()
+        locked = select(JobRow).where(JobRow.id == job_id).with_for_update()  # the API adds events
+        job = session.scalars(locked).one()
         for step in steps:
             data = {"step": step, "total_steps": TOTAL, "train_loss": value_of(step)}
             data |= {"grad_norm": 1.0, "learning_rate": 1e-4}
