@@ -55,18 +55,12 @@ def training(results: list[Result]) -> str:
                     " / ".join(f"{_rate(row[side]):,.0f}" for side in ("ours", "theirs")),
                     "-" if row["loss_difference"] is None else f"{row['loss_difference']:.1e}",
                     len(row["speed_ratios"]),
-                    f"{row['cpu']}; {versions(row)}; {date(row)}"
-                    + (f"; `before {row['before']['commit']}`" if "before" in row else ""),
+                    f"{row['cpu']}; {versions(row)}; {date(row)}",
                 )
                 for row in rows
             ),
         ),
     ]
-    older = {row["before"]["commit"]: row["before"]["what"] for row in rows if "before" in row}
-    for commit, what in older.items():
-        parts.append(
-            f"Rows marked `before {commit}` were measured before that commit. Since then, {what}.\n"
-        )
     return "\n".join(parts)
 
 

@@ -132,18 +132,6 @@ def test_a_first_step_from_before_there_were_kinds_had_no_warm_trainer(tmp_path:
     assert "| the worker has no warm trainer | 4.8 s | 4.3 s |" in page(tmp_path)
 
 
-def test_rows_measured_before_a_mend_say_so(tmp_path: Path) -> None:
-    copied(tmp_path)
-    rows = [line for line in page(tmp_path).splitlines() if line.startswith("| stock TRL, pa")]
-    marked = ["`before 0b7ba52`" in row for row in rows]
-    assert marked == ["padded" in row or "all weights" in row for row in rows]
-    assert "Rows marked `before 0b7ba52` were measured before that commit" in page(tmp_path)
-    runs = json.loads((RESULTS / "sft.json").read_text())
-    again = [{name: run[name] for name in run if name != "before"} for run in runs]
-    (tmp_path / "sft.json").write_text(json.dumps(again))
-    assert "before 0b7ba52" not in page(tmp_path)
-
-
 def copied(folder: Path) -> None:
     for name in ("sft.json", "service.json"):
         (folder / name).write_text((RESULTS / name).read_text())
