@@ -6,14 +6,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
 from tests.browser.meter import main_thread
 from tests.browser.process import ApiProcess
 from tests.browser.service import Service
 
 from tunesmith_schema import EventKind, RunEvent
-from tunesmith_server.models import JobRow
-from tunesmith_server.services.training import events
+from tunesmith_server.services.training import events, jobs
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -41,8 +39,7 @@ def value_of(step: int) -> float:
 def tell(service: Service, job_id: str, *steps: int) -> float:
     """Store metrics of `steps` in the same way as a worker's report. Return the time of storage."""
     with service.database.write.begin() as session:
-        locked = select(JobRow).where(JobRow.id == job_id).with_for_update()  # the API adds events
-        job = session.scalars(locked).one()
+        job = jobs.lock(session, job_id)  # the API may add events, too
         for step in steps:
             data = {"step": step, "total_steps": TOTAL, "train_loss": value_of(step)}
             data |= {"grad_norm": 1.0, "learning_rate": 1e-4}
