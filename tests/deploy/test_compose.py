@@ -17,8 +17,8 @@ import pytest
 
 import tunesmith
 
-from ..end_to_end.service import LONG, write_rows
-from ..end_to_end.test_durability import assert_complete
+from ..end_to_end.service import ENDLESS, write_rows
+from ..end_to_end.test_durability import assert_complete, goes_on
 from ..end_to_end.test_trip import logits_gap
 from ..tiny_model import make_tiny_model
 from .compose_file import read_project
@@ -26,8 +26,6 @@ from .dockerfile import ROOT
 from .host import Container, Host
 
 pytestmark = [pytest.mark.slow, pytest.mark.stacks]
-
-STEPS = LONG | {"max_steps": 120}
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +66,10 @@ def client(host: Host) -> Iterator[tunesmith.Client]:
 
 
 def start_training(client: tunesmith.Client, host: Host, rows: Path) -> tunesmith.Job:
-    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=STEPS)
+    """A job that has done its first steps, and trains until it is stopped."""
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=ENDLESS)
     host.until(lambda: job.refresh().step >= 3, "the first steps")
     return job
-
-
-def finish(job: tunesmith.Job, host: Host) -> None:
-    ended = ("succeeded", "failed", "cancelled")
-    host.until(lambda: _state(job) in ended, "the job's end", 90)
-    assert job.status == "succeeded", job.error
-    assert_complete(job, STEPS["max_steps"])
-
-
-def _state(job: tunesmith.Job) -> str:
-    try:
-        return job.refresh().status
-    except tunesmith.APIConnectionError:
-        return "unknown"  # the API is being restarted
 
 
 def test_every_health_check_passes_while_its_service_runs(host: Host) -> None:
@@ -131,8 +116,10 @@ def test_a_job_trains_though_the_api_is_killed_and_nothing_is_shared(
     api.kill()
     assert not api.healthy()
     host.until(lambda: api.restarts == 1 and api.healthy(), "the API's second life")
-    finish(job, host)
+    goes_on(job, 1)
+    job.stop().wait(timeout=90)
     assert job.attempt == 1
+    assert_complete(job, job.step)
     folder = client.adapters.download(job.id, tmp_path / "adapter")
     assert logits_gap(models / "tiny", folder) <= 1e-5
 

@@ -219,6 +219,7 @@ def write_rows(path: Path, count: int = 64) -> Path:
     return path
 
 
-LONG: dict[str, Any] = {"max_steps": 250, "per_device_train_batch_size": 2, "lora": {"r": 4}}
-"""Recipe that trains for a while and sends one event per step."""
-SHORT: dict[str, Any] = LONG | {"max_steps": 12}
+ENDLESS: dict[str, Any] = {"max_steps": 100_000, "per_device_train_batch_size": 2, "lora": {"r": 4}}
+"""Recipe that trains until it is stopped and sends one event per step. A job with fewer steps can
+end on a busy machine before a test interrupts it."""
+SHORT: dict[str, Any] = ENDLESS | {"max_steps": 12}

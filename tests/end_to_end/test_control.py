@@ -14,11 +14,10 @@ import pytest
 import tunesmith
 
 from . import traces
-from .service import LONG, SHORT, Service, alive, until
+from .service import ENDLESS, SHORT, Service, alive, until
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = LONG | {"max_steps": 100_000}
 LIMIT_SECONDS = 5.0
 
 
@@ -92,7 +91,7 @@ def test_a_job_paused_while_its_trainer_loads_is_paused_at_once(
 def test_a_job_is_cancelled_while_its_trainer_still_imports(
     client: tunesmith.Client, rows: Path, service: Service
 ) -> None:
-    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=LONG)
+    job = client.fine_tuning.jobs.create(model="tiny", training_file=str(rows), recipe=ENDLESS)
     until(lambda: service.trainers())
     asked = time.monotonic()
     job.cancel()
@@ -104,7 +103,7 @@ def test_a_queued_job_is_cancelled_at_once_and_never_starts(
     client: tunesmith.Client, rows: Path
 ) -> None:
     jobs = client.fine_tuning.jobs
-    first = jobs.create(model="tiny", training_file=str(rows), recipe=LONG)
+    first = jobs.create(model="tiny", training_file=str(rows), recipe=ENDLESS)
     second = jobs.create(model="tiny", training_file=first.training_file, recipe=SHORT)
     until(lambda: first.refresh().state == "running")
     assert second.cancel().status == "cancelled"

@@ -12,14 +12,13 @@ import pytest
 import tunesmith
 from tunesmith_schema import EventKind
 
-from .service import LONG, QUICK, Service, until
+from .service import ENDLESS, QUICK, Service, until
 
 pytestmark = pytest.mark.slow
 
 # Cannot end before it is interrupted. After a stop, it equals a run with that number of steps.
 # Without packing, because a layout chosen by measuring need not be the same in two runs.
-RECIPE: dict[str, Any] = LONG | {
-    "max_steps": 100_000,
+RECIPE: dict[str, Any] = ENDLESS | {
     "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
     "warmup_steps": 0,

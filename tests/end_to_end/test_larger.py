@@ -55,7 +55,7 @@ def larger(
 @pytest.fixture(scope="module")
 def endless(larger: Service, rows: Path) -> tunesmith.Job:
     """A job that takes the blows of the tests below. The last one ends it."""
-    return start_training(larger, rows, max_steps=100_000)
+    return start_training(larger, rows)
 
 
 def test_the_openai_client_follows_to_the_store(larger: Service, rows: Path) -> None:

@@ -20,7 +20,7 @@ import tunesmith
 from tunesmith_schema import ROLLOUT, PhaseName
 from tunesmith_worker.rundir.paths import file_hash
 
-from .service import LONG, SHORT, Service, until
+from .service import ENDLESS, SHORT, Service, until
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,7 @@ def test_the_real_openai_client_drives_a_job(service: Service, rows: Path) -> No
             file = client.files.create(file=content, purpose="fine-tune")
         client.files.wait_for_processing(file.id, poll_interval=0.1)
         job = client.fine_tuning.jobs.create(
-            model="tiny", training_file=file.id, extra_body={"recipe": LONG}
+            model="tiny", training_file=file.id, extra_body={"recipe": ENDLESS}
         )
         assert job.id in [item.id for item in client.fine_tuning.jobs.list(limit=5)]
 
