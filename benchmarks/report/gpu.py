@@ -49,7 +49,7 @@ def _device(result: Result) -> str:
         _bars(result),
     ]
     if result.get("speed"):
-        parts += [f"![Tokens a second]({plot})\n", _speed(result)]
+        parts += [f"![Tokens per second]({plot})\n", _speed(result)]
         parts += _profiles(result)
     if result.get("kernels"):
         parts.append(_kernels(result))

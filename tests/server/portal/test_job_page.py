@@ -192,7 +192,7 @@ def test_a_reinforcement_job_has_its_own_curves(server: Server) -> None:
     series = [item.attributes["data-series"] for item in document.all("ts-chart")]
     assert series[:2] == ["reward:Reward", "score_equal:equal"]
     assert document.all("ts-chart")[0].attributes["data-band"] == "reward_std"
-    assert "Generated tokens a second" in document.with_id("time").text
+    assert "Generated tokens per second" in document.with_id("time").text
     assert document.with_id("completions").attributes["hx-get"] == path(job_id, "/completions/part")
     gap = next(
         item for item in document.all("ts-chart") if "warning" in item.attributes["data-title"]

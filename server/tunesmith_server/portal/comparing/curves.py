@@ -14,8 +14,8 @@ from tunesmith_server.portal.job import charts
 from tunesmith_server.portal.job.charts import Chart, Curves, Drawn
 
 _TITLES = {
-    "train_loss": "Training loss (nats a token)",
-    "valid_loss": "Validation loss (nats a token)",
+    "train_loss": "Training loss (nats per token)",
+    "valid_loss": "Validation loss (nats per token)",
     "reward": "Reward",
     "valid_reward": "Held-out reward",
 }

@@ -70,12 +70,12 @@ _MEMORY = Chart(
 )  # fmt: skip
 _SUPERVISED = (
     Chart(
-        title="Loss (nats a token)", is_main=True, may_be_log=True,
+        title="Loss (nats per token)", is_main=True, may_be_log=True,
         series=(("train_loss", "Training"), ("valid_loss", "Validation")),
     ),
     Chart(title="Learning rate", series=(("learning_rate", "Rate"),)),
     Chart(title="Gradient norm", series=(("grad_norm", "Norm"),), may_be_log=True),
-    Chart(title="Tokens a second", series=(("tokens_per_second", "Tokens a second"),)),
+    Chart(title="Tokens per second", series=(("tokens_per_second", "Tokens per second"),)),
     Chart(title="Token accuracy (share)", series=(("train_mean_token_accuracy", "Training"),)),
     _MEMORY,
 )  # fmt: skip
@@ -98,7 +98,7 @@ _REINFORCEMENT = (
             ("ungraded_share", "Ungraded"),
         ),
     ),
-    Chart(title="KL and entropy (nats a token)", series=(("kl", "KL"), ("entropy", "Entropy"))),
+    Chart(title="KL and entropy (nats per token)", series=(("kl", "KL"), ("entropy", "Entropy"))),
     Chart(
         title="Completion length (tokens)",
         series=(("completion_length", "Mean"), ("completion_length_max", "Longest")),

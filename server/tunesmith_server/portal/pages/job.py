@@ -36,7 +36,7 @@ _REINFORCEMENT = (
     ("reward", "Reward"), ("valid_reward", "Held-out reward"), ("kl", "KL"),
     ("truncated_share", "Cut completions"),
 )  # fmt: skip
-_BOTH = (("tokens_per_second", "Tokens a second"), ("trained_tokens", "Trained tokens"))
+_BOTH = (("tokens_per_second", "Tokens per second"), ("trained_tokens", "Trained tokens"))
 
 _KEYS = (
     ("s", "Smooth the curves"), ("l", "Logarithmic scale"), ("e", "Events"), ("f", "Fork"),

@@ -65,11 +65,18 @@ def load(base: Path, adapter: Path | None = None, *, rows: int | None = None) ->
 
 def assert_gives_the_probe(model: Untyped, adapter: Path) -> None:
     """Check that the logits equal those of the saved model, within 1e-5 of the largest logit."""
+    expected = load_file(adapter / "probe.safetensors")["logits"]
+    error = float((probe_logits(model, adapter) - expected).abs().max() / expected.abs().max())
+    assert error <= 1e-5
+
+
+def probe_logits(model: Untyped, adapter: Path) -> torch.Tensor:
+    """Return the model's logits for the tokens of the saved model's probe, in float64."""
     probe = load_file(adapter / "probe.safetensors")
     with torch.no_grad():
         logits = model(input_ids=probe["input_ids"]).logits[:, -probe["logits"].shape[1] :]
-    error = float((logits - probe["logits"]).abs().max() / probe["logits"].abs().max())
-    assert error <= 1e-5
+    double: torch.Tensor = logits.double()
+    return double
 
 
 def adapter_numbers(run: Path) -> int:

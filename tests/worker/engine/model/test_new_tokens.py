@@ -15,7 +15,7 @@ from tests.worker.runs import losses, read_events, read_result
 from tunesmith_schema import ErrorCode
 from tunesmith_worker.trainer.run import main
 
-from .conftest import MakeBase, adapter_numbers, assert_gives_the_probe, load
+from .conftest import MakeBase, adapter_numbers, assert_gives_the_probe, load, probe_logits
 from .test_token_rows import FAST, H, messages
 
 TOKENS = ["<think>", "</think>", "zwölf"]
@@ -56,16 +56,18 @@ def test_e4_an_adapter_with_new_tokens_makes_the_round_trip(
     tuned = load(base, adapter, rows=len(tokenizer))
     assert tuned.get_input_embeddings().weight.shape == (rows, H)
     assert_gives_the_probe(tuned, adapter)
+    # Merged in float64: the rounding of float32 weights grows in the layers, by the kind of CPU.
+    expected = probe_logits(tuned.double(), adapter)
     merged = tuned.merge_and_unload()
-    assert_gives_the_probe(merged, adapter)
     merged.save_pretrained(tmp_path / "merged")
-    assert_gives_the_probe(load(tmp_path / "merged"), adapter)
+    for model in (merged, load(tmp_path / "merged")):
+        torch.testing.assert_close(probe_logits(model, adapter), expected, rtol=0.0, atol=1e-12)
 
     (said,) = messages(run, "tokens added: ")
     advice = "call model.resize_token_embeddings(387) first" if extra_rows == 0 else ""
     assert advice in said
     assert ("rows are enough" in said) == (extra_rows == 64)
-    before = load(base).get_input_embeddings().weight
+    before = load(base).double().get_input_embeddings().weight
     after = merged.get_input_embeddings().weight
     trained = {*ids, tokenizer.eos_token_id} if pad_is_eos else set(ids)  # its row was empty
     untouched = [row for row in range(len(before)) if row not in trained]

@@ -32,6 +32,9 @@ Untyped = Any  # Any: transformers and TRL are not typed
 GENERATIONS = 4
 LONGEST = 9
 EOS = 2
+ADAM: dict[str, Untyped] = {"fused": True, "eps": 1e-3}
+"""With the usual `eps`, Adam turns the rounding of tiny gradients into whole steps. Losses after
+the first step would then depend on the kind of CPU."""
 Rewards = Callable[[Sequence[int]], Sequence[float | None]]
 """Function from the token ids of a completion to one reward per grader."""
 
@@ -212,7 +215,7 @@ def ours(
         processing_class=tokenizer,
         save=lambda step: None,
         importance_sampling=importance_sampling,
-        optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": learning_rate, "fused": True}),
+        optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": learning_rate, **ADAM}),
     )
     patch(trainer.model)
     if trainer.ref_model is not None:
@@ -280,7 +283,7 @@ def stock(
 
 def _with(trainer: StockTrainer, learning_rate: float) -> torch.optim.Optimizer:
     trained = [one for one in trainer.model.parameters() if one.requires_grad]
-    trainer.optimizer = torch.optim.AdamW(trained, lr=learning_rate, fused=True, weight_decay=0.0)
+    trainer.optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, **ADAM)
     found: torch.optim.Optimizer = trainer.optimizer
     return found
 
