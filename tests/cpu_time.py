@@ -1,4 +1,4 @@
-"""CPU time of calls, as on one fixed machine.
+"""CPU time of calls, for limits that also hold on slow and on shared cores.
 
 Another program on the same core can double the CPU time of a call. So each time is divided by the
 slowness of the core at that moment, which a fixed calculation measures before and after the call.
@@ -7,6 +7,7 @@ slowness of the core at that moment, which a fixed calculation measures before a
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,12 +21,12 @@ _ROUNDS = 3
 
 def cpu_p95(calls: Sequence[Call], bar: float) -> float:
     """Return the 95th percentile of the CPU times of `calls` in seconds. While it is above `bar`,
-    the calls are repeated up to two times, and the smallest percentile counts: other programs can
-    only make it larger."""
+    the calls are repeated up to two times, and the smallest percentile counts, because other
+    programs slow some of the calls."""
     found = float("inf")
     for _ in range(_ROUNDS):
         times = sorted(cpu_seconds(call) for call in calls)
-        found = min(found, times[int(0.95 * len(times)) - 1])
+        found = min(found, times[math.ceil(0.95 * len(times)) - 1])
         if found <= bar:
             break
     return found
@@ -33,12 +34,12 @@ def cpu_p95(calls: Sequence[Call], bar: float) -> float:
 
 def cpu_seconds(call: Call) -> float:
     """Return the CPU time of `call()` in all threads of this process. On a core that is slower than
-    the reference, return the time that the reference would need."""
+    the reference, return about the time that the reference would need."""
     before = _slowness()
     start = time.process_time()
     call()
     seconds = time.process_time() - start
-    return seconds / max(1.0, before, _slowness())
+    return seconds / max(1.0, (before + _slowness()) / 2)
 
 
 def _slowness() -> float:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -93,10 +94,18 @@ def test_a_worker_killed_in_mid_job_loses_the_job_and_it_finishes(
 
 def test_an_api_killed_in_mid_job_loses_no_metric(sturdy: Service, rows: Path) -> None:
     job = start_training(sturdy, rows)
+
+    def stop_later() -> None:
+        until(sturdy.ready)
+        seen = sturdy.client().fine_tuning.jobs.retrieve(job.id)
+        goes_on(seen, 1)
+        seen.stop()
+
     os.kill(sturdy.processes("tunesmith_server api")[0], signal.SIGKILL)
-    until(sturdy.ready)
-    goes_on(job, 1)
-    job.stop().wait(timeout=60)
+    with ThreadPoolExecutor(1) as thread:
+        stopping = thread.submit(stop_later)
+        job.wait(timeout=120)  # it also waits while the API is away
+        stopping.result()
     assert job.attempt == 1
     assert_complete(job, job.step)
 

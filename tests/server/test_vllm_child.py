@@ -96,7 +96,7 @@ def test_it_is_restarted_at_once_and_leaves_no_process(
     for pid in group(leader) if hangs else [leader]:
         os.kill(pid, signal.SIGSTOP if hangs else signal.SIGKILL)
     until(lambda: ready(child) and pid_of(child) != leader)
-    until(lambda: group(leader) == [])
+    until(lambda: group(leader) == [], 3)
     assert len(group(pid_of(child))) == 3
 
 
