@@ -97,7 +97,7 @@ def measure(model: str, side: str, setting: str) -> dict[str, Any]:  # Any: JSON
         device = next(built.model.parameters()).device
         products = products_of_step(built.model, task.length)
         blas = sustained_rate(products, device, torch.bfloat16)
-        result["blas_tflop_per_s"] = round(blas / 1e12, 2)
+        result["blas_tflop_per_s"] = round(blas / 1e12, 6)
     if task.whole:
         result["model_tflop_per_s"] = round(
             operations_per_token(built.model, task.length) * rate / 1e12, 6
