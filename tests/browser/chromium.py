@@ -18,7 +18,8 @@ _ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hid
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
 """Window sizes in CSS pixels."""
 THEMES = ("light", "dark")
-TIMEOUT_MS = 20_000.0
+TIMEOUT_MS = 60_000.0
+"""Time within which a page shows what a test waits for, on a busy machine."""
 
 
 @contextmanager

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 
 from .conftest import OpenPage
 from .service import Service
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = pytest.mark.browser
 
@@ -57,3 +63,17 @@ def test_the_last_text_is_searched_while_an_answer_is_slow(
     page.wait_for_selector(f"{found} a[href*='{service.world.jobs['paused']}']")
     other = page.locator(f"{found} a[href*='{service.world.jobs['running']}']")
     other.first.wait_for(state="detached")
+
+
+def test_a_loaded_page_knows_its_keys(page_of: OpenPage) -> None:
+    page, _ = page_of()
+
+    def late(route: Route) -> None:
+        time.sleep(0.5)
+        route.continue_()
+
+    page.route("**/palette.js", late)
+    page.goto("/portal/jobs")
+    page.keyboard.press("Control+k")
+    typed_into = page.evaluate("document.activeElement.placeholder")
+    assert typed_into == "Find jobs, models, files, actions"

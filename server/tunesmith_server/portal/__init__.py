@@ -12,7 +12,8 @@ To add a page:
    `visit.show`. At the end of the module, `PAGES` lists the page's addresses. It also lists API
    routes for each address; only visitors who may use these routes see the page.
 2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
-   with a leading underscore. Print numbers and times with the filters of `view.py`.
+   with a leading underscore. Print numbers and times with the filters of `view.py`. `{% set modules
+   = ["NAME"] %}` loads modules of `static/`.
 3. Add the module to `_MODULES` in `pages/__init__.py`. A top-level page appears in the navigation
    as soon as its path exists (`navigation.py`).
 4. Write `tests/server/portal/test_NAME.py`; `page_checks.py` has the checks that each page passes.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise
 
 from .browser import Browser
+
+OWN_SCRIPT = re.compile(r"/portal/static/[0-9a-f]{12}/[\w./-]+\.js")
 
 _VOID = {
     "area",
@@ -89,6 +92,8 @@ def check_page(page: str) -> Document:
     assert len(ids) == len(set(ids)), sorted(ids)
     _check_nothing_inline(document)
     _check_names(document, set(ids))
+    scripts = [item.attributes["src"] for item in document.all("script")]
+    assert len(scripts) == len(set(scripts))
     return document
 
 
@@ -101,6 +106,7 @@ def _check_nothing_inline(document: Document) -> None:
         )
         if element.tag == "script":
             assert element.text == ""
+            assert OWN_SCRIPT.fullmatch(element.attributes["src"]), element
         for name in ("src", "href", "action", "hx-get", "hx-post"):
             address = element.attributes.get(name, "/")
             assert address.startswith(("/", "#", "?")), (element.tag, name, address)

@@ -226,9 +226,6 @@ def test_hostile_names_and_completions_are_inert(server: Server) -> None:
                 session.execute(update(JobRow).where(JobRow.id == job_id).values(named))
         for path in (address(*ids), address(*ids, part="/completions")):
             document = check_page(browser.page(path))
-            scripts = [item.attributes["src"] for item in document.all("script")]
-            names = {script.rpartition("/")[2] for script in scripts}
-            assert names <= {"htmx.min.js", "app.js", "job.js", "uPlot.iife.min.js"}
             assert not document.all("iframe", "img", "base", "style", "object", "template")
 
 

@@ -219,7 +219,6 @@ def test_hostile_completions_are_inert(server: Server) -> None:
     ]  # fmt: skip
     for path in paths:
         document = check_page(browser.page(path))
-        assert len(document.all("script")) == 2
         assert not document.all("iframe", "img", "base", "style", "object", "template")
     for text in TEXTS:
         found = browser.get(f"/portal/jobs/{job_id}/completions", params={"q": text[:300]})

@@ -253,14 +253,11 @@ def test_hostile_names_and_rows_are_inert(server: Server) -> None:
         found = [{"row": 1, "message": problem[:1000] or "-"}]
         server.validate(bad, ok=False, format=None, problems=found, num_problems=1)
         page = check_page(browser.page(f"{HERE}/{bad}"))
-        assert len(page.all("script")) == 2
     for path in (HERE, *(f"{HERE}/{item}" for item in ids)):
         page = check_page(browser.page(path))
-        assert len(page.all("script")) == 2
         assert not page.all("iframe", "img", "base", "style", "object", "template")
     for line in range(1, 61, 10):
         page = check_page(browser.page(f"{HERE}/{file_id}/rows?line={line}"))
-        assert len(page.all("script")) == 2
         assert not page.all("iframe", "img", "base", "style", "object", "template")
         check_page(browser.page(f"{HERE}?q={line}"))
     for text in TEXTS:

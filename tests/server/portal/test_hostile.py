@@ -19,10 +19,9 @@ from tunesmith_server.services import keys
 from ...browser.seeding import HOSTILE, World, fill
 from ..actors import Server
 from .browser import signed_in
-from .page_checks import Document
+from .page_checks import OWN_SCRIPT, Document
 
 FOREIGN_TAGS = ("iframe", "object", "embed", "base", "style", "math", "plaintext")
-OWN_SCRIPT = re.compile(r"/portal/static/[0-9a-f]{12}/[\w./-]+\.js")
 NOT_MARKUP = ("application/json", "image/png", "")
 MANY = 6
 """Things of each kind that a page is opened with; texts of all 60 are on the pages of jobs."""

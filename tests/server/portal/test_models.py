@@ -183,7 +183,6 @@ def test_hostile_names_of_models_are_inert(server: Server) -> None:
     paths = [f"/portal/models/{quote(f'{n}{text}'[:255], safe='')}" for n, text in enumerate(texts)]
     for path in ("/portal/models", f"/portal/models?base={quote(texts[0])}", *paths):
         document = check_page(browser.page(path))
-        assert len(document.all("script")) == 2
         assert not document.all("iframe", "img", "base", "style", "object", "template")
         assert not HIDDEN.search("".join(item.text for item in document.all("main")))
     for hostile in TEXTS:

@@ -49,7 +49,6 @@ def test_hostile_names_are_inert(server: Server) -> None:
         shown = browser.get("/portal/jobs", params={"q": hostile[:2000], "model": hostile[:2000]})
         assert shown.status_code == 200, hostile[:80]
         document = check_page(shown.text)
-        assert len(document.all("script")) == 2
         search = next(item for item in document.all("input") if item.attributes["name"] == "q")
         assert search.attributes["value"] == text.visible(searched.strip()[:200])
 
@@ -75,7 +74,6 @@ def test_hostile_texts_from_the_database_are_inert(server: Server) -> None:
             sessions.create(session, key_id, "display", name=hostile[:120])
     for path in ("/portal", "/portal/jobs?after=", "/portal/screen", "/portal/settings"):
         document = check_page(browser.page(path))
-        assert len(document.all("script")) == (3 if "screen" in path else 2)
         assert not document.all("iframe", "img", "base", "style", "object", "template")
         assert not text.HIDDEN.search("".join(item.text for item in document.all("main")))
     found = Document(browser.get("/portal/find", headers={"hx-request": "true"}).text)

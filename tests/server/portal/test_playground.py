@@ -317,8 +317,7 @@ def test_hostile_prompts_and_completions_are_data(tab: Tab) -> None:
         assert not [
             char for char in shown + lines[0]["asked"] if char in "\0\x1b\u202e\u2066\ufeff"
         ]
-        page = check_page(browser.get(HERE, params={"user": hostile, "model": hostile}).text)
-        assert len(page.all("script")) == 2
+        check_page(browser.get(HERE, params={"user": hostile, "model": hostile}).text)
 
 
 def test_the_chat_template_of_a_model_is_shown(chatting: Server) -> None:

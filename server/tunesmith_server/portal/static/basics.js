@@ -1,4 +1,4 @@
-// What every page needs: current times, buttons that copy, and failed requests.
+// What every page needs: current times, the first focus, buttons that copy, and failed requests.
 
 // Keeps relative times current.
 
@@ -18,6 +18,10 @@ setInterval(() => {
     if (time.textContent !== shown) time.textContent = shown;
   }
 }, 20000);
+
+// The element that takes the focus, unless somebody types already; `autofocus` would complain then.
+
+if (document.activeElement === document.body) document.querySelector("[data-focus]")?.focus();
 
 // Copies the text of `data-copy`, and says so.
 

@@ -1,5 +1,7 @@
 // Forms that keep what was typed in this browser, and send on Ctrl Enter.
 
+const SENT = "draft-sent";
+
 /** @param {HTMLFormElement} form */
 export function save(form, key) {
   try {
@@ -27,6 +29,16 @@ export function restore(form, draft) {
     }
   }
   form.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/** Note that the form of this draft was sent. The page that opens next, "#started", removes the draft. */
+export function sent(key) {
+  sessionStorage.setItem(SENT, key);
+}
+
+if (location.hash === "#started") {
+  localStorage.removeItem(sessionStorage.getItem(SENT));
+  history.replaceState(null, "", location.pathname + location.search);
 }
 
 document.addEventListener("keydown", (event) => {

@@ -1,9 +1,8 @@
 // The form of a new job: a draft kept in this browser, problems at their fields.
-import { load, restore, save } from "./draft.js";
+import { load, restore, save, sent } from "./draft.js";
 
 let form = null;
 const key = `draft:${location.search}`;
-const SENT = "draft-sent";
 
 /** Show each problem of the last check at its field. */
 function place() {
@@ -33,7 +32,7 @@ function begin() {
   form.addEventListener("input", () => save(form, key));
   form.addEventListener("submit", () => {
     save(form, key);
-    sessionStorage.setItem(SENT, key);
+    sent(key);
   });
   document.querySelector("#discard").addEventListener("click", () => {
     localStorage.removeItem(key);
@@ -41,10 +40,6 @@ function begin() {
   });
 }
 
-if (location.hash === "#started") {
-  localStorage.removeItem(sessionStorage.getItem(SENT));
-  history.replaceState(null, "", location.pathname + location.search);
-}
 document.addEventListener("htmx:after:swap", () => form && place());
 document.addEventListener("ts:page", begin);
 document.readyState === "complete" ? begin() : addEventListener("load", begin);
