@@ -43,7 +43,7 @@ class Service:
         self.url = ""
         self._clients: list[tunesmith.Client] = []
 
-    def start(self, seconds: float = 40) -> Service:
+    def start(self, seconds: float = 120) -> Service:
         """Start the service and wait up to `seconds` until it is ready."""
         self.data_dir.parent.mkdir(exist_ok=True)
         log = (self.data_dir.parent / "serve.log").open("a")

@@ -8,7 +8,6 @@ ROWS: Rows = {
     "server/test_route_matrix.py": {
         "test_each_route_answers_by_role_and_project": ("*member",),
     },
-    "server/test_answer_times.py": {ALL: ()},
     # Whole services, images and kills. `make test` kills each process once.
     "chaos/": {ALL: ()},
     "deploy/test_build.py": {ALL: ()},
@@ -57,8 +56,6 @@ ROWS: Rows = {
     "server/test_claim_stalls.py": {"test_stalled_claimers_lose_and_double_no_job": ("*-60",)},
     "server/test_schedule.py": {ALL: (), "test_hours_with_deaths_lose_and_double_nothing": ("*",)},
     # The server under a fuzzer, and the same rejected input in every kind of process.
-    "server/portal/test_page_cost.py": {ALL: ()},
-    "server/portal/test_compare.py": {"test_the_page_costs_little_with_long_curves": ()},
     "server/test_tls.py": {"test_serve_and_its_workers_speak_https": ()},
     "server/test_page_bounds.py": {
         "test_pages_join_at_the_seams_of_their_chunks": ("*-49-50", "*-50-51", "*-1000-120"),

@@ -7,6 +7,8 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from .actors import Server
 from .callers import Caller
 from .teams import caller, two_teams
@@ -53,6 +55,7 @@ def compared(measure: Callable[[str], float], one: str, other: str) -> float:
     return above(times[one], times[other])
 
 
+@pytest.mark.timing
 def test_a_foreign_id_takes_as_long_as_an_unknown_one(server: Server) -> None:
     _, _, other = two_teams(server)
     viewer = caller(server, "viewer")

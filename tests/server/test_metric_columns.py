@@ -161,6 +161,7 @@ def test_older_jobs_are_packed_in_some_rounds(
     assert columns(server, claim["job_id"]) == before
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_hundred_thousand_steps_cost_little(server: Server, claim: dict[str, Any]) -> None:
     job_id = claim["job_id"]

@@ -41,6 +41,7 @@ def cost_of(
     return cpu_p95([in_session] * 20, bar)
 
 
+@pytest.mark.timing
 def test_a_page_and_a_poll_of_ten_thousand_jobs_cost_little(many: Server) -> None:
     def page(filters: JobFilters) -> Callable[[Session], Any]:
         return lambda session: jobs.list_jobs(

@@ -32,6 +32,7 @@ def fill(server: Server, job_id: str, *, steps: int, each: int) -> None:
         )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("steps", "each"), [(25, 400), (125, 80)])
 def test_a_search_in_ten_thousand_samples_costs_little(
     server: Server, claim: dict[str, Any], path: str, steps: int, each: int

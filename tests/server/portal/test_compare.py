@@ -257,6 +257,7 @@ def test_the_number_of_queries_does_not_grow_with_the_jobs(server: Server) -> No
             assert queries(many) == queries(few) <= 12, (many, few)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # it measures our process
 def test_the_page_costs_little_with_long_curves(server: Server) -> None:
     """Eight jobs of 2,000 steps, page and curves: at most 60 ms of CPU each."""

@@ -227,6 +227,7 @@ def test_hostile_completions_are_inert(server: Server) -> None:
         assert field == visible(text.replace("\0", "").strip()[:200])
 
 
+@pytest.mark.timing
 def test_filters_in_ten_thousand_samples_cost_little(server: Server) -> None:
     """Pages and filters cost at most 200 ms of CPU (p95)."""
     job_id = server.create_job(server.good_file())

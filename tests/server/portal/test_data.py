@@ -6,6 +6,7 @@ import json
 from functools import partial
 from typing import Any
 
+import pytest
 from sqlalchemy import insert, select
 
 from tunesmith_server.models import AuditRow, FileRow
@@ -288,6 +289,7 @@ def test_lengths_duplicates_and_overlap_of_a_file(server: Server) -> None:
     assert "No file &#39;x&#39;" in browser.page(f"{HERE}/{one}/overlap?with=x")
 
 
+@pytest.mark.timing
 def test_pages_with_ten_thousand_files_cost_little(server: Server) -> None:
     file_id = server.good_file()
     server.create_job(file_id)

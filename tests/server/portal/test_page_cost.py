@@ -65,6 +65,7 @@ def cost_of(browser: Browser, path: str, bar: float = MOST_SECONDS) -> float:
     return largest if largest < bar else cpu_p95([call] * TIMES, bar)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_pages_and_searches_of_a_large_service_cost_little(server: Server, world: World) -> None:
     browser = signed_in(server)
