@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +43,7 @@ _ENDS = select(
     select(func.max(CurveRow.start)).where(_VOID).scalar_subquery(),
 )
 _METRICS: Any = MetricRow.__table__  # Any: a FromClause in SQLAlchemy's types
+_CURVES: Any = CurveRow.__table__
 _ROWS_AT_A_TIME = 200
 """Maximum number of rows of `job_metrics` that are in memory at a time. Many more rows would
 survive Python's small garbage collections, and so make full garbage collections more frequent."""
@@ -223,27 +226,24 @@ def _packed(
 ) -> JobCurves:
     by_job = {span.job_id: span for span in spans if span.low <= span.high}
     curves: JobCurves = {}
-    for column in (CurveRow.coarse, CurveRow.fine):
-        is_coarse = column is CurveRow.coarse
+    columns = _CURVES.c  # not of the mapped class: rows of a table are read with less CPU time
+    for column in (columns.coarse, columns.fine):
+        is_coarse = column is columns.coarse
         some = [span for span in by_job.values() if (span.width % BLOCK == 0) is is_coarse]
         if not some:
             continue
         low, high = min(span.low for span in some), max(span.high for span in some)
         query = (
-            select(CurveRow.job_id, CurveRow.name, column)
-            .where(CurveRow.job_id.in_([span.job_id for span in some]))
-            .where(CurveRow.void_by == void_by)
-            .where(CurveRow.start.between(low // CHUNK * CHUNK, high))
-            .order_by(CurveRow.job_id, CurveRow.name, CurveRow.start)
+            select(columns.job_id, columns.name, column)
+            .where(columns.job_id.in_([span.job_id for span in some]))
+            .where(columns.void_by == void_by)
+            .where(columns.start.between(low // CHUNK * CHUNK, high))
+            .order_by(columns.job_id, columns.name, columns.start)
         )
         if names is not None:
-            query = query.where(CurveRow.name.in_(names))
+            query = query.where(columns.name.in_(names))
         for (job_id, name), rows in groupby(session.execute(query), key=itemgetter(0, 1)):
-            curve = Curve()
-            for _, _, packed in rows:
-                steps, values = _unpacked(packed)
-                curve.steps.extend(steps)
-                curve.values.extend(values)
+            curve = _unpacked(packed for _, _, packed in rows)
             span = by_job[job_id]
             if (cut := curve.between(span.low, span.high)).steps:
                 curves.setdefault(job_id, {})[name] = cut
@@ -312,7 +312,14 @@ def _pack(curve: Curve) -> bytes:
     return struct.pack(f"<{count}i{count}d", *curve.steps, *curve.values)
 
 
-def _unpacked(packed: bytes) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    count = len(packed) // 12
-    numbers = struct.unpack(f"<{count}i{count}d", packed)
-    return numbers[:count], numbers[count:]
+def _unpacked(chunks: Iterable[bytes]) -> Curve:
+    """Join packed chunks. `array` reads them in two thirds of the time of `struct.unpack`."""
+    steps, values = array("i"), array("d")
+    for packed in chunks:
+        end = len(packed) // 12 * 4
+        steps.frombytes(packed[:end])
+        values.frombytes(packed[end:])
+    if sys.byteorder == "big":
+        steps.byteswap()
+        values.byteswap()
+    return Curve(steps.tolist(), values.tolist())
