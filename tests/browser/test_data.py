@@ -53,9 +53,7 @@ def watch(watched: tuple[Page, Watch]) -> Watch:
 
 
 def open_list(page: Page) -> None:
-    """Open the list and wait until its modules are loaded."""
     page.goto("/portal/data")
-    page.wait_for_load_state("networkidle")
 
 
 def lines_of(*texts: str) -> bytes:

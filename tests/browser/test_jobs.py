@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,11 +64,11 @@ def test_the_last_text_is_searched_while_an_answer_is_slow(
     other.first.wait_for(state="detached")
 
 
-def test_a_loaded_page_knows_its_keys(page_of: OpenPage) -> None:
+def test_keys_work_as_soon_as_a_page_has_loaded(page_of: OpenPage) -> None:
     page, _ = page_of()
 
     def late(route: Route) -> None:
-        time.sleep(0.5)
+        page.wait_for_timeout(500)
         route.continue_()
 
     page.route("**/palette.js", late)

@@ -38,8 +38,10 @@ def test_a_prompt_is_read_across_steps(page_of: OpenPage, service: Service) -> N
     page.wait_for_selector("#completions .teach")
     page.keyboard.press("r")
     page.get_by_role("heading", name="Step 200").wait_for()
+    page.wait_for_load_state()
     page.keyboard.press("[")
     page.get_by_role("heading", name="Step 180").wait_for()
+    page.wait_for_load_state()
     page.keyboard.press("a")
     page.wait_for_selector(".moments")
     tab_to(page, "2")  # of the four completions of each step
@@ -49,6 +51,7 @@ def test_a_prompt_is_read_across_steps(page_of: OpenPage, service: Service) -> N
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Completion of step 20").wait_for()
     page.locator("#opened").wait_for()
+    page.wait_for_load_state()
     page.keyboard.press("a")
     page.wait_for_selector(".moments")
     tab_to(page, "All prompts of a step")

@@ -63,6 +63,7 @@ def test_a_job_is_started_by_keyboard_and_a_reload_keeps_the_draft(
     assert axe.violations(page, browser_files.axe) == []
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("#head")
+    page.wait_for_load_state()
     assert "by-keyboard" in page.locator("h1").inner_text()
     assert (
         page.evaluate("Object.keys(localStorage).filter(key => key.startsWith('draft')).length")

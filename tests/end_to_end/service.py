@@ -48,7 +48,7 @@ class Service:
         self.data_dir.parent.mkdir(exist_ok=True)
         log = (self.data_dir.parent / "serve.log").open("a")
         port = free_port()
-        self._process = subprocess.Popen(
+        self._process = process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tunesmith_server", "serve"),
                 *("--data-dir", str(self.data_dir), "--port", str(port)),
@@ -60,7 +60,8 @@ class Service:
         log.close()
         self.url = f"http://127.0.0.1:{port}/v1"
         try:
-            until(self.ready, seconds)
+            until(lambda: self.ready() or process.poll() is not None, seconds)
+            assert process.poll() is None, "it has ended"
         except AssertionError as error:
             self.stop()
             raise AssertionError(f"serve did not get ready: {self.logs()}") from error

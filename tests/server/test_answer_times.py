@@ -1,4 +1,7 @@
-"""Times of answers: whether another project's thing exists cannot be told from them."""
+"""Times of answers: whether another project's thing exists cannot be told from them.
+
+The test measures CPU time, so `make test-timing` runs it alone, and again if it fails.
+"""
 
 from __future__ import annotations
 

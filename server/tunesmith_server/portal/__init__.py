@@ -13,7 +13,7 @@ To add a page:
    routes for each address; only visitors who may use these routes see the page.
 2. Write `templates/NAME.html`, which extends `base.html`; parts that htmx replaces are templates
    with a leading underscore. Print numbers and times with the filters of `view.py`. `{% set modules
-   = ["NAME"] %}` loads modules of `static/`.
+   = ["one"] %}`, outside all blocks, loads `static/one.js`; `base.html` loads what all pages need.
 3. Add the module to `_MODULES` in `pages/__init__.py`. A top-level page appears in the navigation
    as soon as its path exists (`navigation.py`).
 4. Write `tests/server/portal/test_NAME.py`; `page_checks.py` has the checks that each page passes.

@@ -27,6 +27,14 @@ _VOID = {
 }
 
 
+_MODULES = {
+    "data-upload": "upload",
+    "data-watch": "live",
+    "data-compare": "lists",
+}
+"""Attribute of an element -> module that the element needs."""
+
+
 @dataclass
 class Element:
     tag: str
@@ -92,9 +100,22 @@ def check_page(page: str) -> Document:
     assert len(ids) == len(set(ids)), sorted(ids)
     _check_nothing_inline(document)
     _check_names(document, set(ids))
+    _check_modules(document)
+    return document
+
+
+def _check_modules(document: Document) -> None:
+    """Check that the page loads the modules of its elements, and no script twice."""
     scripts = [item.attributes["src"] for item in document.all("script")]
     assert len(scripts) == len(set(scripts))
-    return document
+    loaded = {script.rpartition("/")[2].removesuffix(".js") for script in scripts}
+    assert loaded >= {"htmx.min", "basics", "shortcuts", "palette"}
+    for item in document.elements:
+        names = {item.attributes.get("id")} & {"job", "new-job", "playground"}
+        names |= {name for mark, name in _MODULES.items() if mark in item.attributes}
+        assert loaded >= names, item
+    ids = {item.attributes.get("id") for item in document.elements}
+    assert "playground" in ids or "playground" not in loaded
 
 
 def _check_nothing_inline(document: Document) -> None:

@@ -253,7 +253,7 @@ def test_hostile_names_and_rows_are_inert(server: Server) -> None:
         bad = server.upload(b"no\n", "bad.jsonl")
         found = [{"row": 1, "message": problem[:1000] or "-"}]
         server.validate(bad, ok=False, format=None, problems=found, num_problems=1)
-        page = check_page(browser.page(f"{HERE}/{bad}"))
+        check_page(browser.page(f"{HERE}/{bad}"))
     for path in (HERE, *(f"{HERE}/{item}" for item in ids)):
         page = check_page(browser.page(path))
         assert not page.all("iframe", "img", "base", "style", "object", "template")

@@ -31,7 +31,7 @@ export function restore(form, draft) {
   form.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-/** Note that the form of this draft was sent. The page that opens next, "#started", removes the draft. */
+/** Remember that the form of this draft was sent. The next page, whose address ends with #started, removes the draft. */
 export function sent(key) {
   sessionStorage.setItem(SENT, key);
 }

@@ -1,5 +1,5 @@
 // The page of a job: parts that the server computes again, title and icon, dialogs, folded cards.
-// Curves and the stream are loaded each for itself, so that one that fails does not stop the other.
+// Curves are in a module of their own, so this one runs even if it fails.
 
 const page = document.querySelector("#job");
 const title = document.title;
