@@ -15,21 +15,10 @@ from tunesmith_worker.engine.memory.describe import TOLERANCE_BYTES, HeldTensors
 from tunesmith_worker.trainer.auto.memory_plan import MemoryPlan
 from tunesmith_worker.trainer.run import main
 
-PAIRS = {("gemma2", "bf16"), ("mixtral", "nf4"), ("mixtral", "bf16_split_master")}
-"""Soft caps and experts, whose memory depends on the precision in other ways."""
-
-
-def is_tested(setting: dict[str, Any]) -> bool:
-    """Return True for all tiny models, and for these small ones: llama in each precision, each
-    family in fp32, and PAIRS. `python -m benchmarks.plan_families` measures all settings."""
-    family, precision = setting["family"], precision_of(setting)
-    is_chosen = (family, precision) in PAIRS
-    return setting["size"] == "tiny" or family == "llama" or precision == "fp32" or is_chosen
-
 
 @pytest.mark.parametrize(
     "setting",
-    [setting for setting in SETTINGS if is_tested(setting)],
+    SETTINGS,
     ids=lambda one: f"{one['family']}-{one['tuning']}-{precision_of(one)}-{one['size']}",
 )
 def test_the_prediction_is_within_its_tolerance(setting: dict[str, Any]) -> None:
