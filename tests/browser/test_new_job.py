@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
+_LATE_TIMERS = """
+const timer = window.setTimeout;
+window.setTimeout = (call, delay, ...rest) => timer(call, delay || 1500, ...rest);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +73,15 @@ def test_a_job_is_started_by_keyboard_and_a_reload_keeps_the_draft(
         page.evaluate("Object.keys(localStorage).filter(key => key.startsWith('draft')).length")
         == 0
     )
+
+
+def test_a_draft_is_checked_when_timers_are_late(page: Page, own: Service) -> None:
+    page.goto("/portal/jobs/new")
+    page.wait_for_load_state("load")
+    page.locator("#f-model").fill("tiny-llama")
+    page.locator("#f-training_file").select_option(own.world.files["train"])
+    page.locator("#ready", has_text="would accept").wait_for()
+    page.add_init_script(_LATE_TIMERS)  # as on a busy machine, where the load event may come first
+    page.reload()
+    page.locator("#draft").wait_for()
+    page.locator("#ready", has_text="would accept").wait_for(timeout=15_000)
