@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from . import caches
 from .browser import skipped
 from .long_tail import in_long_tail
 
@@ -40,6 +41,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trainers of the tests 
 # later imports. A GPU machine may not have it.
 with suppress(ImportError):
     import bitsandbytes  # noqa: F401  the import itself is needed
+
+caches.share()
 
 STACKS = {"postgresql", "redis", "redis_url", "s3"}
 

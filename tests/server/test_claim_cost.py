@@ -39,13 +39,16 @@ def test_the_plan_of_a_claim_uses_the_index_and_no_scan_of_jobs(
     assert "SCAN job_events" not in plan, plan
 
 
-def test_a_claim_takes_few_statements_and_milliseconds(
-    database: Database, settings: Settings
-) -> None:
-    cpu = claim_cost.claim_costs(database, settings, 60).cpu
-    assert percentile(cpu, 0.5) < CPU_SECONDS, sorted(cpu)[-5:]
+def test_a_claim_takes_few_statements(database: Database, settings: Settings) -> None:
+    claim_cost.claim_costs(database, settings, 1)  # the workers say hello
     sent = claim_cost.statements(database, settings)
     assert len(sent) == STATEMENTS[database.engine.dialect.name], sent
+
+
+@pytest.mark.timing
+def test_a_claim_takes_few_milliseconds(database: Database, settings: Settings) -> None:
+    cpu = claim_cost.claim_costs(database, settings, 60).cpu
+    assert percentile(cpu, 0.5) < CPU_SECONDS, sorted(cpu)[-5:]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -39,8 +39,16 @@ _MODULES = {
 class Element:
     tag: str
     attributes: dict[str, str]
-    text: str = ""
-    inside: list[str] = field(default_factory=list)
+    inside: list[str]
+    """Tags of the elements around it, the outermost first."""
+    texts: list[str] = field(repr=False)
+    """All texts of the page, in order. The element has those from `begin` to `end`."""
+    begin: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts[self.begin : self.end])
 
 
 class Document(HTMLParser):
@@ -50,6 +58,7 @@ class Document(HTMLParser):
         super().__init__()
         self.elements: list[Element] = []
         self._open: list[Element] = []
+        self._texts: list[str] = []
         self.feed(page)
         self.close()
         assert self._open == [], f"not closed: {self._open[-1].tag}"
@@ -58,7 +67,9 @@ class Document(HTMLParser):
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), f"an attribute twice in <{tag}>: {names}"
         inside = [element.tag for element in self._open]
-        element = Element(tag, {name: value or "" for name, value in attrs}, inside=inside)
+        attributes = {name: value or "" for name, value in attrs}
+        now = len(self._texts)
+        element = Element(tag, attributes, inside, self._texts, begin=now, end=now)
         self.elements.append(element)
         if tag not in _VOID:
             self._open.append(element)
@@ -71,11 +82,10 @@ class Document(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"</{tag}> without a start"
         assert self._open[-1].tag == tag, f"</{tag}> closes <{self._open[-1].tag}>"
-        self._open.pop()
+        self._open.pop().end = len(self._texts)
 
     def handle_data(self, data: str) -> None:
-        for element in self._open:
-            element.text += data
+        self._texts.append(data)
 
     def all(self, *tags: str) -> list[Element]:
         return [element for element in self.elements if element.tag in tags]
