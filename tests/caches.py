@@ -1,26 +1,29 @@
-"""Share between tests what each test would compute again.
+"""Caches that all tests of a process share: compiled SQL, CLI commands and TLS contexts.
 
-A program computes these things once: it has one database engine, few HTTP clients and one command
-line. Tests have thousands of them.
+A program creates one database engine, few HTTP clients and one command line. The tests of a process
+create thousands.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import os
 import ssl
 from importlib.util import find_spec
 from typing import Any
 
 _STATEMENTS = 1500
 """Number of compiled SQL statements that are kept."""
+THRESHOLDS = (50_000, 10, 10)
+"""New objects before a garbage collection, and collections before one of the next generation.
+Python's 700 new objects took 5.6 % of the CPU time of the tests."""
+PYTHONS_THRESHOLDS = gc.get_threshold()
 
 
 def share() -> None:
-    """Patch the libraries that are installed: a GPU machine does not have all of them."""
-    # New objects between two garbage collections; Python's default is 700. The objects of our
-    # libraries would be scanned again and again.
-    gc.set_threshold(50_000, 20, 20)
+    """Patch the installed libraries. A GPU machine does not have all of them."""
+    gc.set_threshold(*THRESHOLDS)
     _share_certificates()
     if find_spec("sqlalchemy"):
         _share_statements()
@@ -30,11 +33,16 @@ def share() -> None:
 
 def _share_certificates() -> None:
     """Read the certificates of the public authorities once, not for each HTTP client."""
+    public = {os.environ.get("SSL_CERT_FILE")}
+    if find_spec("certifi"):
+        import certifi
+
+        public.add(certifi.where())
     create = ssl.create_default_context
     kept = functools.cache(lambda cafile: create(cafile=cafile))
 
     def shared(*args: Any, **options: Any) -> ssl.SSLContext:  # Any: as ssl.create_default_context
-        if not args and list(options) == ["cafile"]:
+        if not args and list(options) == ["cafile"] and options["cafile"] in public - {None}:
             return kept(options["cafile"])
         return create(*args, **options)
 
@@ -42,28 +50,38 @@ def _share_certificates() -> None:
 
 
 def _share_statements() -> None:
-    """Compile each SQL statement once for all engines with the same kind of database."""
+    """Compile each SQL statement once for all engines with equal dialects."""
     from sqlalchemy import Engine, util
     from sqlalchemy.engine.default import DefaultDialect
 
-    def kind(dialect: Any) -> tuple[object, ...]:  # Any: private attributes
-        version = getattr(dialect, "server_version_info", None)
-        return type(dialect), dialect._json_serializer, dialect._json_deserializer, version
+    def settings(dialect: Any) -> tuple[object, ...]:  # Any: private attributes
+        return (
+            type(dialect),
+            dialect.server_version_info,
+            dialect.paramstyle,
+            dialect.label_length,
+            dialect.use_insertmanyvalues,
+            dialect.insertmanyvalues_page_size,
+            dialect._json_serializer,
+            dialect._json_deserializer,
+        )
 
-    def is_same(dialect: DefaultDialect, other: object) -> bool:
-        return isinstance(other, DefaultDialect) and kind(dialect) == kind(other)
-
-    statements: util.LRUCache[Any, Any] = util.LRUCache(_STATEMENTS)
-    make = Engine.__init__
-
-    def with_statements(engine: Engine, *args: Any, **options: Any) -> None:  # Any: as Engine
-        make(engine, *args, **options)
-        engine._compiled_cache = statements
+    def equal(dialect: DefaultDialect, other: object) -> bool:
+        return isinstance(other, DefaultDialect) and settings(dialect) == settings(other)
 
     # The dialect is a part of a statement's key.
-    DefaultDialect.__eq__ = is_same  # type: ignore[method-assign, assignment]
+    DefaultDialect.__eq__ = equal  # type: ignore[method-assign, assignment]
     DefaultDialect.__hash__ = lambda self: hash(type(self))  # type: ignore[method-assign]
-    Engine.__init__ = with_statements  # type: ignore[method-assign, assignment]
+
+    statements: util.LRUCache[Any, Any] = util.LRUCache(_STATEMENTS)
+
+    def shared(engine: Engine) -> object:
+        return None if vars(engine)["_compiled_cache"] is None else statements
+
+    def keep(engine: Engine, own: object) -> None:
+        vars(engine)["_compiled_cache"] = own
+
+    Engine._compiled_cache = property(shared, keep)  # type: ignore[assignment]
 
 
 def _share_commands() -> None:

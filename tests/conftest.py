@@ -109,8 +109,10 @@ def _expected_time(file: list[pytest.Item]) -> tuple[float, int]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_objects_for_the_garbage_collector() -> None:
-    """Exclude what earlier files imported from garbage collection: a trainer collects twice."""
+def few_objects_for_the_garbage_collector() -> Iterator[None]:
+    """Exclude what earlier files imported from garbage collection: a trainer collects twice. What a
+    file did not close is reported in this file."""
+    yield
     gc.collect()
     gc.freeze()
 
@@ -122,6 +124,15 @@ def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in items:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def pythons_garbage_collector_in_tests_of_speed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The service collects garbage with Python's thresholds."""
+    if request.node.get_closest_marker("timing"):
+        gc.set_threshold(*caches.PYTHONS_THRESHOLDS)
+    yield
+    gc.set_threshold(*caches.THRESHOLDS)
 
 
 @pytest.fixture(autouse=True)

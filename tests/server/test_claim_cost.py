@@ -15,7 +15,7 @@ from tunesmith_server.core.settings import Settings
 from tunesmith_server.models import JobRow
 
 CPU_SECONDS = 0.012
-"""Tripwire for a busy machine; `benchmarks/schedule.py` measures the bar of 5 ms."""
+"""Limit on slow machines; `benchmarks/schedule.py` measures the bar of 5 ms."""
 STATEMENTS = {"sqlite": 6, "postgresql": 5}
 """Worker, choice, job, event, project; and BEGIN on SQLite."""
 
@@ -40,7 +40,7 @@ def test_the_plan_of_a_claim_uses_the_index_and_no_scan_of_jobs(
 
 
 def test_a_claim_takes_few_statements(database: Database, settings: Settings) -> None:
-    claim_cost.claim_costs(database, settings, 1)  # the workers say hello
+    claim_cost.claim_costs(database, settings, 1)  # registers worker w0
     sent = claim_cost.statements(database, settings)
     assert len(sent) == STATEMENTS[database.engine.dialect.name], sent
 

@@ -118,6 +118,8 @@ def _check_modules(document: Document) -> None:
     """Check that the page loads the modules of its elements, and no script twice."""
     scripts = [item.attributes["src"] for item in document.all("script")]
     assert len(scripts) == len(set(scripts))
+    [htmx] = [item for item in document.all("script") if "htmx" in item.attributes["src"]]
+    assert htmx.attributes.keys() == {"src"}, "a deferred htmx can start after the load event"
     loaded = {script.rpartition("/")[2].removesuffix(".js") for script in scripts}
     assert loaded >= {"htmx.min", "basics", "shortcuts", "palette"}
     for item in document.elements:
