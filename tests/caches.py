@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import ssl
-from importlib.util import find_spec
+from contextlib import suppress
 from typing import Any
 
 _STATEMENTS = 1500
@@ -24,20 +24,16 @@ PYTHONS_THRESHOLDS = gc.get_threshold()
 def share() -> None:
     """Patch the installed libraries. A GPU machine does not have all of them."""
     gc.set_threshold(*THRESHOLDS)
-    _share_certificates()
-    if find_spec("sqlalchemy"):
-        _share_statements()
-    if find_spec("typer"):
-        _share_commands()
+    for patch in (_share_certificates, _share_statements, _share_commands):
+        with suppress(ImportError):
+            patch()
 
 
 def _share_certificates() -> None:
     """Read the certificates of the public authorities once, not for each HTTP client."""
-    public = {os.environ.get("SSL_CERT_FILE")}
-    if find_spec("certifi"):
-        import certifi
+    import certifi
 
-        public.add(certifi.where())
+    public = {certifi.where(), os.environ.get("SSL_CERT_FILE")}
     create = ssl.create_default_context
     kept = functools.cache(lambda cafile: create(cafile=cafile))
 
