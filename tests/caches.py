@@ -15,15 +15,14 @@ from typing import Any
 
 _STATEMENTS = 1500
 """Number of compiled SQL statements that are kept."""
-THRESHOLDS = (50_000, 10, 10)
+_THRESHOLDS = (50_000, 10, 10)
 """New objects before a garbage collection, and collections before one of the next generation.
 Python's 700 new objects took 5.6 % of the CPU time of the tests."""
-PYTHONS_THRESHOLDS = gc.get_threshold()
 
 
 def share() -> None:
     """Patch the installed libraries. A GPU machine does not have all of them."""
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*_THRESHOLDS)
     for patch in (_share_certificates, _share_statements, _share_commands):
         with suppress(ImportError):
             patch()

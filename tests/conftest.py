@@ -42,9 +42,14 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trainers of the tests 
 with suppress(ImportError):
     import bitsandbytes  # noqa: F401  the import itself is needed
 
-caches.share()
-
 STACKS = {"postgresql", "redis", "redis_url", "s3"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share caches between tests, except in runs of `timing` tests: these measure what a program
+    needs by itself."""
+    if config.option.markexpr != "timing":
+        caches.share()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,15 +129,6 @@ def _skip_what_needs_a_gpu(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in items:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.fixture(autouse=True)
-def pythons_garbage_collector_in_tests_of_speed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The service collects garbage with Python's thresholds."""
-    if request.node.get_closest_marker("timing"):
-        gc.set_threshold(*caches.PYTHONS_THRESHOLDS)
-    yield
-    gc.set_threshold(*caches.THRESHOLDS)
 
 
 @pytest.fixture(autouse=True)

@@ -35,14 +35,15 @@ def cpu_p95(calls: Sequence[Call], bar: float) -> float:
 def cpu_seconds(call: Call) -> float:
     """Return the CPU time of `call()` in all threads of this process. On a core that is slower than
     the reference, return about the time that the reference would need."""
-    before = _slowness()
+    before = slowness()
     start = time.process_time()
     call()
     seconds = time.process_time() - start
-    return seconds / max(1.0, (before + _slowness()) / 2)
+    return seconds / max(1.0, (before + slowness()) / 2)
 
 
-def _slowness() -> float:
+def slowness() -> float:
+    """Return the CPU time of a fixed calculation, divided by that on the reference core."""
     times = []
     for _ in range(_REPEATS):
         start = time.thread_time()

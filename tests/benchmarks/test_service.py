@@ -12,6 +12,8 @@ import pytest
 from benchmarks.service_parts import creates, fan_out, lists, uploads
 from benchmarks.service_parts.installation import Installation, installation
 
+from ..cpu_time import slowness
+
 pytestmark = pytest.mark.slow
 
 
@@ -57,9 +59,12 @@ def test_the_last_page_of_a_list_is_as_quick_as_the_first(service: Installation)
 
 @pytest.mark.timing
 def test_jobs_are_created_in_time(service: Installation) -> None:
-    figures = creates.measure_on(service, per_second=40, seconds=3)
+    slow = max(
+        1.0, slowness()
+    )  # a slower core gets fewer requests a second, and more time for each
+    figures = creates.measure_on(service, per_second=40 / slow, seconds=3 * slow)
     for name in ("alone", "beside_lists"):
         create = figures[name]["create"]
         assert create["requests"] == 120
-        assert create["p50_ms"] < 60, figures
-        assert create["p99_ms"] < 500, figures
+        assert create["p50_ms"] < 60 * slow, figures
+        assert create["p99_ms"] < 500 * slow, figures
