@@ -127,7 +127,7 @@ def test_a_final_report_may_be_repeated(server: Server, claim: dict[str, Any], s
 
     def lasting() -> dict[str, Any]:
         """Return the job without values that are counted from now."""
-        job = server.job(claim["job_id"])
+        job: dict[str, Any] = server.job(claim["job_id"])
         reason = job["waiting_because"] and job["waiting_because"]["code"]
         return job | {"estimated_start": None, "waiting_because": reason}
 
