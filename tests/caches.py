@@ -64,9 +64,12 @@ def _share_statements() -> None:
     def equal(dialect: DefaultDialect, other: object) -> bool:
         return isinstance(other, DefaultDialect) and settings(dialect) == settings(other)
 
+    def hash_of_type(dialect: object) -> int:
+        return hash(type(dialect))
+
     # The dialect is a part of a statement's key.
-    DefaultDialect.__eq__ = equal  # type: ignore[method-assign, assignment]
-    DefaultDialect.__hash__ = lambda self: hash(type(self))  # type: ignore[method-assign]
+    DefaultDialect.__eq__ = equal  # type: ignore[method-assign, assignment]  # mypy refuses patches
+    DefaultDialect.__hash__ = hash_of_type  # type: ignore[method-assign]  # mypy refuses patches
 
     statements: util.LRUCache[Any, Any] = util.LRUCache(_STATEMENTS)
 
@@ -76,7 +79,7 @@ def _share_statements() -> None:
     def keep(engine: Engine, own: object) -> None:
         vars(engine)["_compiled_cache"] = own
 
-    Engine._compiled_cache = property(shared, keep)  # type: ignore[assignment]
+    Engine._compiled_cache = property(shared, keep)  # type: ignore[assignment]  # mypy refuses patches
 
 
 def _share_commands() -> None:
@@ -84,6 +87,6 @@ def _share_commands() -> None:
     import typer.main
     import typer.testing
 
-    typer.testing._get_command = functools.cache(  # type: ignore[attr-defined]
+    typer.testing._get_command = functools.cache(  # type: ignore[attr-defined]  # private name
         typer.main.get_command
     )
