@@ -64,12 +64,12 @@ def _share_statements() -> None:
     def equal(dialect: DefaultDialect, other: object) -> bool:
         return isinstance(other, DefaultDialect) and settings(dialect) == settings(other)
 
-    def hash_of_type(dialect: object) -> int:
+    def type_hash(dialect: object) -> int:
         return hash(type(dialect))
 
     # The dialect is a part of a statement's key.
     DefaultDialect.__eq__ = equal  # type: ignore[method-assign, assignment]  # mypy refuses patches
-    DefaultDialect.__hash__ = hash_of_type  # type: ignore[method-assign]  # mypy refuses patches
+    DefaultDialect.__hash__ = type_hash  # type: ignore[method-assign, assignment]  # mypy refuses patches
 
     statements: util.LRUCache[Any, Any] = util.LRUCache(_STATEMENTS)
 
