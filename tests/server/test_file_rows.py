@@ -127,8 +127,12 @@ def test_a_file_names_its_jobs_and_evaluations(server: Server) -> None:
 
 def test_files_are_searched_and_their_uses_counted(server: Server) -> None:
     first, second = server.good_file(), server.upload(b"{}\n", "Sums_100%.jsonl")
-    server.create_job(first, validation_file=first)
+    third = server.good_file()
+    server.create_job(first, validation_file=first)  # one use
     server.create_job(first)
+    server.create_job(third, validation_file=first)
+    body = {"model": "tiny-llama", "file": first}
+    assert server.user.post("/v1/evaluations", json=body).status_code == 200
 
     def ids(**params: Any) -> list[str]:
         return [file["id"] for file in server.user.json("/v1/files", params=params)["data"]]
@@ -137,5 +141,5 @@ def test_files_are_searched_and_their_uses_counted(server: Server) -> None:
     assert ids(q="%%") == ids(q="rows_jsonl") == []
     assert server.user.json("/v1/files")["data"][0]["num_uses"] is None
     listed = server.user.json("/v1/files", params={"include": "num_uses"})["data"]
-    assert {file["id"]: file["num_uses"] for file in listed} == {first: 2, second: 0}
+    assert {file["id"]: file["num_uses"] for file in listed} == {first: 4, second: 0, third: 1}
     assert server.user.get("/v1/files", params={"include": "other"}).status_code == 400

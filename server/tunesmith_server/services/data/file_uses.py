@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, case, func, literal, null, or_, select, union, union_all
+from sqlalchemy import Select, case, func, literal, null, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from tunesmith_schema import FileUse, ModelUse
 from tunesmith_server.models import EvaluationRow, JobRow
+from tunesmith_server.models.scope import all_projects
 
 from ..pages import PageBuilder, json_of, read_page
 from ..paging import Order, unknown_cursor
@@ -70,16 +71,25 @@ def read_uses(
 
 def count_uses(session: Session, file_ids: Sequence[str]) -> dict[str, int]:
     """Return the number of jobs and evaluations that use each of the files; files without a use are
-    left out."""
-    uses = union(
-        select(JobRow.training_file.label("file"), JobRow.id).where(
-            JobRow.training_file.in_(file_ids)
-        ),
-        select(JobRow.validation_file, JobRow.id).where(JobRow.validation_file.in_(file_ids)),
-        select(EvaluationRow.file, EvaluationRow.id).where(EvaluationRow.file.in_(file_ids)),
+    left out. A job with the same file for training and validation counts once.
+
+    Only jobs of a file's own project can use it. Without the condition for the project, the indexes
+    on file ids answer the query, and SQLite does not scan all jobs of the project."""
+    training, validation, rows = JobRow.training_file, JobRow.validation_file, func.count()
+    uses = union_all(
+        select(training.label("file"), rows.label("uses"))
+        .where(training.in_(file_ids))
+        .group_by(training),
+        select(validation, rows)
+        .where(validation.in_(file_ids), validation != training)
+        .group_by(validation),
+        select(EvaluationRow.file, rows)
+        .where(EvaluationRow.file.in_(file_ids))
+        .group_by(EvaluationRow.file),
     ).subquery()
-    counts = session.execute(select(uses.c.file, func.count()).group_by(uses.c.file))
-    return {file_id: count for file_id, count in counts}
+    query = select(uses.c.file, func.sum(uses.c.uses)).group_by(uses.c.file)
+    counts = session.execute(all_projects(query))
+    return {file_id: int(count) for file_id, count in counts}
 
 
 def _key_of(session: Session, after: str) -> tuple[float, str]:
