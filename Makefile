@@ -15,7 +15,7 @@ PATCH_TESTS := $(addprefix tests/worker/, engine/patches/test_parity.py \
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 TIMING = $(PYTEST) -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
 
-.PHONY: setup demo browser test test-vllm test-long-tail test-timing test-full test-quick chaos test-openai check format serve clean
+.PHONY: setup demo browser test test-vllm test-vllm-engine test-vllm-service test-long-tail test-timing test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -72,10 +72,16 @@ test-openai: setup
 # Tests vLLM's CPU build, in its own environment: vLLM pins other versions than constraints.txt. Also
 # tests our patches there, because its transformers is older.
 # The environment is installed again only after a change of its versions. Connections to a server that
-# a test has killed are collected late, hence the ignored warning.
+# a test has killed are collected late, hence the ignored warning. A start of vLLM uses one core, so
+# both parts run at the same time.
 test-vllm: setup $(VLLM)/.ready
+	$(MAKE) -j2 -O JOBS=2 test-vllm-engine test-vllm-service
+
+test-vllm-engine:
 	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) $(PARALLEL) -W ignore::ResourceWarning tests/vllm
 	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m "not full and not slow" $(PATCH_TESTS)
+
+test-vllm-service:
 	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) $(PARALLEL) \
 	  tests/vllm/test_chat.py tests/vllm/test_jobs.py
 

@@ -21,12 +21,12 @@ MAKEFILE = """
 """
 
 
-def _run(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, fails: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     shutil.copytree(ROOT / ".ci", folder / ".ci")
     (folder / "Makefile").write_text(MAKEFILE.format(targets=" ".join(TARGETS)))
     return subprocess.run(
         [folder / ".ci/run"],
-        env={"PATH": os.environ["PATH"], "FAILS": fails, "TMPDIR": str(folder)},
+        env={"PATH": os.environ["PATH"], "FAILS": fails, "TMPDIR": str(folder)} | variables,
         capture_output=True,
         text=True,
     )
@@ -39,6 +39,18 @@ def test_every_target_is_made_and_its_output_printed(tmp_path: Path) -> None:
         line for line in done.stdout.splitlines() if line.endswith("said this")
     ) == sorted(f"{target} said this" for target in TARGETS)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ci", "Makefile"]
+
+
+@pytest.mark.parametrize(("seconds", "left_out"), [("4000", False), ("4200", True)])
+def test_a_slow_machine_leaves_out_vllm_and_says_so(
+    tmp_path: Path, seconds: str, left_out: bool
+) -> None:
+    done = _run(tmp_path, SECONDS=seconds)  # bash counts from this value
+    assert done.returncode == 0, done.stderr
+    assert ("test-vllm said this" in done.stdout) is not left_out
+    assert (
+        "make test-vllm was left out: the other tests took 70 minutes" in done.stdout
+    ) is left_out
 
 
 def test_the_output_of_what_is_stopped_is_printed(tmp_path: Path) -> None:

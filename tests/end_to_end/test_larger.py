@@ -44,6 +44,7 @@ def larger(
         "TUNESMITH_STORAGE_URL": s3.new_url(),
         "TUNESMITH_PRESIGNED_SECONDS": "60",
         "TUNESMITH_MAX_LOSSES": "9",
+        "TUNESMITH_WARM_TRAINER": "false",
     }
     folder = tmp_path_factory.mktemp("larger") / "data"
     running = Service(folder, model_dir, **QUICK, **parts, **s3.environment)

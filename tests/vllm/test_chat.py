@@ -56,6 +56,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         folder / "service" / "data",
         folder / "models",
         TUNESMITH_TRAINER_PYTHON=PYTHON,
+        TUNESMITH_WARM_TRAINER="false",
         TUNESMITH_INFERENCE_VLLM_MODEL=BASE,
         TUNESMITH_INFERENCE_VLLM_OPTIONS=" ".join((*CPU, *ADAPTERS)),
     )
