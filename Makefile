@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Number of parallel test processes. Each needs 1 GB of memory, and 2 GB more while it runs a service with
 # a trainer. Two would leave a quarter of two cores idle: tests wait for disks, timers and processes.
 JOBS ?= 3
-PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
@@ -73,15 +73,16 @@ test-openai: setup
 # tests our patches there, because its transformers is older.
 # The environment is installed again only after a change of its versions. Connections to a server that
 # a test has killed are collected late, hence the ignored warning. A start of vLLM uses one core, so
-# both parts run at the same time.
+# both parts run at the same time, with two test processes each.
 test-vllm: setup $(VLLM)/.ready
-	$(MAKE) -j2 -O JOBS=2 test-vllm-engine test-vllm-service
+	$(MAKE) -j2 test-vllm-engine test-vllm-service
 
-test-vllm-engine:
+test-vllm-engine test-vllm-service: JOBS = 2
+test-vllm-engine: setup $(VLLM)/.ready
 	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) $(PARALLEL) -W ignore::ResourceWarning tests/vllm
 	$(subst $(BIN),$(VLLM)/bin,$(PYTEST)) -m "not full and not slow" $(PATCH_TESTS)
 
-test-vllm-service:
+test-vllm-service: setup $(VLLM)/.ready
 	TUNESMITH_TEST_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(PYTEST) $(PARALLEL) \
 	  tests/vllm/test_chat.py tests/vllm/test_jobs.py
 

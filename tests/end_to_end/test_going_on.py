@@ -57,7 +57,8 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Service]:
-    """A service with leases of 180 s: pre-emption must work soon after the start of the API."""
+    """A service with leases of 180 s: pre-emption must work soon after the start of the API.
+    test_control.py tests warm trainers; this service starts none, which saves their imports."""
     env = QUICK | {"TUNESMITH_LEASE_SECONDS": "180", "TUNESMITH_WARM_TRAINER": "false"}
     running = Service(tmp_path_factory.mktemp("going-on") / "data", model_dir, **env)
     running.start()

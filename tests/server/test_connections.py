@@ -207,8 +207,8 @@ def test_busy_connections_of_one_address_have_a_limit(server: Server, url: str) 
         with connect(url) as one_more:
             one_more.sendall(REQUEST + b"\r\n")
             assert one_more.recv(65536).startswith(b"HTTP/1.1 503 ")
-    # The API notices one after another that the streams are closed.
-    deadline = time.monotonic() + 20
+    # The API notices the closed streams one after another. Until then, it refuses new connections.
+    deadline = time.monotonic() + 10
     while not healthy(url):
         assert time.monotonic() < deadline, "closed connections still count"
         time.sleep(0.05)

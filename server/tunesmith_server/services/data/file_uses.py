@@ -73,8 +73,9 @@ def count_uses(session: Session, file_ids: Sequence[str]) -> dict[str, int]:
     """Return the number of jobs and evaluations that use each of the files; files without a use are
     left out. A job with the same file for training and validation counts once.
 
-    Only jobs of a file's own project can use it. Without the condition for the project, the indexes
-    on file ids answer the query, and SQLite does not scan all jobs of the project."""
+    Only jobs and evaluations of a file's own project can use the file, so the query needs no
+    condition for the project. The indexes on file ids answer it; with the condition, SQLite scans
+    all jobs of the project."""
     training, validation, rows = JobRow.training_file, JobRow.validation_file, func.count()
     uses = union_all(
         select(training.label("file"), rows.label("uses"))
