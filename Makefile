@@ -15,7 +15,7 @@ PATCH_TESTS := $(addprefix tests/worker/, engine/patches/test_parity.py \
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10 --durations-min=1
 TIMING = $(PYTEST) -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
 
-.PHONY: setup demo browser test test-vllm test-vllm-engine test-vllm-service test-long-tail test-timing test-full test-quick chaos test-openai check format serve clean
+.PHONY: setup demo browser test test-vllm test-vllm-engine test-vllm-service test-long-tail test-timing test-again test-full test-quick chaos test-openai check format serve clean
 
 setup: $(READY)
 
@@ -52,6 +52,10 @@ test-long-tail: setup
 test-timing: setup
 	$(TIMING) || { for pause in 20 60; do echo "Run the failed tests again in $$pause s:"; sleep $$pause; \
 	  $(TIMING) --last-failed && exit 0; done; exit 1; }
+
+# CI only: runs a few failed tests a second time, alone. Says which tests failed in the first run.
+test-again: setup
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.again
 
 test-full: test test-long-tail test-timing
 

@@ -15,6 +15,10 @@ TARGETS = (
     *("check", ".venv-vllm/.ready", "test-vllm"),
 )
 MAKEFILE = """
+test-again:
+\t@echo "$@ said this"
+\t@[ "$(AGAIN)" = passes ] || exit 3
+
 {targets}:
 \t@echo "$@ said this"
 \t@[ "$@" != "$(FAILS)" ] || exit 3
@@ -57,6 +61,14 @@ def test_the_output_of_what_is_stopped_is_printed(tmp_path: Path) -> None:
     printed = _run(tmp_path, "test").stdout
     assert "make check, stopped:" in printed
     assert "make .venv-vllm/.ready, stopped:" in printed
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_only_failed_tests_have_a_second_run(tmp_path: Path, target: str) -> None:
+    done = _run(tmp_path, target, AGAIN="passes")
+    repeated = target in ("test", "test-long-tail")
+    assert (done.returncode == 0) is repeated
+    assert ("test-again said this" in done.stdout) is repeated
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,0 +1,48 @@
+"""Run the failed tests of the last run a second time, alone: `python -m tests.again`.
+
+Only CI does this. Its machine can be several times slower than usual, and then a test can meet a
+delay that it does not expect. Such a test must be corrected, so the last lines name it. A run with
+more than MOST failed tests fails at once, and so does a run with a failed test of NEVER.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+FAILED = Path(".pytest_cache/v/cache/lastfailed")
+MOST = 3
+NEVER = ("tests/chaos/", "tests/end_to_end/")
+"""Tests of whole services, which they kill: a job that is lost once in ten runs is a defect of the
+product."""
+
+
+def refusal(failed: Collection[str]) -> str | None:
+    """Return why the tests with these pytest ids may not run again; None if they may."""
+    if not failed:
+        return "no test failed, but pytest did"
+    if len(failed) > MOST:
+        return f"{len(failed)} tests failed, more than {MOST}"
+    if killing := [test for test in failed if test.startswith(NEVER)]:
+        return f"tests of whole services failed: {', '.join(killing)}"
+    if files := [test for test in failed if "::" not in test]:
+        return f"pytest could not read {', '.join(files)}"
+    return None
+
+
+def main() -> int:
+    failed = list(json.loads(FAILED.read_text())) if FAILED.exists() else []
+    if why := refusal(failed):
+        sys.stdout.write(f"Failed tests do not run again: {why}\n")
+        return 1
+    status = subprocess.run([sys.executable, "-m", "pytest", *failed]).returncode
+    verdict = "passed" if status == 0 else "failed again"
+    sys.stdout.write("\n  ".join([f"Failed in the first run; {verdict} alone:", *failed]) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
