@@ -44,7 +44,7 @@ def test_every_watcher_gets_every_event_once_and_in_order(service: Installation)
     assert figures["delivered"] == 100 * figures["events"]
     assert figures["reconnected"] == 20
     assert figures["lost"] == figures["repeated_or_out_of_order"] == figures["without_done"] == 0
-    assert figures["delivery_p99_ms"] < 3000, figures
+    assert figures["delivery_p99_ms"] < 3000 * max(1.0, slowness()), figures
 
 
 @pytest.mark.timing
@@ -59,9 +59,7 @@ def test_the_last_page_of_a_list_is_as_quick_as_the_first(service: Installation)
 
 @pytest.mark.timing
 def test_jobs_are_created_in_time(service: Installation) -> None:
-    slow = max(
-        1.0, slowness()
-    )  # a slower core gets fewer requests a second, and more time for each
+    slow = max(1.0, slowness())  # a slower core gets fewer requests and more time for each
     figures = creates.measure_on(service, per_second=40 / slow, seconds=3 * slow)
     for name in ("alone", "beside_lists"):
         create = figures[name]["create"]
