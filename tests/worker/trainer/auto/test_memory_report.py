@@ -22,9 +22,12 @@ from tunesmith_worker.trainer.run import main
     ids=lambda one: f"{one['family']}-{one['tuning']}-{precision_of(one)}-{one['size']}",
 )
 def test_the_prediction_is_within_its_tolerance(setting: dict[str, Any]) -> None:
-    case = measure({**setting, "length": setting["length"] // 2})
+    # Without AVX-512, some products in bf16 take 20 times longer. Shorter rows have a lower limit,
+    # because activations are a smaller part of all tensors.
+    short = setting["precision"] == "bf16" and setting["family"] not in ("llama", "mixtral")
+    case = measure({**setting, "length": setting["length"] // (4 if short else 2)})
     assert case["within_bar"], case
-    assert abs(case["error"]) <= 0.10
+    assert abs(case["error"]) <= (0.05 if short else 0.10)
     assert case["reported"]["tensor_bytes"] == pytest.approx(case["tensors"], rel=0.10)
 
 
