@@ -13,15 +13,28 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
+
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
+STATUS = "tunesmith/exit_status"
+"""Key of pytest's cache: the exit status of the last run."""
 MOST = 3
 NEVER = ("tests/chaos/", "tests/end_to_end/")
 """Tests of whole services, which they kill: a job that is lost once in ten runs is a defect of the
 product."""
 
 
-def refusal(failed: Collection[str]) -> str | None:
-    """Return why the tests with these pytest ids may not run again; None if they may."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Store the exit status, because make hides it."""
+    if session.config.cache is not None and not hasattr(session.config, "workerinput"):
+        session.config.cache.set(STATUS, int(exitstatus))
+
+
+def refusal(failed: Collection[str], status: int) -> str | None:
+    """Return why the tests with these pytest ids may not run again after a run with this exit
+    status; None if they may."""
+    if status != pytest.ExitCode.TESTS_FAILED:
+        return f"pytest did not run all tests (exit status {status})"
     if not failed:
         return "no test failed, but pytest did"
     if len(failed) > MOST:
@@ -35,7 +48,8 @@ def refusal(failed: Collection[str]) -> str | None:
 
 def main() -> int:
     failed = list(json.loads(FAILED.read_text())) if FAILED.exists() else []
-    if why := refusal(failed):
+    stored = Path(".pytest_cache/v", STATUS)
+    if why := refusal(failed, int(stored.read_text()) if stored.exists() else -1):
         sys.stdout.write(f"Failed tests do not run again: {why}\n")
         return 1
     status = subprocess.run([sys.executable, "-m", "pytest", *failed]).returncode

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import caches
+from .again import pytest_sessionfinish  # noqa: F401  a hook of pytest
 from .browser import skipped
 from .long_tail import in_long_tail
 

@@ -35,9 +35,15 @@ def test_passes(): pass
     ],
 )
 def test_some_failures_are_final(failed: list[str], reason: str) -> None:
-    said = again.refusal(failed)
+    said = again.refusal(failed, 1)
     assert said is not None
     assert reason in said
+
+
+@pytest.mark.parametrize("status", [-1, 0, 2, 3, 4, 5])
+def test_a_run_that_was_interrupted_has_no_second_run(status: int) -> None:
+    assert again.refusal(["tests/a.py::test_a"], 1) is None
+    assert "did not run all tests" in str(again.refusal(["tests/a.py::test_a"], status))
 
 
 def test_the_named_folders_exist() -> None:
@@ -47,7 +53,7 @@ def test_the_named_folders_exist() -> None:
 @pytest.mark.parametrize("always", [True, False])
 def test_the_second_run_decides(tmp_path: Path, always: bool) -> None:
     (tmp_path / "test_it.py").write_text(TESTS.format(always=always))
-    first = _run(tmp_path, "pytest", "-q")
+    first = _run(tmp_path, "pytest", "-q", "-p", "tests.again")
     assert first.returncode == 1
     second = _run(tmp_path, "tests.again")
     assert (second.returncode == 0) is always
